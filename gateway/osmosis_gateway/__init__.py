@@ -1,0 +1,1 @@
+"""HTTP in front of an agent server: the legacy contract."""

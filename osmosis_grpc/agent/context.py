@@ -1,0 +1,87 @@
+"""What an agent loop holds in its hands while it runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
+from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
+
+
+class RolloutContext:
+    """One rollout, from the agent's side. After the rollout ended, every method refuses."""
+
+    def __init__(self, *, request: RolloutRequest, tools: Sequence[ToolDict], session: Session) -> None:
+        self.request = request
+        """What the trainer asked for."""
+        self.tools = list(tools)
+        """What get_tools returned, as dicts."""
+        self._session = session
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, sample: str = "main",
+        purpose: ChatPurpose = ChatPurpose.POLICY, tools: Sequence[Any] | None = None, **params: Any,
+    ) -> CompletionsResult:  # fmt: skip
+        """Ask the model for a reply to the whole history.
+
+        `params` are sampling parameters under OpenAI's names; unknown ones are forwarded.
+        `tools` replaces the rollout's tools for this chat. `sample` names the conversation it
+        belongs to. Raises a CallError when the trainer refuses or stays away, ValueError when
+        the history cannot travel, RolloutEndedError after the end.
+        """
+        response = await self._session.chat(messages, sample=sample, purpose=purpose, tools=tools, params=params)
+        block = response.tokens
+        return CompletionsResult(
+            message=jsontext.copy(response.message, "message"),
+            token_ids=None if block is None else block.ids,
+            logprobs=None if block is None else block.logprobs,
+            usage=None if response.usage is None else dict(response.usage),
+            finish_reason=response.finish_reason or None,
+            extra=response.extra,
+        )
+
+    def add_sample(self, name: str | None = None) -> str:
+        """Begin another conversation and return its name. Without one: sample-2, sample-3, ..."""
+        return self._session.add_sample(name)
+
+    def complete(
+        self, final_messages: Sequence[Message], finish_reason: str = "stop", reward: float | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
+    ) -> RolloutResult:  # fmt: skip
+        """The result of a rollout that went well; return it from run."""
+        self._session.check_open()
+        return RolloutResult(
+            status="COMPLETED", final_messages=final_messages, finish_reason=finish_reason, reward=reward,
+            extra_fields=extra_fields or {},
+        )  # fmt: skip
+
+    def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
+        """The result of a rollout that the agent gives up; return it from run."""
+        self._session.check_open()
+        return RolloutResult(
+            status="ERROR", final_messages=final_messages or (), finish_reason="error", error_message=error_message
+        )
+
+    def record_tool_call(self, latency_ms: float = 0.0) -> None:
+        """Count a tool call in the rollout's metrics."""
+        self._session.check_open()
+        self._session.count_tool_call(float(latency_ms))
+
+    def log_event(self, event_name: str, /, **data: Any) -> None:
+        """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""
+        self._session.record(events.Logged(str(event_name), {key: _loggable(value) for key, value in data.items()}))
+
+
+def _loggable(value: Any, levels: int = 32) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if levels and isinstance(value, Mapping):
+        return {str(key).encode("utf-8", "replace").decode(): _loggable(item, levels - 1) for key, item in value.items()}
+    if levels and isinstance(value, list | tuple | set | frozenset):
+        return [_loggable(item, levels - 1) for item in value]
+    return repr(value).encode("utf-8", "replace").decode()

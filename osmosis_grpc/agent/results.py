@@ -1,0 +1,57 @@
+"""What an agent loop gets from a chat, and what it returns in the end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.types import Ids, Logprobs, Message, RolloutMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionsResult:
+    """One model reply, as ctx.chat returns it."""
+
+    message: Message
+    """The reply in OpenAI's format; append it to the history as it is."""
+    token_ids: Ids | None = None
+    """uint32, shape (n,): the sampled tokens; None when the trainer did not tell them."""
+    logprobs: Logprobs | None = None
+    """float32, shape (n,): one per token, NaN where missing; None when none is known."""
+    usage: dict[str, Any] | None = None
+    """prompt_tokens, completion_tokens, total_tokens."""
+    finish_reason: str | None = None
+    """Why sampling stopped: stop, length, tool_calls."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the sampler said."""
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The tool calls that the reply asks for; empty for none."""
+        return self.message.get("tool_calls") or []
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether the reply asks for tools."""
+        return bool(self.message.get("tool_calls"))
+
+    @property
+    def content(self) -> Any:
+        """The reply's content: usually text, perhaps None."""
+        return self.message.get("content")
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutResult:
+    """What run returns. Made by ctx.complete and ctx.error."""
+
+    status: str
+    """"COMPLETED" or "ERROR"."""
+    final_messages: Sequence[Message] = ()
+    finish_reason: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    """None is not zero: it means that somebody else computes the reward."""
+    metrics: RolloutMetrics | None = None
+    """Not needed: the server keeps its own."""
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else is to reach the trainer."""

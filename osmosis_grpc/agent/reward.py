@@ -1,0 +1,35 @@
+"""The decorator for reward functions."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+_EXPECTED = ("solution_str", "ground_truth")
+
+
+def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
+    """Mark a reward function: (solution_str, ground_truth, extra_info=None, **kwargs) -> float.
+
+    The signature is checked here (TypeError), the result at each call: it has to be a finite
+    number and comes back as a float. Keyword arguments that the function does not take are
+    left out, so a platform may pass more than it knows.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    names = [p.name for p in parameters]
+    if tuple(names[:2]) != _EXPECTED:
+        raise TypeError(f"{function.__name__}: the first two parameters are solution_str and ground_truth, not {names[:2]}")
+    if len(names) > 2 and names[2] == "extra_info" and parameters[2].default is inspect.Parameter.empty:
+        raise TypeError(f"{function.__name__}: extra_info needs a default")
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> float:
+        known = kwargs if takes_all else {key: value for key, value in kwargs.items() if key in names}
+        reward = function(*args, **known)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise TypeError(f"{function.__name__} returned {reward!r}, not a finite number")
+        return float(reward)
+
+    return checked

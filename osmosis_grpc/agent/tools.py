@@ -1,0 +1,107 @@
+"""Helpers for agent loops that run tools."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from osmosis_grpc.agent.current import current_session
+from osmosis_grpc.agent.ports import Session
+from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError
+from osmosis_grpc.types import Message, events, jsontext
+from osmosis_grpc.types.completion import clip, describe
+
+
+def get_tool_call_info(tool_call: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The id, function name and parsed arguments of a tool call.
+
+    Raises ToolArgumentError, which carries the call's id and name, when the arguments are not
+    a JSON object. Empty arguments are an empty object.
+    """
+    function = tool_call.get("function") or {}
+    call_id, name = str(tool_call.get("id") or ""), str(function.get("name") or "")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ToolArgumentError(f"the arguments of {name or 'a tool'} are not JSON: {error}", call_id, name) from error
+    arguments = {} if arguments is None or arguments == "" or (
+        isinstance(arguments, str) and not arguments.strip()) else arguments  # fmt: skip
+    if not isinstance(arguments, dict):
+        raise ToolArgumentError(f"the arguments of {name or 'a tool'} are not a JSON object", call_id, name)
+    return call_id, name, arguments
+
+
+def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
+    """The tool message that answers a call."""
+    return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+
+
+def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
+    """The tool message that tells the model what went wrong."""
+    return create_tool_result(tool_call_id, f"Error: {error_message}")
+
+
+def serialize_tool_result(result: Any) -> str:
+    """A tool's return value as a message's content: text as it is, everything else as JSON."""
+    if result is None:
+        return ""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+
+
+async def execute_tool_calls(
+    tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Any], Awaitable[Any]]
+) -> list[Message]:
+    """Run all calls of one reply at the same time; their messages in the calls' order.
+
+    `executor` is awaited with each call and returns its tool message. A call that raises or
+    returns nothing becomes an error message of its own, and the others' results stay. Each
+    call and its return are told as trajectory events.
+    """
+    return list(await asyncio.gather(*(_execute(call, executor) for call in tool_calls)))
+
+
+async def _execute(call: Mapping[str, Any], executor: Callable[[Any], Awaitable[Any]]) -> Message:
+    session = current_session.get()
+    call_id = str(call.get("id") or "unknown")
+    name = str((call.get("function") or {}).get("name") or "")
+    _record(session, lambda: events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
+    done = session.tool_running(name) if session else None
+    began = time.monotonic()
+    error = ""
+    try:
+        result = await executor(call)
+        if result is None:
+            error = "the tool returned nothing"
+    except RolloutEndedError:
+        raise
+    except Exception as raised:
+        error = describe(raised)
+    finally:
+        if done:
+            done()
+    message: Message
+    if error:
+        message = create_tool_error_result(call_id, error)
+    elif isinstance(result, dict) and "role" in result:
+        message = result
+    else:
+        message = create_tool_result(call_id, serialize_tool_result(result))
+    latency = time.monotonic() - began
+    _record(session, lambda: events.ToolReturned(
+        tool_call_id=call_id, name=name, latency=latency, error=clip(error),
+        message=jsontext.copy(message, "message"),
+    ))  # fmt: skip
+    return message
+
+
+def _record(session: Session | None, make: Callable[[], events.EventKind]) -> None:
+    if session is None:
+        return
+    try:
+        kind = make()
+    except InvalidArgument:
+        return  # the next chat refuses it, naming the field
+    session.record(kind)

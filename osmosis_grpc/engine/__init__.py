@@ -1,0 +1,10 @@
+"""The engine: lifecycle, admission, the event log, the chat client, delivery.
+
+Knows no transport: what it calls are the ports of osmosis_grpc.agent.
+"""
+
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.engine import CancelRow, Engine
+from osmosis_grpc.engine.record import Peer, Record
+
+__all__ = ["CancelRow", "Engine", "EngineConfig", "Peer", "Record"]

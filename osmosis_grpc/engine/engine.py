@@ -1,0 +1,344 @@
+"""The engine: which rollouts there are, whose they are, and what may be asked of them.
+
+Knows no transport. A rollout is told apart by its id and attempt, and belongs to the owner it
+came from; to everybody else it does not exist.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.ports import Clock, EventSink, Store
+from osmosis_grpc.engine import verdicts
+from osmosis_grpc.engine.admission import Admission
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.memory import MemoryStore
+from osmosis_grpc.engine.meter import Meter
+from osmosis_grpc.engine.outbox import Outbox
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.engine.runner import Runner
+from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from osmosis_grpc.types import Capacity, CompletionStatus, InitRequest, RolloutInfo, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.tools import tool_dicts
+
+log = logging.getLogger(__name__)
+
+DRAIN_RETRY_AFTER = 5.0
+"""What a caller of a draining server is told to wait, in seconds."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRow:
+    """What a cancel met. `state` is None when the rollout is unknown."""
+
+    rollout_id: str
+    attempt: int = 0
+    cancelled: bool = False
+    state: RolloutState | None = None
+
+
+class Engine:
+    """Hosts agent loops. Used as `async with Engine(loops) as engine`."""
+
+    def __init__(
+        self, agent_loops: Iterable[RolloutAgentLoop], config: EngineConfig | None = None, *,
+        store: Store | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
+    ) -> None:  # fmt: skip
+        self.config = config or EngineConfig()
+        self.agent_loops = {loop.name: loop for loop in agent_loops}
+        self.clock: Clock = clock or SystemClock()
+        self.log = EventLog(store or MemoryStore(), self.clock, sinks, self.config.idle_interval)
+        self.draining = False
+        self.watchdog = Watchdog(self.config.blocked_after)
+        self.outbox = Outbox(self.config, self.log, self.clock)
+        self._table = RecordTable(self.config, self.log.store)
+        self._admission = Admission(self.config.max_concurrent, self.config.queue_limit)
+        self._runner = Runner(
+            self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended
+        )  # fmt: skip
+        self._changed = asyncio.Event()
+        self._tasks: TaskGroup
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Engine":
+        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._tasks.start_soon(self._sweep)
+        self.watchdog.start()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.close(0.0)
+        self._tasks.cancel_scope.cancel()
+        self.watchdog.stop()
+        await self._stack.aclose()
+
+    async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
+        """Accept a rollout, or find the equal one accepted before: its record, and whether this started it."""
+        request = init.request
+        known = self._table.highest(request.rollout_id)
+        if known is not None and known.owner != owner:
+            raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
+        if known is not None and known.attempt >= request.attempt:
+            self._check_same(known, init)
+            self._repoint(known, init, peer)
+            await asyncio.shield(known.accepted)
+            return known, False
+        self._table.check_alias(request, owner)
+        name = self._agent_loop(request.agent_loop)
+        if self.draining:
+            raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
+        if self._table.full:
+            raise ResourceExhausted("the memory budget is full of undelivered completions", retry_after=5.0)
+        self._admission.reserve()
+        now = self.clock.monotonic()
+        record = Record(
+            init, owner, peer, self.clock.time(), Meter(now), asyncio.get_running_loop().create_future(),
+            agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
+        )  # fmt: skip
+        record.accepted.add_done_callback(_retrieve)
+        self._table.add(record)
+        try:
+            tools = self.agent_loops[name].get_tools(request)
+            if inspect.isawaitable(tools):
+                self._tasks.start_soon(self._accept_later, record, tools)
+            else:
+                self._accept(record, tools)
+        except Exception as error:
+            self._refuse(record, error)
+        await asyncio.shield(record.accepted)
+        return record, True
+
+    def cancel(
+        self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
+    ) -> list[CancelRow]:
+        """Cancel one rollout, a group, or, with neither given, all of the owner's."""
+        if not rollout_id:
+            live = [r for r in self._table.live() if r.owner == owner]
+            return [self._cancel(r, reason) for r in live if not group_id or (
+                r.init.request.group is not None and r.init.request.group.id == group_id)]  # fmt: skip
+        known = self._table.highest(rollout_id)
+        if known is None or known.owner != owner:
+            self._table.bury(owner, rollout_id, attempt, self.clock.monotonic())
+            return [CancelRow(rollout_id)]
+        if attempt and attempt < known.attempt:
+            older = self._table.find(rollout_id, attempt)
+            return [CancelRow(rollout_id, attempt, state=older.state if older else None)]
+        if attempt > known.attempt:
+            self._table.bury(owner, rollout_id, attempt, self.clock.monotonic())
+        return [self._cancel(known, reason)]
+
+    def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
+        """A rollout of the owner's. Raises NotFound."""
+        record = self._table.find(rollout_id, attempt) if attempt else self._table.highest(rollout_id)
+        if record is None or record.owner != owner:
+            raise NotFound(f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
+                           kind="rollout", name=rollout_id)  # fmt: skip
+        return record
+
+    def rollouts(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
+             group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
+        """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
+        rows: list[RolloutInfo] = []
+        place = 0
+        for record in self._table.after(after):
+            group = record.init.request.group
+            if record.owner != owner or (states and record.state not in states):
+                continue
+            if (group_id and (group is None or group.id != group_id)) or (undelivered and not record.undelivered):
+                continue
+            if len(rows) == limit:
+                return rows, place
+            rows.append(record.info(with_completion=False))
+            place = record.sequence
+        return rows, 0
+
+    def follow_all(
+        self, owner: str, cursor: str, from_now: bool
+    ) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
+        """All of the owner's events from a cursor onward."""
+        if cursor:
+            position = self.log.position(cursor)
+        else:
+            position = self.log.store.last_position if from_now else 0
+
+        def mine(event: TrajectoryEvent) -> bool:
+            record = self._table.find(event.rollout_id, event.attempt)
+            return record is not None and record.owner == owner
+
+        return self.log.follow_all(position, mine)
+
+    def capacity(self) -> Capacity:
+        """What there is room for."""
+        return Capacity(
+            max_concurrent=self.config.max_concurrent, max_queued=self.config.queue_limit,
+            running=self._admission.running - len(self._runner.abandoned), queued=self._admission.queued,
+            abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered,
+        )  # fmt: skip
+
+    @property
+    def completed(self) -> int:
+        """How many ended rollouts are kept."""
+        return sum(1 for record in self._table.after(0) if not record.live)
+
+    def drain(self) -> None:
+        """Take no new rollouts from now on."""
+        self.draining = True
+
+    async def drained(self, limit: float) -> bool:
+        """Wait until everything has ended and is delivered; false when the limit came first."""
+        with anyio.move_on_after(limit):
+            while self._table.live() or self.outbox.undelivered:
+                self._changed.clear()
+                await self._changed.wait()
+            return True
+        return False
+
+    async def close(self, limit: float) -> None:
+        """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it."""
+        self.draining = True
+        for record in self._table.live():
+            if record.accepted.done():
+                self._runner.decide(
+                    record, verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
+                )
+        if limit:
+            await self.drained(limit)
+
+    def _agent_loop(self, name: str) -> str:
+        if not name and len(self.agent_loops) == 1:
+            return next(iter(self.agent_loops))
+        if not name:
+            raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self.agent_loops))}")
+        if name not in self.agent_loops:
+            raise NotFound(f"there is no agent loop {name!r}; there are: {', '.join(sorted(self.agent_loops))}",
+                           kind="agent_loop", name=name)  # fmt: skip
+        return name
+
+    @staticmethod
+    def _check_same(known: Record, init: InitRequest) -> None:
+        request = init.request
+        if known.attempt > request.attempt:
+            raise Aborted(f"rollout {request.rollout_id} is at attempt {known.attempt}",
+                          rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
+        if known.init.digest != init.digest:
+            raise AlreadyExists(f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
+                                rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
+
+    def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
+        if record.peer.key == peer.key:
+            return
+        record.peer, record.init = peer, init
+        record.repointed.set()
+        for call in list(record.calls):
+            call.cancel()
+
+    async def _accept_later(self, record: Record, tools: Any) -> None:
+        """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
+        task = asyncio.ensure_future(tools)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.config.get_tools_timeout)
+            if not done:
+                task.cancel()
+                raise TimeoutError(f"it took longer than {self.config.get_tools_timeout:g} s")
+            self._accept(record, task.result())
+        except asyncio.CancelledError:
+            task.cancel()
+            self._refuse(record, Unavailable("the server is shutting down"))
+            raise
+        except Exception as error:
+            self._refuse(record, error)
+
+    def _accept(self, record: Record, tools: Any) -> None:
+        """Commit a rollout: from here on it ends exactly once."""
+        newest = self._table.highest(record.rollout_id)
+        if newest is not None and newest is not record:
+            raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
+                          rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
+        record.tools = tool_dicts(tools)
+        older = self._table.attempts_below(record)
+        self.log.append(record, events.Accepted(record.init, record.tools))
+        for other in older:
+            self._runner.decide(other, verdicts.cancelled("superseded", superseded=True))
+        buried = self._table.dig_up(record, self.clock.monotonic())
+        record.accepted.set_result(None)
+        if record.cancel_reason is None and not buried:
+            self._runner.admit(record)
+            return
+        self._admission.release()
+        self.log.append(record, events.CancelAsked(record.cancel_reason or "cancelled before its Init came"))
+        self._runner.decide(record, verdicts.cancelled("cancelled"))
+
+    def _refuse(self, record: Record, error: BaseException) -> None:
+        """Keep nothing of a rollout that was not accepted."""
+        if record.accepted.done():
+            raise error
+        self._table.remove(record)
+        self._admission.release()
+        if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
+            text = clip(f"{type(error).__name__}: {describe(error)}")
+            error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
+        record.accepted.set_exception(error)
+
+    def _cancel(self, record: Record, reason: str) -> CancelRow:
+        decided = record.verdict
+        row = (record.rollout_id, record.attempt)
+        if not record.accepted.done():
+            record.cancel_reason = reason
+            return CancelRow(*row, True, record.state)
+        if decided is None:
+            self.log.append(record, events.CancelAsked(reason))
+            self._runner.decide(record, verdicts.cancelled(reason))
+            return CancelRow(*row, True, record.state)
+        return CancelRow(*row, record.live and decided.status is CompletionStatus.CANCELLED, record.state)
+
+    def _ended(self, record: Record) -> None:
+        assert record.verdict is not None
+        if record.verdict.deliver:
+            self.outbox.put(record)
+            self._tasks.start_soon(self._deliver, record)
+        self._table.ended(record)
+        self._changed.set()
+
+    async def _deliver(self, record: Record) -> None:
+        await self.outbox.deliver(record)
+        self._table.make_room()
+        self._changed.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            await anyio.sleep(self.config.sweep_interval)
+            self._table.sweep(self.clock.monotonic())
+
+
+def _retrieve(future: "asyncio.Future[None]") -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,141 @@
+"""The event log: numbers what happens, commits it, and tells those who wait.
+
+An event is shown only after its commit, so no number is ever used twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from osmosis_grpc.agent.ports import Clock, EventSink, Store
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from osmosis_grpc.types import EventKind, TrajectoryEvent, events
+from osmosis_grpc.types.messages import text_size
+
+log = logging.getLogger(__name__)
+
+BATCH = 256
+"""Events read from the store at once."""
+
+
+class EventLog:
+    """Writes to a Store and follows it."""
+
+    def __init__(self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float) -> None:
+        self.store = store
+        self._clock = clock
+        self._sinks = list(sinks)
+        self._idle = idle_interval
+        self._waiters: set[asyncio.Event] = set()
+
+    def append(self, record: Record, kind: EventKind) -> None:
+        """Commit the next event of a rollout."""
+        event = TrajectoryEvent(record.rollout_id, record.attempt, record.last_number + 1, self._clock.time(), kind)
+        self.store.append(event, _size(kind))
+        record.last_number = event.number
+        for waiter in record.waiters:
+            waiter.set()
+        for waiter in self._waiters:
+            waiter.set()
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except Exception:
+                log.exception("an event sink failed; the rollout goes on")
+
+    def cursor(self, position: int) -> str:
+        """Where to go on from after a position."""
+        return f"{self.store.journal_id}.{position}"
+
+    def position(self, cursor: str) -> int:
+        """The position of a cursor. Raises FailedPrecondition for another journal's, OutOfRange for one too old."""
+        journal, _, text = cursor.rpartition(".")
+        if not text.isdecimal() or len(text) > 18 or not journal:
+            raise InvalidArgument("cursor", "is not one of this server's")
+        if journal != self.store.journal_id:
+            raise FailedPrecondition(
+                "the cursor is of another journal: the server has forgotten what it ran before",
+                kind="JOURNAL", subject=self.store.journal_id,
+            )  # fmt: skip
+        position = int(text)
+        if position < self.store.forgotten_position:
+            raise OutOfRange(
+                "events after this cursor are no longer kept",
+                first_cursor=self.cursor(self.store.forgotten_position),
+            )
+        if position > self.store.last_position:
+            raise InvalidArgument("cursor", "is ahead of the journal")
+        return position
+
+    async def follow(self, record: Record, after: int) -> AsyncIterator[TrajectoryEvent | None]:
+        """A rollout's events above `after`, then live, until none can follow. None is a sign of life."""
+        if after > record.last_number:
+            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.last_number}")
+        waiter = asyncio.Event()
+        record.waiters.add(waiter)
+        try:
+            while True:
+                waiter.clear()
+                batch = self.store.events(record.rollout_id, record.attempt, after, BATCH)
+                if not batch and after < record.last_number:
+                    raise OutOfRange("the rollout's events are no longer kept", first_number=record.last_number + 1)
+                for event in batch:
+                    yield event
+                    after = event.number
+                if not batch:
+                    if record.settled:
+                        return
+                    if not await self._woken(waiter):
+                        yield None
+        finally:
+            record.waiters.discard(waiter)
+
+    async def follow_all(
+        self, position: int, mine: Callable[[TrajectoryEvent], bool]
+    ) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
+        """All rollouts' events above a position, then live, without end. Each with its position."""
+        waiter = asyncio.Event()
+        self._waiters.add(waiter)
+        try:
+            yield position, None
+            while True:
+                waiter.clear()
+                batch = self.store.all_events(position, BATCH)
+                for position, event in batch:
+                    if mine(event):
+                        yield position, event
+                if position < self.store.forgotten_position and not batch:
+                    position = self.store.last_position
+                if not batch and not await self._woken(waiter):
+                    yield position, None
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _woken(self, waiter: asyncio.Event) -> bool:
+        try:
+            async with asyncio.timeout(self._idle):
+                await waiter.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _size(kind: EventKind) -> int:
+    size = 400
+    if isinstance(kind, events.Accepted):
+        size += 2 * (kind.init.size or text_size(kind.init.request.messages))
+    elif isinstance(kind, events.ChatRequested):
+        size += 2 * text_size(kind.messages)
+    elif isinstance(kind, events.ChatAnswered):
+        response = kind.response
+        tokens = 0 if response.tokens is None else response.tokens.nbytes
+        prompt = 0 if response.prompt_ids is None else response.prompt_ids.nbytes
+        size += 2 * (tokens + prompt) + 2 * text_size([response.message])
+    elif isinstance(kind, events.Logged | events.ToolReturned | events.ToolCalled):
+        data = kind.data if isinstance(kind, events.Logged) else kind.call if isinstance(kind, events.ToolCalled) else (
+            kind.message or {})  # fmt: skip
+        size += text_size([dict(data)])
+    elif isinstance(kind, events.Ended):
+        size += sum(s.ids.nbytes * 2 for sample in kind.completion.samples.values() for s in sample.segments)
+    return size

@@ -1,0 +1,93 @@
+"""What a rollout took: counters, and where its time went."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from osmosis_grpc.types import ChatResponse, RolloutMetrics
+
+
+class Meter:
+    """Counts one rollout. Times are monotonic seconds."""
+
+    def __init__(self, accepted: float) -> None:
+        self._accepted = accepted
+        self._started: float | None = None
+        self._last = accepted
+        self._chats = self._tools = 0
+        self._model_time = self._tool_time = 0.0
+        self._llm_latency = self._tool_latency = 0.0
+        self._llm_calls = self._tool_calls = 0
+        self._prompt_tokens = self._response_tokens = self._max_context = 0
+
+    @property
+    def accepted(self) -> float:
+        """When the rollout was accepted."""
+        return self._accepted
+
+    def started(self, now: float) -> float:
+        """Its agent began; returns the time it waited."""
+        self._started = now
+        return now - self._accepted
+
+    def chat_opened(self, now: float) -> None:
+        """A chat was asked."""
+        self._tick(now)
+        self._chats += 1
+
+    def chat_closed(self, now: float) -> None:
+        """A chat is over, one way or another."""
+        self._tick(now)
+        self._chats -= 1
+
+    def tool_opened(self, now: float) -> None:
+        """A tool began."""
+        self._tick(now)
+        self._tools += 1
+
+    def tool_closed(self, now: float) -> None:
+        """A tool is over."""
+        self._tick(now)
+        self._tools -= 1
+
+    def answered(self, response: ChatResponse, prompt_ids: int, latency: float) -> None:
+        """A chat was answered; `prompt_ids` counts its prompt where the sampler's usage does not."""
+        usage: Mapping[str, Any] = response.usage or {}
+        reply_ids = len(response.tokens.ids) if response.tokens is not None else 0
+        prompt = _count(usage.get("prompt_tokens"), prompt_ids)
+        reply = _count(usage.get("completion_tokens"), reply_ids)
+        self._llm_calls += 1
+        self._llm_latency += latency
+        self._prompt_tokens += prompt
+        self._response_tokens += reply
+        self._max_context = max(self._max_context, prompt + reply)
+
+    def tool_recorded(self, latency_ms: float) -> None:
+        """The agent recorded a tool call."""
+        self._tool_calls += 1
+        self._tool_latency += latency_ms / 1000
+
+    def total(self, now: float) -> RolloutMetrics:
+        """The sums, at the end."""
+        self._tick(now)
+        queue = (now if self._started is None else self._started) - self._accepted
+        total = now - self._accepted
+        tool = self._tool_time or min(self._tool_latency, max(0.0, total - queue - self._model_time))
+        return RolloutMetrics(
+            total_latency_ms=total * 1000, llm_latency_ms=self._llm_latency * 1000,
+            tool_latency_ms=self._tool_latency * 1000, num_llm_calls=self._llm_calls,
+            num_tool_calls=self._tool_calls, prompt_tokens=self._prompt_tokens,
+            response_tokens=self._response_tokens, max_context_tokens=self._max_context,
+            queue_time=queue, model_time=self._model_time, tool_time=tool,
+            overhead_time=max(0.0, total - queue - self._model_time - tool),
+        )  # fmt: skip
+
+    def _tick(self, now: float) -> None:
+        if self._chats:
+            self._model_time += now - self._last
+        elif self._tools:
+            self._tool_time += now - self._last
+        self._last = now
+
+
+def _count(told: object, fallback: int) -> int:
+    return told if isinstance(told, int) and told >= 0 else fallback

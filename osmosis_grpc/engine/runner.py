@@ -1,0 +1,180 @@
+"""Runs agents, and ends rollouts: exactly one end each, whatever the agent does.
+
+Agent code runs in a plain asyncio task. The first of result, cancel and deadline decides; an
+agent that was told to stop is cancelled again after 1 s and 3 s, and then its rollout ends
+without it: the context refuses everything, the task counts as abandoned and keeps its slot
+until it ends.
+"""
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
+from osmosis_grpc.agent.current import current_session
+from osmosis_grpc.agent.ports import Clock
+from osmosis_grpc.engine import verdicts
+from osmosis_grpc.engine.admission import Admission
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
+from osmosis_grpc.engine.record import Record, Verdict
+from osmosis_grpc.engine.session import RolloutSession
+from osmosis_grpc.types import RolloutState, events, jsontext
+
+log = logging.getLogger(__name__)
+
+_LAST_WORD = 0.05  # seconds that an agent has after its last cancellation
+
+
+class Runner:
+    """Starts, stops and ends rollouts."""
+
+    def __init__(
+        self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
+        event_log: EventLog, clock: Clock, on_end: Callable[[Record], None],
+    ) -> None:  # fmt: skip
+        self._agent_loops = agent_loops
+        self._config = config
+        self._admission = admission
+        self._log = event_log
+        self._clock = clock
+        self._on_end = on_end
+        self.abandoned: set[asyncio.Task[Any]] = set()
+        """Agents that did not stop."""
+
+    def admit(self, record: Record) -> None:
+        """An accepted rollout gets its slot or its place in the queue; its clock runs already."""
+        if record.deadline is not None:
+            loop = asyncio.get_running_loop()
+            left = max(0.0, record.deadline - self._clock.monotonic())
+            record.timers.append(loop.call_later(left, self._expire, record))
+        if self._admission.enter(record):
+            self._start(record)
+        else:
+            record.state = advance(record.state, Step.QUEUE)
+
+    def decide(self, record: Record, verdict: Verdict) -> bool:
+        """How a rollout ends; false when that was decided before."""
+        if record.verdict is not None:
+            return False
+        record.verdict = verdict
+        if record.task is None:
+            self._admission.withdraw(record)
+            self._end(record)
+        else:
+            self._stop(record)
+        return True
+
+    def _start(self, record: Record) -> None:
+        record.state = advance(record.state, Step.START)
+        record.start_time = self._clock.time()
+        waited = record.meter.started(self._clock.monotonic())
+        self._log.append(record, events.Started(waited))
+        request = record.init.request
+        session = RolloutSession(record, self._log, self._config, self._clock)
+        record.session = session
+        context = RolloutContext(
+            request=_own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
+        )
+        variables = contextvars.copy_context()
+        variables.run(current_session.set, session)
+        agent = self._agent_loops[record.agent_loop]
+        task = asyncio.get_running_loop().create_task(_outcome(agent, context), context=variables)
+        task.set_name(f"agent {record.rollout_id}"[:80])
+        record.task = task
+        task.add_done_callback(lambda done: self._over(record, done))
+
+    def _over(self, record: Record, task: "asyncio.Task[Verdict]") -> None:
+        """The agent's task ended, one way or another."""
+        if task in self.abandoned:
+            self.abandoned.discard(task)
+            if not task.cancelled():
+                task.exception()
+            self._free_slot()
+            return
+        if record.verdict is None:
+            if task.cancelled():
+                record.verdict = verdicts.failed("agent", "run cancelled itself")
+            elif record.deadline is not None and self._clock.monotonic() >= record.deadline:
+                record.verdict = verdicts.expired(record)
+            else:
+                record.verdict = task.result()
+        elif not task.cancelled():
+            task.exception()
+        self._end(record)
+        self._free_slot()
+
+    def _expire(self, record: Record) -> None:
+        self.decide(record, verdicts.expired(record))
+
+    def _stop(self, record: Record) -> None:
+        """Cancel the agent, again and again, and in the end without it."""
+        assert record.task is not None
+        loop, task = asyncio.get_running_loop(), record.task
+        task.cancel()
+        for after in self._config.stop_again_after:
+            record.timers.append(loop.call_later(after, task.cancel))
+        last = (self._config.stop_again_after or (0.0,))[-1] + _LAST_WORD
+        record.timers.append(loop.call_later(last, self._abandon, record))
+
+    def _abandon(self, record: Record) -> None:
+        assert record.task is not None
+        if not record.task.done():
+            log.warning("the agent of rollout %s does not stop; it keeps its slot until it does", record.rollout_id)
+            self.abandoned.add(record.task)
+            self._end(record)
+
+    def _end(self, record: Record) -> None:
+        """Report and commit: the terminal state, written once."""
+        assert record.verdict is not None
+        for timer in record.timers:
+            timer.cancel()
+        record.timers.clear()
+        session: RolloutSession | None = record.session
+        record.state = advance(record.state, Step.REPORT)
+        if session is not None:
+            session.close()
+        now = self._clock.monotonic()
+        completion = verdicts.completion(record, record.verdict, session, uuid.uuid4().hex, now)
+        for name, sample in completion.samples.items():
+            for index, segment in enumerate(sample.segments):
+                self._log.append(record, events.SegmentClosed(
+                    sample=name, index=index, chats=segment.chats, tokens=len(segment.ids),
+                    sampled_tokens=segment.sampled, drift_index=segment.drift_index,
+                ))  # fmt: skip
+        record.completion = completion
+        record.end_time, record.ended = self._clock.time(), now
+        record.state = advance(record.state, ENDS[completion.status])
+        record.settled = not record.verdict.deliver
+        self._log.append(record, events.Ended(completion))
+        record.session = record.task = None
+        record.doing.clear()
+        self._on_end(record)
+
+    def _free_slot(self) -> None:
+        following = self._admission.leave()
+        if following is not None:
+            self._start(following)
+
+
+async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
+    """The agent's run as a verdict: nothing that it raises gets past here but its cancellation."""
+    try:
+        return verdicts.returned(await agent.run(context))
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        return verdicts.raised(error)
+
+
+def _own_copy(request: Any) -> Any:
+    """The agent's own copy of its request: what it does to the messages stays with it."""
+    import dataclasses
+
+    return dataclasses.replace(
+        request, messages=jsontext.copy(list(request.messages), "messages"),
+        completion_params=jsontext.copy(dict(request.completion_params), "sampling"),
+        metadata=jsontext.copy(dict(request.metadata), "metadata_json"),
+    )  # fmt: skip

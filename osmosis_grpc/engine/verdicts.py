@@ -1,0 +1,92 @@
+"""From what an agent did to how its rollout ends."""
+
+import math
+import numbers
+from dataclasses import replace
+from typing import Any
+
+from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.engine.record import Record, Verdict
+from osmosis_grpc.engine.session import RolloutSession
+from osmosis_grpc.errors import Boundary, InvalidArgument
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, Message, RolloutState, jsontext
+from osmosis_grpc.types.completion import clip
+
+
+def failed(boundary: Boundary, message: str, *, retryable: bool = False, reason: str = "error") -> Verdict:
+    """A rollout that failed without an exception."""
+    return Verdict(CompletionStatus.FAILED, reason, Failure(boundary, clip(message), retryable))
+
+
+def raised(error: BaseException) -> Verdict:
+    """A rollout whose agent raised."""
+    return Verdict(CompletionStatus.FAILED, "error", Failure.of(error))
+
+
+def cancelled(reason: str, *, superseded: bool = False) -> Verdict:
+    """A rollout that somebody cancelled, or that a higher attempt replaces."""
+    return Verdict(CompletionStatus.CANCELLED, "superseded" if superseded else "cancelled", deliver=not superseded)
+
+
+def expired(record: Record) -> Verdict:
+    """A rollout whose agent_timeout ran out: whose fault depends on what it was doing."""
+    doing, limit = record.activity().description, record.init.request.agent_timeout or 0.0
+    boundary: Boundary = "agent"
+    if record.state in (RolloutState.QUEUED, RolloutState.ACCEPTED):
+        boundary = "server"
+    elif doing.startswith("chat "):
+        boundary = "trainer"
+    message = f"the agent_timeout of {limit:g} s ran out; it was doing: {doing}"
+    return Verdict(CompletionStatus.DEADLINE_EXCEEDED, "timeout", Failure(boundary, message, True))
+
+
+def returned(result: Any) -> Verdict:
+    """A rollout whose agent returned: a result that can be reported, or a failure of the agent."""
+    if result is None:
+        return failed("agent", "run returned None; return ctx.complete(...) or ctx.error(...)")
+    if not isinstance(result, RolloutResult):
+        return failed("agent", f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
+    if result.status == "ERROR":
+        verdict = failed("agent", result.error_message or "the agent gave up without a reason")
+        return replace(verdict, finish_reason=result.finish_reason or "error", result=result)
+    if result.status != "COMPLETED":
+        return failed("agent", f"the result's status is {result.status!r}, neither COMPLETED nor ERROR")
+    reward = result.reward
+    if reward is not None:
+        if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+            return failed("agent", f"the reward is {reward!r}, not a finite number")
+    return Verdict(CompletionStatus.COMPLETED, str(result.finish_reason or "stop"), result=result)
+
+
+def completion(record: Record, verdict: Verdict, session: RolloutSession | None, result_id: str, now: float) -> Completion:
+    """The terminal report. What cannot travel turns a completed rollout into a failure of the agent."""
+    try:
+        messages, extra = _report(verdict, session)
+    except InvalidArgument as error:
+        verdict = failed("agent", f"the result cannot be sent: {error}")
+        messages, extra = _report(verdict, session)
+    samples = session.samples() if session else {}
+    reward = None
+    if verdict.status is CompletionStatus.COMPLETED and verdict.result is not None and verdict.result.reward is not None:
+        reward = float(verdict.result.reward)
+    if len(samples) == 1:
+        samples = {name: replace(sample, reward=reward, messages=messages) for name, sample in samples.items()}
+    return Completion(
+        rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
+        finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, reward=reward,
+        samples=samples, metrics=record.meter.total(now), extra_fields=extra,
+    )  # fmt: skip
+
+
+def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[list[Message], dict[str, Any]]:
+    result = verdict.result
+    if session is None:
+        return [], {}
+    if result is None:
+        return session.newest_messages(), {}
+    if not isinstance(result.final_messages, list | tuple):
+        raise InvalidArgument("final_messages", f"is a {type(result.final_messages).__name__}, not a list")
+    return (
+        session.frozen(result.final_messages, "final_messages"),
+        jsontext.copy(dict(result.extra_fields or {}), "extra_fields"),
+    )

@@ -1,0 +1,1 @@
+"""What both ends of a connection share: channel options, interceptors, the target policy."""

@@ -1,0 +1,37 @@
+"""The client's side of a call: statuses as the exceptions they stand for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.wire.status import from_code, from_status
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+Metadata = Sequence[tuple[str, str]]
+
+
+async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
+    """Await a unary call. Raises a CallError; cancelling it cancels the call."""
+    try:
+        return await method(request, timeout=timeout, metadata=metadata or None)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
+
+
+def error_of(error: grpc.aio.AioRpcError) -> CallError:
+    """The exception that a failed call stands for."""
+    code = error.code().value[0]
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+            if status.code == code:
+                return from_status(status)
+    return from_code(code, error.details() or error.code().name)

@@ -1,0 +1,150 @@
+"""Where a server may call back: a target is parsed, resolved, checked, and dialled where it was checked.
+
+A target comes from a caller and leads out of this machine, so it is HOST:PORT and nothing
+else. No grpc in this file: the HTTP gateway asks the same policy.
+"""
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osmosis_grpc.errors import InvalidArgument
+
+_TARGET = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)):(?P<port>[0-9]{1,5})")
+_NUMERIC = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]*|[0-9]+))*")
+_METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A target that was checked."""
+
+    authority: str
+    """HOST:PORT as the caller wrote it."""
+    ip: str
+    """What is dialled."""
+    port: int
+
+    @property
+    def grpc_target(self) -> str:
+        """The address in gRPC's notation, which resolves nothing."""
+        return f"ipv6:[{self.ip}]:{self.port}" if ":" in self.ip else f"ipv4:{self.ip}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    host: str
+    network: IPNetwork | None
+    port: int | None
+
+
+class TargetPolicy:
+    """Decides about targets.
+
+    Loopback is allowed while the server itself is bound to loopback (`loopback`), private and
+    public addresses to callers that have authenticated, anything else by `allow`: HOST, CIDR,
+    either with :PORT. Link-local, metadata, multicast and unspecified addresses never are.
+    """
+
+    def __init__(self, *, loopback: bool, allow: Sequence[str] = ()) -> None:
+        self._loopback = loopback
+        self._allow = [_parse_allowed(text) for text in allow]
+
+    async def check(self, target: str, field: str, *, authenticated: bool = False) -> Address:
+        """The address of a target. Raises InvalidArgument naming `field`."""
+        host, port = _parse(target, field)
+        ips = await _resolve(host, port, field)
+        for ip in ips:
+            self._check_ip(ip, host, port, field, authenticated)
+        return Address(target, str(ips[0]), port)
+
+    def _check_ip(self, ip: IPAddress, host: str, port: int, field: str, authenticated: bool) -> None:
+        inner = getattr(ip, "ipv4_mapped", None) or ip
+        where = str(inner) if host == str(inner) else f"{host} ({inner})"
+        if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified:
+            raise InvalidArgument(field, f"{where} is never called back")
+        if any(_matches(rule, host, inner, port) for rule in self._allow):
+            return
+        if inner.is_loopback:
+            if not self._loopback:
+                raise InvalidArgument(field, f"{where} is loopback, and this server is not; allow it with --allow-target")
+        elif not authenticated:
+            raise InvalidArgument(
+                field, f"{where} is not on this machine, and the caller has not authenticated; "
+                "allow it with --allow-target",
+            )  # fmt: skip
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host to bind to is this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _parse(target: str, field: str) -> tuple[str, int]:
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise InvalidArgument(field, "is not HOST:PORT")
+    host, port = match["six"] or match["host"], int(match["port"])
+    if not 0 < port < 65536:
+        raise InvalidArgument(field, f"{port} is not a port")
+    if _NUMERIC.fullmatch(host) and not _is_ip(host):
+        raise InvalidArgument(field, f"{host} is not an address in its usual form")
+    if match["six"] and not _is_ip(host):
+        raise InvalidArgument(field, f"[{host}] is not an address")
+    return host, port
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolve(host: str, port: int, field: str) -> list[IPAddress]:
+    if _is_ip(host):
+        return [ipaddress.ip_address(host)]
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(10):
+            rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError) as error:
+        raise InvalidArgument(field, f"{host} does not resolve: {error or 'no answer'}") from None
+    found = dict.fromkeys(ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows)
+    if not found:
+        raise InvalidArgument(field, f"{host} does not resolve")
+    return list(found)
+
+
+def _parse_allowed(text: str) -> _Allowed:
+    host, port = text, None
+    match = re.fullmatch(r"(.*[^:]|\[.*\]):([0-9]+)", text)
+    if match and (text.startswith("[") or text.count(":") == 1):
+        host, port = match[1], int(match[2])
+    host = host.strip("[]")
+    try:
+        return _Allowed(host, ipaddress.ip_network(host, strict=False), port)
+    except ValueError:
+        if not host or "/" in host or ":" in host:
+            raise ValueError(f"{text!r} is not HOST, HOST:PORT or a network such as 10.0.0.0/8") from None
+        return _Allowed(host.lower(), None, port)
+
+
+def _matches(rule: _Allowed, host: str, ip: IPAddress, port: int) -> bool:
+    if rule.port is not None and rule.port != port:
+        return False
+    if rule.network is not None:
+        return ip.version == rule.network.version and ip in rule.network
+    return rule.host == host.lower()

@@ -1,0 +1,114 @@
+"""A model without a model: works out arithmetic by calling tools.
+
+It reads the expression in the last user message, asks for every operation whose operands it
+knows (several at once where it can), reads the results, and answers `#### VALUE`. Tokens are
+made by the formula of osmosis_grpc.policies.formula. Being a small model, it rounds its
+answer to a whole number, so that not every reward is 1.
+"""
+
+import ast
+import asyncio
+import json
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from osmosis_grpc.policies.scripted import Reply, answer
+from osmosis_grpc.types import ChatRequest, ChatResponse, Message
+
+_EXPRESSION = re.compile(r"[-(\d][-+*/().\d\s]*[-+*/][-+*/().\d\s]*[)\d]")
+_TOOLS: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"
+}  # fmt: skip
+
+_Call = tuple[str, float, float]
+
+
+class _Stuck(Exception):
+    """There is nothing to work out, or a tool failed."""
+
+
+class ToolCallingMock:
+    """Calls add, subtract, multiply and divide with arguments a and b.
+
+    `tokens` fixes the length of every reply, `latency` is how long a reply takes in seconds.
+    """
+
+    def __init__(self, *, tokens: int | None = None, latency: float = 0.0, version: str = "mock-1") -> None:
+        self._tokens = tokens
+        self._latency = latency
+        self._version = version
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        return answer(request, next_reply(request.messages, request.number), tokens=self._tokens, version=self._version)
+
+
+def next_reply(messages: Sequence[Message], number: int) -> Reply:
+    """What the mock says next: tool calls, or its answer."""
+    users = [i for i, m in enumerate(messages) if m.get("role") == "user" and isinstance(m.get("content"), str)]
+    try:
+        if not users:
+            raise _Stuck("nobody asked anything")
+        found = _EXPRESSION.search(messages[users[-1]]["content"])
+        if found is None:
+            raise _Stuck("there is no expression in the question")
+        wanted: dict[_Call, None] = {}
+        value = _reduce(_parse(found.group()), _results(messages[users[-1] :]), wanted)
+    except _Stuck as stuck:
+        return f"I cannot answer that: {stuck}."
+    if wanted:
+        return {"role": "assistant", "content": None, "tool_calls": [
+            {"id": f"call_{number}_{i}", "type": "function",
+             "function": {"name": name, "arguments": json.dumps({"a": a, "b": b})}}
+            for i, (name, a, b) in enumerate(wanted)
+        ]}  # fmt: skip
+    assert value is not None
+    return f"The tools say {value:g}.\n#### {round(value)}"
+
+
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError):
+        raise _Stuck("the expression is broken") from None
+
+
+def _results(messages: Sequence[Message]) -> dict[_Call, str]:
+    """What the tools said, by what they were asked."""
+    asked: dict[str, _Call] = {}
+    said: dict[_Call, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            arguments = json.loads(call["function"]["arguments"])
+            asked[call["id"]] = (call["function"]["name"], arguments["a"], arguments["b"])
+        if message.get("role") == "tool" and message.get("tool_call_id") in asked:
+            said[asked[message["tool_call_id"]]] = str(message.get("content"))
+    return said
+
+
+def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -> float | None:
+    """The value of an expression as far as the tools have told it; what is missing goes to `wanted`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        inner = _reduce(node.operand, said, wanted)
+        return None if inner is None else _SIGNS[type(node.op)](inner)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _TOOLS:
+        raise _Stuck("the expression has more in it than arithmetic")
+    left, right = _reduce(node.left, said, wanted), _reduce(node.right, said, wanted)
+    if left is None or right is None:
+        return None
+    call = (_TOOLS[type(node.op)], left, right)
+    if call not in said:
+        wanted[call] = None
+        return None
+    try:
+        return float(said[call])
+    except ValueError:
+        raise _Stuck(f"the tool {call[0]} said {said[call]!r}") from None
+
+
+_SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}

@@ -1,0 +1,67 @@
+"""Policies that know their replies beforehand."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.policies import formula
+from osmosis_grpc.types import ChatRequest, ChatResponse, Message, VersionSpan
+
+Reply = str | Message
+"""A reply as text, or as a whole assistant message."""
+
+
+def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
+    """A reply with tokens by the formula of osmosis_grpc.policies.formula."""
+    message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
+    block = formula.reply_tokens(request.rollout_id, request.sample, request.number, tokens)
+    prompt = formula.prompt_ids(request)
+    usage = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(block.ids),
+        "total_tokens": len(prompt) + len(block.ids),
+    }
+    return ChatResponse(
+        message=message, finish_reason="tool_calls" if message.get("tool_calls") else "stop", usage=usage,
+        tokens=block, prompt_ids=prompt, versions=(VersionSpan(version, len(block.ids)),) if version else (),
+    )  # fmt: skip
+
+
+class ScriptedPolicy:
+    """Gives reply n to chat n of every sample.
+
+    `script` is a list of replies, a mapping from rollout id to such a list, or a function of
+    the ChatRequest. A chat beyond the script is FAILED_PRECONDITION.
+    """
+
+    def __init__(
+        self, script: Sequence[Reply] | Mapping[str, Sequence[Reply]] | Callable[[ChatRequest], Reply], *,
+        tokens: int | None = None, latency: float = 0.0, version: str = "",
+    ) -> None:  # fmt: skip
+        self._script: Any = script
+        self._tokens = tokens
+        self._latency = latency
+        self._version = version
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        return answer(request, self._reply(request), tokens=self._tokens, version=self._version)
+
+    def _reply(self, request: ChatRequest) -> Reply:
+        script = self._script
+        if callable(script):
+            return script(request)  # type: ignore[no-any-return]
+        replies = script.get(request.rollout_id, ()) if isinstance(script, Mapping) else script
+        if request.number > len(replies):
+            raise FailedPrecondition(f"the script has {len(replies)} replies, and this is chat {request.number}")
+        return replies[request.number - 1]  # type: ignore[no-any-return]
+
+
+class EchoPolicy:
+    """Answers with the text of the last message."""
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        content = request.messages[-1].get("content") if request.messages else ""
+        return answer(request, content if isinstance(content, str) else "")

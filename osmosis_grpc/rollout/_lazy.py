@@ -1,0 +1,22 @@
+"""Looks a name up in a front door's table: {module: names}."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.errors import MissingExtraError
+
+_EXTRAS = {"osmosis_gateway.app": "server", "osmosis_grpc.settings": "server"}
+
+
+def lookup(door: str, table: Mapping[str, Sequence[str]], name: str) -> Any:
+    """The object behind a name. Raises AttributeError, or MissingExtraError naming the extra."""
+    module = next((module for module, names in table.items() if name in names), None)
+    if module is None:
+        raise AttributeError(f"module {door!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if module in _EXTRAS and not str(error.name).startswith("osmosis"):
+            raise MissingExtraError(f"{door}.{name}", _EXTRAS[module]) from error
+        raise

@@ -1,0 +1,106 @@
+"""RolloutService: from the wire, call the engine, to the wire."""
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from osmosis_grpc import __version__
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.types import ToolDict
+from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.wire import rollout_service as wire
+from osmosis_grpc.wire.event import event_to_wire
+from osmosis_grpc.wire.message import tool_to_wire
+from osmosis_grpc.wire.rollout import activity_to_wire, init_from_wire, rollout_to_wire
+
+MAX_PAGE = 1000
+
+
+class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
+    """The engine's methods as RPCs. A caller without a credential owns what all such callers own."""
+
+    def __init__(
+        self, engine: Engine, callbacks: Callbacks, *, max_metadata_bytes: int,
+        tools: dict[str, list[ToolDict]], on_drain: Callable[[], Any],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._callbacks = callbacks
+        self._max_metadata = max_metadata_bytes
+        self._tools = tools
+        self._on_drain = on_drain
+        self._process_uuid = uuid.uuid4().hex
+        self._start_time = engine.clock.time()
+
+    async def Init(self, request: InitRequest, context: Any) -> InitResponse:
+        init = init_from_wire(request, self._max_metadata)
+        peer = await self._callbacks.peer(init)
+        record, started = await self._engine.init(init, owner=_owner(context), peer=peer)
+        tools = [tool_to_wire(tool) for tool in record.tools]
+        return InitResponse(rollout_id=record.rollout_id, attempt=record.attempt, tools=tools, started=started)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
+        selection = wire.selection_from_wire(request)
+        rows = self._engine.cancel(_owner(context), attempt=request.attempt, reason=request.reason, **selection)
+        return pb.CancelResponse(results=[wire.cancelled_to_wire(row) for row in rows])
+
+    async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
+        check_id(request.rollout_id, "rollout_id")
+        record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
+        return pb.GetRolloutResponse(rollout=rollout_to_wire(record.info(with_completion=True)))
+
+    async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
+        rows, place = self._engine.rollouts(
+            _owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
+            states=wire.states_from_wire(request.states), group_id=request.group_id, undelivered=request.undelivered,
+        )  # fmt: skip
+        page_token = str(place) if place else ""
+        return pb.ListRolloutsResponse(rollouts=[rollout_to_wire(row) for row in rows], next_page_token=page_token)
+
+    async def StreamEvents(
+        self, request: pb.StreamEventsRequest, context: Any
+    ) -> AsyncIterator[pb.StreamEventsResponse]:
+        wire.check_stream(request)
+        stream = self._one(request, context) if request.rollout_id else self._all(request, context)
+        async for response in stream:
+            yield response
+
+    async def _one(self, request: pb.StreamEventsRequest, context: Any) -> AsyncIterator[pb.StreamEventsResponse]:
+        record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
+        async for event in self._engine.log.follow(record, request.after):
+            if event is not None:
+                yield pb.StreamEventsResponse(event=event_to_wire(event))
+            else:
+                idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
+                yield pb.StreamEventsResponse(idle=idle)
+
+    async def _all(self, request: pb.StreamEventsRequest, context: Any) -> AsyncIterator[pb.StreamEventsResponse]:
+        stream = self._engine.follow_all(_owner(context), request.cursor, request.from_now)
+        async for position, event in stream:
+            cursor = self._engine.log.cursor(position)
+            if event is not None:
+                yield pb.StreamEventsResponse(event=event_to_wire(event), cursor=cursor)
+            else:
+                yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=cursor)
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
+        engine = self._engine
+        return wire.server_info_to_wire(
+            version=__version__, process_uuid=self._process_uuid, journal_id=engine.log.store.journal_id,
+            start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
+            max_metadata_bytes=self._max_metadata, draining=engine.draining,
+        )  # fmt: skip
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        await self._on_drain()
+        left = self._engine.capacity()
+        return pb.DrainResponse(running=left.running, queued=left.queued, undelivered=left.undelivered)
+
+
+def _owner(context: Any) -> str:
+    return ""
+
+

@@ -1,0 +1,42 @@
+"""Runs one rollout in this process: the real engine, a policy for a trainer, no sockets."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.ports import ChatModel
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.types import Completion, InitRequest, Message, Outcome, RolloutRequest, TrajectoryEvent
+
+
+async def run_rollout(
+    agent_loop: RolloutAgentLoop, policy: ChatModel, messages: Sequence[Message] = (), **request: Any
+) -> Completion:
+    """One rollout of an agent loop, from its messages to its completion.
+
+    `request` are further fields of RolloutRequest. Raises Internal when get_tools fails.
+    """
+    return (await collect_rollout(agent_loop, policy, messages, **request))[0]
+
+
+async def collect_rollout(
+    agent_loop: RolloutAgentLoop, policy: ChatModel, messages: Sequence[Message] = (), **request: Any
+) -> tuple[Completion, list[TrajectoryEvent]]:
+    """The same, with everything that happened in it."""
+    request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    seen: list[TrajectoryEvent] = []
+
+    async def sink(completion: Completion, /) -> Outcome:
+        if not done.done():
+            done.set_result(completion)
+        return Outcome.RECORDED
+
+    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5))
+    async with Engine([agent_loop], config, sinks=[seen.append]) as engine:
+        init = InitRequest(request=RolloutRequest(messages=list(messages), **request))
+        await engine.init(init, owner="", peer=Peer(policy, sink))
+        completion = await done
+    return completion, seen

@@ -1,0 +1,188 @@
+"""What a trainer remembers of a rollout: its chats, each sampled once, and the samples they make.
+
+The same chat again gets the same reply; while it is still being sampled, the second asker
+joins the first. Nothing that asks can stop a sampling: only the rollout's end does.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from osmosis_grpc.agent.ports import ChatModel
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, FailedPrecondition, Internal, InvalidArgument
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    Outcome,
+    Sample,
+    SampledChat,
+    jsontext,
+)
+from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.conversation import Conversation, Node, Place, path
+
+
+@dataclass(slots=True, eq=False)
+class _Chat:
+    node: Node
+    """Where its history ends: equal histories end in the same node."""
+    params: str
+    tools: str
+    purpose: ChatPurpose
+    task: "asyncio.Task[ChatResponse]"
+
+    def same(self, other: "_Chat") -> bool:
+        return (self.node, self.params, self.tools, self.purpose) == (
+            other.node, other.params, other.tools, other.purpose)  # fmt: skip
+
+
+class _Conversation:
+    """One sample."""
+
+    def __init__(self) -> None:
+        self.tree = Conversation()
+        self.assembler = Assembler()
+        self.chats: dict[int, _Chat] = {}
+        self.sampled: dict[int, SampledChat] = {}
+
+    def sample(self, told: Sample) -> Sample:
+        """What to train on, from the trainer's own chats; as told where it did not answer them all."""
+        chats = {number for segment in told.segments for number in segment.chats}
+        if not chats <= set(self.sampled):
+            return told
+        reason = self.assembler.reason
+        return replace(
+            told, segments=self.assembler.segments(), trainable=not reason, not_trainable_reason=reason,
+            chats=tuple(self.sampled[number] for number in sorted(self.sampled)),
+        )  # fmt: skip
+
+
+class RolloutBook:
+    """One attempt of one rollout."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.result_id: str | None = None
+        self.last_used = 0.0
+        self._samples: dict[str, _Conversation] = {}
+
+    def chat(self, request: ChatRequest, policy: ChatModel) -> "asyncio.Task[ChatResponse]":
+        """The task that samples this chat, begun now or before. Raises AlreadyExists for another body."""
+        sample = self._samples.setdefault(request.sample, _Conversation())
+        place = sample.tree.place(request.messages)
+        tools = "" if request.tools is None else jsontext.canonical(list(request.tools))
+        known = sample.chats.get(request.number)
+        chat = _Chat(place.node, jsontext.canonical(dict(request.params)), tools, request.purpose, None)  # type: ignore[arg-type]
+        if known is not None:
+            if not known.same(chat):
+                raise AlreadyExists(
+                    f"chat {request.number} of sample {request.sample} was asked with another body",
+                    rollout_id=request.rollout_id, attempt=self.attempt,
+                )  # fmt: skip
+            return known.task
+        if self.result_id is not None:
+            raise FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id)
+        chat.task = asyncio.create_task(self._sample(sample, place, request, policy))
+        chat.task.add_done_callback(_retrieve)
+        sample.chats[request.number] = chat
+        return chat.task
+
+    async def _sample(
+        self, sample: _Conversation, place: Place, request: ChatRequest, policy: ChatModel
+    ) -> ChatResponse:
+        known = sample.assembler.tokens(place.continues)
+        full = replace(
+            request, messages=path(place.node), continues=place.continues, covered=place.covered,
+            known_ids=known if len(known) else None,
+        )  # fmt: skip
+        try:
+            response = await policy(full)
+            response.check()
+            reply = jsontext.copy(response.message, "message")
+            prompt = sample.assembler.prompt(place.continues, response)
+            sample.assembler.add(request.number, place.continues, response, request.purpose)
+        except BaseException as error:
+            del sample.chats[request.number]  # nothing was sampled: the next one that asks begins anew
+            if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
+                raise
+            if isinstance(error, Exception):
+                text = clip(f"{type(error).__name__}: {describe(error)}")
+                raise Internal(f"the policy failed: {text}") from error
+            raise
+        sample.tree.answer(place.node, reply, request.number)
+        sample.sampled[request.number] = SampledChat(
+            number=request.number, continues=place.continues, prompt_ids=prompt, tokens=response.tokens
+        )
+        return replace(response, prompt_ids=prompt, prompt_prefix=0)
+
+    def complete(self, completion: Completion) -> Completion:
+        """The completion with its samples assembled from the trainer's own chats."""
+        self.result_id = completion.result_id
+        samples = {
+            name: self._samples[name].sample(told) if name in self._samples else told
+            for name, told in completion.samples.items()
+        }
+        return replace(completion, samples=samples)
+
+    def close(self) -> None:
+        """Stop what is being sampled and keep nothing but what came of it."""
+        for sample in self._samples.values():
+            for chat in list(sample.chats.values()):
+                chat.task.cancel()
+        self._samples.clear()
+
+
+class ChatBook:
+    """All rollouts of a trainer."""
+
+    def __init__(self, policy: ChatModel) -> None:
+        self._policy = policy
+        self._rollouts: dict[str, RolloutBook] = {}
+
+    def chat(self, request: ChatRequest, now: float) -> "asyncio.Task[ChatResponse]":
+        """See RolloutBook.chat. Raises Aborted for an attempt that is no longer the newest."""
+        return self._newest(request.rollout_id, request.attempt, now).chat(request, self._policy)
+
+    def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
+        """What becomes of a completion, and the completion where it is recorded now."""
+        book = self._newest(completion.rollout_id, completion.attempt, now)
+        if book.result_id is not None:
+            same = book.result_id == completion.result_id
+            return (Outcome.ALREADY_RECORDED if same else Outcome.CONFLICT), None
+        recorded = book.complete(completion)
+        book.close()
+        return Outcome.RECORDED, recorded
+
+    def sweep(self, before: float) -> None:
+        """Forget rollouts that were last heard of before a time."""
+        for rollout_id, book in list(self._rollouts.items()):
+            if book.last_used < before:
+                book.close()
+                del self._rollouts[rollout_id]
+
+    def close(self) -> None:
+        """Stop every sampling."""
+        for book in self._rollouts.values():
+            book.close()
+
+    def _newest(self, rollout_id: str, attempt: int, now: float) -> RolloutBook:
+        book = self._rollouts.get(rollout_id)
+        if book is not None and attempt < book.attempt:
+            raise Aborted(f"rollout {rollout_id} is at attempt {book.attempt}",
+                          rollout_id=rollout_id, attempt=book.attempt)  # fmt: skip
+        if book is None or attempt > book.attempt:
+            if book is not None:
+                book.close()
+            book = self._rollouts[rollout_id] = RolloutBook(attempt)
+        book.last_used = now
+        return book
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()
+
+

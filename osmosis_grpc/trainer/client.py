@@ -1,0 +1,156 @@
+"""RolloutService's client: start rollouts, watch them, cancel them."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
+from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.link.calls import call, error_of
+from osmosis_grpc.link.options import client_options
+from osmosis_grpc.trainer.watch import Watch
+from osmosis_grpc.types import Callback, Completion, InitRequest, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.wire.message import tools_from_wire
+from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
+
+_REQUEST_FIELDS = {field.name for field in fields(RolloutRequest)}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The answer to an Init."""
+
+    rollout_id: str
+    attempt: int
+    tools: Sequence[ToolDict]
+    started: bool
+    """False when an equal request had started it before."""
+
+
+class RolloutClient:
+    """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
+
+    Methods raise CallError. `timeout` is the deadline of a unary call, in seconds.
+    """
+
+    def __init__(self, target: str, *, timeout: float = 30.0) -> None:
+        self.target = target
+        self._timeout = timeout
+        self._channel = grpc.aio.insecure_channel(target, options=client_options())
+        self._stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
+        self._watch = Watch(self)
+
+    async def __aenter__(self) -> "RolloutClient":
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._watch.close()
+        await self._channel.close()
+
+    async def init(
+        self, request: RolloutRequest | None = None, *, callback: Callback | None = None, **changes: Any
+    ) -> Started:
+        """Start a rollout: a RolloutRequest, or its fields by name.
+
+        Idempotent: the same request again answers the same, with `started` false.
+        """
+        unknown = sorted(set(changes) - _REQUEST_FIELDS)
+        if unknown:
+            raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
+        full = replace(request, **changes) if request else RolloutRequest(**changes)
+        full = replace(full, messages=copy_messages(full.messages, "messages"))
+        message = init_to_wire(InitRequest(request=full, callback=callback))
+        answer = await self._call(self._stub.Init, message)
+        return Started(answer.rollout_id, answer.attempt, tools_from_wire(answer.tools, "tools"), answer.started)
+
+    async def wait(self, rollout_id: str, attempt: int = 0) -> Completion:
+        """Wait until a rollout has ended: its completion as the server holds it.
+
+        All waits of a client share one event stream. Raises NotFound when the server does not
+        know the rollout, or has forgotten it.
+        """
+        return await self._watch.wait(rollout_id, attempt)
+
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """Where a rollout stands; attempt 0 means the highest."""
+        answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
+        return rollout_from_wire(answer.rollout)
+
+    async def rollouts(self, *, group_id: str = "", undelivered: bool = False) -> AsyncIterator[RolloutInfo]:
+        """All rollouts of the caller's, in order of acceptance, page by page."""
+        token = ""
+        while True:
+            request = pb.ListRolloutsRequest(page_token=token, group_id=group_id, undelivered=undelivered)
+            answer = await self._call(self._stub.ListRollouts, request)
+            for row in answer.rollouts:
+                yield rollout_from_wire(row)
+            token = answer.next_page_token
+            if not token:
+                return
+
+    async def cancel(
+        self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
+    ) -> list[pb.CancelResult]:
+        """Cancel one rollout, a group, or everything of the caller's. What was met, a row each."""
+        if sum(map(bool, (rollout_id, group_id, everything))) != 1:
+            raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")
+        request = pb.CancelRequest(attempt=attempt, reason=reason)
+        if everything:
+            request.all = True
+        else:
+            setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
+        return list((await self._call(self._stub.Cancel, request)).results)
+
+    async def events(self, rollout_id: str, *, after: int = 0, attempt: int = 0) -> AsyncIterator[TrajectoryEvent]:
+        """A rollout's events with numbers above `after`, then live, to its last one.
+
+        A cut stream goes on where it was. Events of a newer protocol are left out.
+        """
+        while True:
+            request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
+            try:
+                async for response in self._stream(request):
+                    if response.HasField("event"):
+                        after = response.event.number
+                        if response.event.WhichOneof("kind"):
+                            yield event_from_wire(response.event)
+                return
+            except Unavailable:
+                await self._watch.pause()
+
+    async def all_events(
+        self, cursor: str = "", *, from_now: bool = False
+    ) -> AsyncIterator[tuple[str, TrajectoryEvent | None]]:
+        """All rollouts' events from a cursor onward, without end: pairs of cursor and event.
+
+        Signs of life come as None. A cut stream raises Unavailable; go on from the last cursor.
+        """
+        async for response in self._stream(pb.StreamEventsRequest(cursor=cursor, from_now=from_now)):
+            known = response.HasField("event") and response.event.WhichOneof("kind")
+            yield response.cursor, event_from_wire(response.event) if known else None
+
+    async def info(self) -> pb.GetServerInfoResponse:
+        """Who the server is, what it hosts and what it can take."""
+        return await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest())  # type: ignore[no-any-return]
+
+    async def drain(self) -> pb.DrainResponse:
+        """Let the server take no new work and finish what it has."""
+        return await self._call(self._stub.Drain, pb.DrainRequest())  # type: ignore[no-any-return]
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        return await call(method, request, timeout=self._timeout)
+
+    async def _stream(self, request: pb.StreamEventsRequest) -> AsyncIterator[pb.StreamEventsResponse]:
+        stream: Any = self._stub.StreamEvents(request)
+        try:
+            async for response in stream:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        finally:
+            stream.cancel()

@@ -1,0 +1,140 @@
+"""TrainerService over grpc.aio: answers chats with a policy and receives completions."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2_grpc
+from osmosis_grpc.agent.ports import ChatModel
+from osmosis_grpc.errors import Cancelled
+from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.types import Callback, Completion
+from osmosis_grpc.wire.rollout import completion_from_wire
+from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire, reply_to_wire
+
+log = logging.getLogger(__name__)
+
+
+class TrainerServer:
+    """Hosts a policy. Used as `async with TrainerServer(policy) as trainer`.
+
+    A completion counts as recorded when this object holds it; it keeps it until completion()
+    or completions() hands it over. What is known of a rollout is forgotten `ttl` seconds after
+    it was last heard of; make that twice the server's record TTL or more. Raises OSError when
+    the port is taken, ValueError when the host is public.
+    """
+
+    def __init__(
+        self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0
+    ) -> None:
+        if not is_loopback(host):
+            raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
+        self.port = port
+        self._host = host
+        self._ttl = ttl
+        self._book = ChatBook(policy)
+        self._recorded: dict[str, Completion] = {}
+        self._waiting: dict[str, set[asyncio.Future[Completion]]] = {}
+        self._arrived = asyncio.Event()
+        self._server: grpc.aio.Server
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the port as bound."""
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+
+    def callback(self, *, credential: str = "", state: bytes = b"") -> Callback:
+        """Where rollouts are to call back; hand it to RolloutClient.init."""
+        return Callback(target=self.address, credential=credential, state=state)
+
+    async def completion(self, rollout_id: str) -> Completion:
+        """Wait for a rollout's completion and take it."""
+        recorded = self._recorded.pop(rollout_id, None)
+        if recorded is not None:
+            return recorded
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(rollout_id, set())
+        waiting.add(future)
+        try:
+            return await future
+        finally:
+            waiting.discard(future)
+            if not waiting:
+                self._waiting.pop(rollout_id, None)
+
+    async def completions(self) -> AsyncIterator[Completion]:
+        """Take completions that nobody waits for by name, as they come; without end."""
+        while True:
+            while self._recorded:
+                yield self._recorded.pop(next(iter(self._recorded)))
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def __aenter__(self) -> "TrainerServer":
+        self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)  # type: ignore[no-untyped-call]
+        status = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(status, self._server)
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self.address}: it is in use, or not an address of this machine") from error
+        await self._server.start()
+        await status.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._sweeper = asyncio.create_task(self._sweep())
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._server.stop(0.5)
+        self._book.close()
+        for waiting in self._waiting.values():
+            for future in waiting:
+                future.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self._ttl / 4))
+            self._book.sweep(time.monotonic() - self._ttl)
+
+    def _record(self, completion: Completion) -> None:
+        """Hand a completion to those who wait for it, or keep it."""
+        waiting = [f for f in self._waiting.get(completion.rollout_id, ()) if not f.done()]
+        for future in waiting:
+            future.set_result(completion)
+        if not waiting:
+            self._recorded[completion.rollout_id] = completion
+            self._arrived.set()
+
+
+class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
+    """The RPCs: from the wire, ask the book, to the wire."""
+
+    def __init__(self, trainer: TrainerServer) -> None:
+        self._trainer = trainer
+
+    async def Chat(self, request: pb.ChatRequest, context: Any) -> pb.ChatResponse:
+        chat = chat_from_wire(request, context.time_remaining())
+        task = self._trainer._book.chat(chat, time.monotonic())
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise Cancelled(f"the sampling of chat {chat.number} was stopped: rollout {chat.rollout_id} has ended")
+        return reply_to_wire(task.result())
+
+    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
+        completion = completion_from_wire(request.completion, "completion")
+        outcome, recorded = self._trainer._book.complete(completion, time.monotonic())
+        if recorded is not None:
+            self._trainer._record(recorded)
+        return pb.CompleteResponse(outcome=outcome_to_wire(outcome))

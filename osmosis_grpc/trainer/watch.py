@@ -1,0 +1,78 @@
+"""Waits for rollouts to end: one stream of all events for all waits of a client."""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange
+from osmosis_grpc.types import Completion, events
+
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.client import RolloutClient
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+
+
+class Watch:
+    """Begun with the first wait, ended with the client."""
+
+    def __init__(self, client: "RolloutClient") -> None:
+        self._client = client
+        self._ended: dict[str, set[asyncio.Event]] = {}
+        self._live = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pause = _FIRST_PAUSE
+
+    async def wait(self, rollout_id: str, attempt: int) -> Completion:
+        """The completion, once there is one. Raises NotFound."""
+        if self._task is None or self._task.done():
+            self._live.clear()
+            self._task = asyncio.create_task(self._follow())
+        ended = asyncio.Event()
+        waiting = self._ended.setdefault(rollout_id, set())
+        waiting.add(ended)
+        try:
+            await self._live.wait()
+            while True:
+                ended.clear()
+                info = await self._client.get(rollout_id, attempt)
+                if info.completion is not None:
+                    return info.completion
+                await ended.wait()
+        finally:
+            waiting.discard(ended)
+            if not waiting:
+                self._ended.pop(rollout_id, None)
+
+    async def pause(self) -> None:
+        """Wait a little before the next try."""
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(_LONGEST_PAUSE, self._pause * 2)
+
+    async def close(self) -> None:
+        """End the stream."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _follow(self) -> None:
+        """Follow all events; after a gap, let everyone who waits look again."""
+        cursor = ""
+        while True:
+            try:
+                async for cursor, event in self._client.all_events(cursor, from_now=not cursor):
+                    self._pause = _FIRST_PAUSE
+                    self._live.set()
+                    if event is not None and isinstance(event.kind, events.Ended):
+                        self._wake(event.rollout_id)
+            except (FailedPrecondition, OutOfRange):
+                cursor = ""
+            except CallError:
+                self._live.set()  # let the first GetRollout tell the caller what is wrong
+                await self.pause()
+            for rollout_id in list(self._ended):
+                self._wake(rollout_id)
+
+    def _wake(self, rollout_id: str) -> None:
+        for ended in self._ended.get(rollout_id, ()):
+            ended.set()

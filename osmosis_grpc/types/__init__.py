@@ -1,0 +1,37 @@
+"""The values everything else speaks in: frozen, transport-free, without a clock.
+
+Nothing here imports grpc, google or asyncio. Messages and tool schemas are plain dicts;
+everything else is a frozen dataclass.
+"""
+
+from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
+from osmosis_grpc.types.completion import (
+    Cause,
+    Completion,
+    CompletionStatus,
+    Failure,
+    Outcome,
+    RolloutMetrics,
+    RolloutState,
+)
+from osmosis_grpc.types.events import EventKind, TrajectoryEvent
+from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.requests import Callback, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.types.rollout import Activity, Capacity, RolloutInfo
+from osmosis_grpc.types.samples import Sample, SampledChat, Segment
+from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types.tools import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    ToolDict,
+)
+
+__all__ = [
+    "Activity", "Callback", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "EventKind",
+    "Failure", "Group", "Ids", "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
+    "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict",
+    "TraceContext", "TrajectoryEvent", "VersionSpan",
+]  # fmt: skip

@@ -1,0 +1,78 @@
+"""A chat: one model reply asked for and given. In these values a history is always full."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.tokens import Ids, TokenBlock, VersionSpan
+
+
+class ChatPurpose(StrEnum):
+    """What a reply is for."""
+
+    POLICY = "policy"
+    """The policy that is trained."""
+    JUDGE = "judge"
+    """A grader's call; never trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """Asks for one reply."""
+
+    rollout_id: str
+    attempt: int = 1
+    sample: str = "main"
+    number: int = 1
+    """From 1 within the sample."""
+    messages: Sequence[Message]
+    """The whole history. Not to be changed."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters, under OpenAI's names."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools to offer; None means those of the rollout."""
+    purpose: ChatPurpose = ChatPurpose.POLICY
+    continues: int = 0
+    """The answered chat that the history continues; 0 for none."""
+    covered: int = 0
+    """How many leading messages that chat covers, its reply included; the rest is new."""
+    known_ids: Ids | None = None
+    """uint32, shape (k,): the tokens of that chat, prompt and reply, where they are known."""
+    state: bytes = b""
+    """The state of the rollout's callback."""
+    timeout: float | None = None
+    """Seconds the asker waits for this try; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatResponse:
+    """One reply."""
+
+    message: Message
+    """The reply, its role assistant."""
+    finish_reason: str = "stop"
+    usage: Mapping[str, Any] | None = None
+    """Token counts under OpenAI's names."""
+    tokens: TokenBlock | None = None
+    """The sampled tokens; None when the sampler did not tell them."""
+    prompt_ids: Ids | None = None
+    """uint32, shape (p,): the prompt from `prompt_prefix` on; None when not told."""
+    prompt_prefix: int = 0
+    """How many leading ids are left out, being those of the chat that this one continues."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Which policy version sampled which tokens; one span may stand for all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
+    """Bytes on the wire, where it came over one."""
+
+    def check(self) -> None:
+        """Refuse a reply whose parts do not agree. Raises InvalidArgument."""
+        if self.message.get("role") != "assistant":
+            raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
+        if self.tokens is not None:
+            self.tokens.check("tokens")
+            if len(self.versions) > 1 and sum(v.tokens for v in self.versions) != len(self.tokens.ids):
+                raise InvalidArgument("versions", f"do not add up to {len(self.tokens.ids)} sampled ids")

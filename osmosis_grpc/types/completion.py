@@ -1,0 +1,141 @@
+"""How a rollout ended: a value, whatever happened."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from osmosis_grpc.errors import Boundary, OsmosisRolloutError
+from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.samples import Sample
+
+MAX_FAILURE_TEXT = 64 * 1024
+"""Bytes of a Failure's message."""
+
+
+class RolloutState(StrEnum):
+    """Where a rollout stands."""
+
+    ACCEPTED = "ACCEPTED"
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    REPORTING = "REPORTING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+
+class CompletionStatus(StrEnum):
+    """How a rollout ended. CANCELLED is only ever somebody's request."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+
+
+class Outcome(StrEnum):
+    """What a trainer did with a completion."""
+
+    RECORDED = "RECORDED"
+    ALREADY_RECORDED = "ALREADY_RECORDED"
+    CONFLICT = "CONFLICT"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One exception of a chain."""
+
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rollout did not complete."""
+
+    boundary: Boundary
+    message: str
+    retryable: bool = False
+    causes: tuple[Cause, ...] = ()
+    """The exceptions behind it, outermost first."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """The failure that an escaped exception stands for."""
+        known = error if isinstance(error, OsmosisRolloutError) else None
+        return cls(
+            known.boundary if known else "agent", clip(describe(error)), known.retryable if known else False,
+            tuple(Cause(type(e).__name__, clip(str(e))) for e in _chain(error)),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMetrics:
+    """What a rollout took: the eight counters of the HTTP contract, and four times in seconds."""
+
+    total_latency_ms: float = 0.0
+    """From acceptance to the end."""
+    llm_latency_ms: float = 0.0
+    """All chats' latencies, added up."""
+    tool_latency_ms: float = 0.0
+    """All recorded tool calls' latencies, added up."""
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    max_context_tokens: int = 0
+    queue_time: float = 0.0
+    """Waiting for a slot."""
+    model_time: float = 0.0
+    """At least one chat open."""
+    tool_time: float = 0.0
+    """At least one tool running and no chat open."""
+    overhead_time: float = 0.0
+    """What remains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The terminal report of a rollout; exactly one per attempt."""
+
+    rollout_id: str
+    attempt: int = 1
+    result_id: str = ""
+    """Made by the server, once per result."""
+    status: CompletionStatus
+    finish_reason: str = ""
+    failure: Failure | None = None
+    messages: Sequence[Message] = ()
+    """The conversation as the agent left it."""
+    reward: float | None = None
+    """Unset is not zero; a failure never carries one."""
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+    metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
+    extra_fields: Mapping[str, Any] = field(default_factory=dict)
+    omitted: tuple[str, ...] = ()
+    """Field paths of what was left out for its size."""
+
+
+def describe(error: BaseException) -> str:
+    """An exception's text, never empty."""
+    return str(error) or type(error).__name__
+
+
+def clip(text: str) -> str:
+    """A text cut to MAX_FAILURE_TEXT bytes, and made to travel."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= MAX_FAILURE_TEXT:
+        return raw.decode()
+    mark = " [cut]"
+    return raw[: MAX_FAILURE_TEXT - len(mark)].decode(errors="ignore") + mark
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in found and len(found) < 16:
+        found.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return found

@@ -1,0 +1,166 @@
+"""Trajectory events: everything that happens in a rollout, numbered from 1 without gaps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
+from osmosis_grpc.types.completion import Completion, Outcome
+from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.requests import InitRequest
+from osmosis_grpc.types.tools import ToolDict
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The rollout was accepted."""
+
+    init: InitRequest
+    tools: Sequence[ToolDict] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Its agent began, after `queue_time` seconds."""
+
+    queue_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Its agent began again under the same attempt."""
+
+    previous_last_number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequested:
+    """The agent asked for a reply: `messages` follow the reply of the chat it continues."""
+
+    sample: str
+    number: int
+    continues: int = 0
+    messages: Sequence[Message] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] | None = None
+    purpose: ChatPurpose = ChatPurpose.POLICY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswered:
+    """The trainer gave a reply, after `latency` seconds."""
+
+    sample: str
+    number: int
+    response: ChatResponse
+    latency: float = 0.0
+    recorded_number: int = 0
+    """Where it was served from the record: the event that recorded it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFailed:
+    """A chat, or a try of it, ended without a reply."""
+
+    sample: str
+    number: int
+    code: int = 0
+    """A google.rpc.Code."""
+    message: str = ""
+    will_retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled:
+    """A tool was called."""
+
+    call: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReturned:
+    """A tool returned after `latency` seconds, or raised `error`."""
+
+    tool_call_id: str
+    name: str
+    message: Message | None = None
+    error: str = ""
+    latency: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The agent logged something."""
+
+    name: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleAdded:
+    """A sample began."""
+
+    sample: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentClosed:
+    """A segment is complete."""
+
+    sample: str
+    index: int
+    chats: tuple[int, ...] = ()
+    tokens: int = 0
+    sampled_tokens: int = 0
+    drift_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody asked for the rollout to be cancelled."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """The grader gave a sample's reward."""
+
+    sample: str
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The rollout ended. On the wire only the completion's head travels."""
+
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The delivery of the completion is settled."""
+
+    outcome: Outcome | None = None
+    given_up: str = ""
+    """Why delivery was given up; empty when there is an outcome."""
+    tries: int = 0
+
+
+EventKind = (
+    Accepted | Started | Resumed | ChatRequested | ChatAnswered | ChatFailed | ToolCalled | ToolReturned
+    | Logged | SampleAdded | SegmentClosed | CancelAsked | Graded | Ended | Delivered
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryEvent:
+    """One thing that happened."""
+
+    rollout_id: str
+    attempt: int
+    number: int
+    """From 1 within the attempt."""
+    time: float
+    """Unix seconds, by the server's clock."""
+    kind: EventKind

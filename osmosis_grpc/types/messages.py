@@ -1,0 +1,56 @@
+"""Messages: plain dicts in OpenAI's chat format, and the few rules they obey.
+
+A message is what an agent loop appends to its list and a model server returns. It is kept
+as it is, with unknown keys, nulls and vendor fields; only its role must be one that every
+model server knows.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
+
+Message = dict[str, Any]
+"""An OpenAI-style message: a role, usually a content, and whatever else."""
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+def copy_message(message: Any, field: str) -> Message:
+    """A checked deep copy of one message. Raises InvalidArgument naming the place below `field`."""
+    if not isinstance(message, dict):
+        raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}")
+    check_role(message.get("role"), field)
+    copied: Message = {}
+    for key, value in message.items():
+        if not isinstance(key, str):
+            raise InvalidArgument(field, f"the key {key!r} is not a string")
+        copied[key] = jsontext.copy(value, f"{field}.{key}")
+    return copied
+
+
+def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
+    """Checked deep copies of messages."""
+    return [copy_message(message, f"{field}[{index}]") for index, message in enumerate(messages)]
+
+
+def check_role(role: Any, field: str) -> None:
+    """Refuse a role that no model server knows."""
+    if role not in ROLES:
+        raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """Roughly how many bytes messages take in memory: for budgets, not for limits."""
+    return sum(_size(message) for message in messages)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return 64 + len(value)
+    if isinstance(value, dict):
+        return 64 + sum(_size(item) for item in value.values())
+    if isinstance(value, list):
+        return 64 + sum(_size(item) for item in value)
+    return 32

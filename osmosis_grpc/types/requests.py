@@ -1,0 +1,127 @@
+"""What starts a rollout."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.messages import Message
+
+MAX_ID_CHARS = 256
+DEFAULT_MAX_TURNS = 10
+DEFAULT_MAX_TOKENS_TOTAL = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts of one prompt that are compared with one another."""
+
+    id: str
+    index: int = 0
+    size: int = 0
+    """0 when not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """A rollout as its agent sees it."""
+
+    rollout_id: str
+    messages: Sequence[Message] = ()
+    """The conversation to start from."""
+    completion_params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters, under OpenAI's names; pass them on with ctx.chat(messages, **params)."""
+    max_turns: int = DEFAULT_MAX_TURNS
+    """Advice: the most turns."""
+    max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
+    """Advice: the most tokens of the whole rollout."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the trainer wants the agent to know."""
+    label: str | None = None
+    """The reference answer."""
+    attempt: int = 1
+    """From 1, raised by the trainer."""
+    agent_loop: str = ""
+    """The agent loop asked for; empty where there is only one."""
+    group: Group | None = None
+    priority: int = 0
+    """Higher leaves the queue first."""
+    agent_timeout: float | None = None
+    """Seconds from acceptance, queue time included."""
+    grader_timeout: float | None = None
+    """Seconds for the grader."""
+    tool_server_url: str | None = None
+    """A tool server of the trainer's."""
+    idempotency_key: str | None = None
+    """Another name for the rollout."""
+    server_url: str = ""
+    """The trainer's address, where it speaks HTTP."""
+    api_key: str | None = field(default=None, repr=False)
+    """The trainer's key, where it speaks HTTP. Never shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callback:
+    """Where a trainer listens."""
+
+    target: str
+    """HOST:PORT."""
+    credential: str = field(default="", repr=False)
+    """A bearer token. Never shown."""
+    state: bytes = field(default=b"", repr=False)
+    """Echoed in every chat and completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """W3C trace context."""
+
+    traceparent: str
+    tracestate: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitRequest:
+    """A request as it arrives: the rollout, where its calls go, and what tells it from another."""
+
+    request: RolloutRequest
+    callback: Callback | None = None
+    trace: TraceContext | None = None
+    digest: bytes = b""
+    """Equal for equal bodies; callback and trace context are not part of the body."""
+    size: int = 0
+    """Bytes on the wire."""
+
+
+def check_id(value: str, name: str) -> None:
+    """Refuse an id that is not one visible path segment of 1 to 256 characters."""
+    if not value or len(value) > MAX_ID_CHARS:
+        raise InvalidArgument(name, f"has {len(value)} characters, not 1 to {MAX_ID_CHARS}")
+    if not value.strip():
+        raise InvalidArgument(name, "is blank")
+    if value in (".", "..") or "/" in value or "\\" in value:
+        raise InvalidArgument(name, "is not one path segment")
+    if any(ord(char) < 32 or 127 <= ord(char) < 160 or char in "\u2028\u2029" for char in value):
+        raise InvalidArgument(name, "holds a control character")
+
+
+def check_params(params: Mapping[str, Any], name: str) -> None:
+    """Refuse sampling parameters out of bounds; those without known bounds pass."""
+    for key, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):
+        value = params.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidArgument(f"{name}.{key}", f"{value!r} is not a finite number")
+        if not low <= value <= high:
+            raise InvalidArgument(f"{name}.{key}", f"{value} is " + ("negative" if value < low else f"above {high}"))
+    limit = params.get("max_tokens")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise InvalidArgument(f"{name}.max_tokens", f"{limit!r} is not a whole number of at least 1")
+
+
+def check_seconds(value: float | None, name: str) -> None:
+    """Refuse a duration that is not finite and greater than zero; None passes."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise InvalidArgument(name, f"{value:g} s is not a time greater than zero")

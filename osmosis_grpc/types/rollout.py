@@ -1,0 +1,49 @@
+"""A rollout as its server knows it, for whoever asks."""
+
+from dataclasses import dataclass
+
+from osmosis_grpc.types.completion import Completion, RolloutState
+from osmosis_grpc.types.requests import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a rollout is doing, and since when (Unix seconds)."""
+
+    description: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutInfo:
+    """Where a rollout stands."""
+
+    rollout_id: str
+    attempt: int
+    agent_loop: str
+    state: RolloutState
+    activity: Activity
+    group: Group | None = None
+    accept_time: float
+    """Unix seconds."""
+    start_time: float | None = None
+    end_time: float | None = None
+    last_number: int = 0
+    """The number of its newest event."""
+    undelivered: bool = False
+    """Ended, and its completion has not reached the trainer."""
+    completion: Completion | None = None
+    """Its result, once there is one; left out of lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a server can take and what it has."""
+
+    max_concurrent: int
+    max_queued: int
+    running: int = 0
+    queued: int = 0
+    abandoned: int = 0
+    """Ended rollouts whose agent did not stop; each keeps its slot until it does."""
+    undelivered: int = 0

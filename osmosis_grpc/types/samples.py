@@ -1,0 +1,87 @@
+"""Samples and segments: what a trainer trains on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs, same_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """A stretch of a sample whose tokens only grow. Made by assembly.Assembler."""
+
+    ids: Ids
+    """uint32, shape (n,): prompts and replies in order."""
+    logprobs: Logprobs
+    """float32, shape (number of ones in the mask,)."""
+    mask_runs: tuple[int, ...]
+    """Run lengths of the loss mask: zeros first, then ones, in turn."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Policy versions of the tokens under mask 1; empty when none was told."""
+    chats: tuple[int, ...] = ()
+    """The chats whose replies are in it."""
+    drift_index: int | None = None
+    """Where a prompt parted from the tokens of the chat it continues, if that is why this began."""
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens are under mask 1."""
+        return sum(self.mask_runs[1::2])
+
+    def mask(self) -> NDArray[np.uint8]:
+        """The loss mask, uint8, shape (n,)."""
+        values = np.arange(len(self.mask_runs), dtype=np.uint8) % 2
+        return np.repeat(values, self.mask_runs)
+
+    def check(self, field_path: str) -> None:
+        """Refuse a segment whose parts do not agree. Raises InvalidArgument."""
+        if sum(self.mask_runs) != len(self.ids):
+            raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
+        check_logprobs(self.logprobs, self.sampled, "sampled ids", f"{field_path}.logprobs")
+        if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
+            raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Segment):
+            return NotImplemented
+        return (
+            np.array_equal(self.ids, other.ids)
+            and same_logprobs(self.logprobs, other.logprobs)
+            and (self.mask_runs, self.versions, self.chats, self.drift_index)
+            == (other.mask_runs, other.versions, other.chats, other.drift_index)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampledChat:
+    """The tokens of one chat, as the trainer's library keeps them."""
+
+    number: int
+    continues: int
+    """The chat it continues; 0 for none."""
+    prompt_ids: Ids | None
+    """uint32, shape (p,): the whole prompt; None when the sampler did not tell it."""
+    tokens: TokenBlock | None
+    """The reply; None when the sampler did not tell it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One conversation of a rollout."""
+
+    messages: Sequence[Message] = ()
+    """The conversation as the agent left it."""
+    segments: tuple[Segment, ...] = ()
+    """What to train on; empty when not trainable."""
+    reward: float | None = None
+    trainable: bool = False
+    not_trainable_reason: str = ""
+    chats: tuple[SampledChat, ...] = ()
+    """Every chat's tokens, where the samples were assembled from the trainer's own chats."""

@@ -1,0 +1,143 @@
+"""Token blocks: ids with logprobs, as NumPy arrays of fixed width.
+
+Ids are uint32 and logprobs float32, one-dimensional. They come from the sampler, or they are
+absent; nothing here invents them. Arrays read from the wire are read-only views.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from osmosis_grpc.errors import InvalidArgument
+
+Ids = NDArray[np.uint32]
+Logprobs = NDArray[np.float32]
+
+MAX_LOGPROB = 1e-3
+"""Logprobs above this are refused: a little above zero is rounding, more is a mistake."""
+
+TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType({
+    "float16": "<f2", "bfloat16": None, "float32": "<f4", "float64": "<f8",
+    "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8",
+    "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8", "bool": "|b1",
+})  # fmt: skip
+"""Element types by name, with NumPy's word for each; NumPy has none for bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """An array that travels beside tokens. The first dimension counts tokens."""
+
+    dtype: str
+    """A key of TENSOR_DTYPES."""
+    shape: tuple[int, ...]
+    data: bytes
+    """Little-endian, row-major."""
+
+    @classmethod
+    def of(cls, array: ArrayLike) -> "Tensor":
+        """A tensor of a NumPy array. Raises InvalidArgument for a dtype that has no name here."""
+        made = np.ascontiguousarray(array)
+        name = made.dtype.name
+        wire = TENSOR_DTYPES.get(name)
+        if wire is None:
+            raise InvalidArgument("extras", f"a tensor of {name} cannot be sent")
+        return cls(dtype=name, shape=made.shape, data=made.astype(wire, copy=False).tobytes())
+
+    def numpy(self) -> NDArray[Any]:
+        """The array, read-only; bfloat16 comes as its raw uint16."""
+        return np.frombuffer(self.data, dtype=TENSOR_DTYPES[self.dtype] or "<u2").reshape(self.shape)
+
+    def check(self, tokens: int, field_path: str) -> None:
+        """Refuse a tensor whose bytes or first dimension do not agree."""
+        if self.dtype not in TENSOR_DTYPES:
+            raise InvalidArgument(f"{field_path}.type", "is not a tensor type")
+        width = np.dtype(TENSOR_DTYPES[self.dtype] or "<u2").itemsize
+        if len(self.data) != width * int(np.prod(self.shape, dtype=object)):
+            raise InvalidArgument(f"{field_path}.data", f"{len(self.data)} bytes are not a tensor of {self.shape}")
+        if not self.shape or self.shape[0] != tokens:
+            raise InvalidArgument(f"{field_path}.shape", f"the first dimension is not the number of tokens, {tokens}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBlock:
+    """Tokens with what is known about each of them."""
+
+    ids: Ids
+    """uint32, shape (n,)."""
+    logprobs: Logprobs | None = None
+    """float32, shape (n,), NaN where missing; None when none is known."""
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further arrays per token, by name."""
+
+    @classmethod
+    def of(cls, ids: ArrayLike, logprobs: ArrayLike | None = None,
+           extras: Mapping[str, Tensor] | None = None) -> "TokenBlock":
+        """A checked block of anything array-like. Raises InvalidArgument naming the field."""
+        given = np.asarray(ids)
+        if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
+            raise InvalidArgument("ids", "token ids are integers from 0 to 2**32 - 1")
+        block = cls(
+            np.ascontiguousarray(given, dtype="<u4"),
+            None if logprobs is None else np.ascontiguousarray(logprobs, dtype="<f4"),
+            dict(extras or {}),
+        )
+        block.check("tokens")
+        return block
+
+    def check(self, field_path: str) -> None:
+        """Refuse lengths that differ and logprobs that are none. Raises InvalidArgument."""
+        count = len(self.ids)
+        if self.logprobs is not None:
+            check_logprobs(self.logprobs, count, "ids", f"{field_path}.logprobs")
+        for name, tensor in self.extras.items():
+            tensor.check(count, f"{field_path}.extras[{name}]")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every token has a logprob."""
+        return self.logprobs is not None and not bool(np.isnan(self.logprobs).any())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        own = self.ids.nbytes + (0 if self.logprobs is None else self.logprobs.nbytes)
+        return own + sum(len(tensor.data) for tensor in self.extras.values())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenBlock):
+            return NotImplemented
+        return (
+            np.array_equal(self.ids, other.ids)
+            and same_logprobs(self.logprobs, other.logprobs)
+            and dict(self.extras) == dict(other.extras)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """A run of tokens sampled by one version of the policy."""
+
+    version: str
+    tokens: int
+
+
+def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> None:
+    """Refuse another length than `count`, infinities, and values above MAX_LOGPROB."""
+    if len(logprobs) != count:
+        raise InvalidArgument(field_path, f"{len(logprobs)} logprobs for {count} {of}")
+    if count and bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
+        raise InvalidArgument(field_path, f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing")
+
+
+def same_logprobs(one: Logprobs | None, other: Logprobs | None) -> bool:
+    """Whether two arrays of logprobs are equal, NaN to NaN."""
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other, equal_nan=True)

@@ -1,0 +1,194 @@
+"""event.proto: one row of the table per kind of event."""
+
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import events, jsontext
+from osmosis_grpc.types.events import TrajectoryEvent
+from osmosis_grpc.wire import times
+from osmosis_grpc.wire.message import (
+    message_from_wire,
+    message_to_wire,
+    messages_from_wire,
+    params_from_wire,
+    params_to_wire,
+    tool_call_from_wire,
+    tool_call_to_wire,
+    tool_to_wire,
+    tools_from_wire,
+)
+from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, init_from_wire, init_to_wire
+from osmosis_grpc.wire.trainer import (
+    outcome_from_wire,
+    outcome_to_wire,
+    purpose_from_wire,
+    purpose_to_wire,
+    reply_from_wire,
+    reply_to_wire,
+    tools_to_wire,
+)
+
+
+def event_to_wire(event: TrajectoryEvent) -> pb.TrajectoryEvent:
+    """An event; a completion in it is only its head."""
+    field, to_wire, _ = _KINDS[type(event.kind)]
+    return pb.TrajectoryEvent(
+        rollout_id=event.rollout_id, attempt=event.attempt, number=event.number,
+        time=times.timestamp(event.time), **{field: to_wire(event.kind)},
+    )  # fmt: skip
+
+
+def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
+    """An event. Raises InvalidArgument for a kind of a newer protocol."""
+    field = message.WhichOneof("kind")
+    if field is None:
+        raise InvalidArgument("kind", f"event {message.number} is of a kind that is not known here")
+    kind = _FROM_WIRE[field](getattr(message, field))
+    return TrajectoryEvent(message.rollout_id, message.attempt, message.number, times.unix(message.time), kind)
+
+
+def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
+    return pb.AcceptedEvent(
+        request=init_to_wire(kind.init, secrets=False), tools=[tool_to_wire(tool) for tool in kind.tools]
+    )
+
+
+def _read_accepted(m: pb.AcceptedEvent) -> events.Accepted:
+    return events.Accepted(init_from_wire(m.request), tools_from_wire(m.tools, "tools"))
+
+
+def _requested(kind: events.ChatRequested) -> pb.ChatRequestedEvent:
+    return pb.ChatRequestedEvent(
+        sample=kind.sample, number=kind.number, continues=kind.continues,
+        messages=[message_to_wire(m) for m in kind.messages],
+        sampling=params_to_wire(kind.params) if kind.params else None,
+        tools=tools_to_wire(kind.tools), purpose=purpose_to_wire(kind.purpose),
+    )  # fmt: skip
+
+
+def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
+    return events.ChatRequested(
+        sample=m.sample, number=m.number, continues=m.continues,
+        messages=messages_from_wire(m.messages, "messages"), params=params_from_wire(m.sampling, "sampling"),
+        tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
+        purpose=purpose_from_wire(m.purpose),
+    )  # fmt: skip
+
+
+def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
+    return pb.ChatAnsweredEvent(
+        sample=kind.sample, number=kind.number, response=reply_to_wire(kind.response),
+        latency=times.duration(kind.latency), recorded_number=kind.recorded_number,
+    )  # fmt: skip
+
+
+def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
+    return events.ChatAnswered(
+        sample=m.sample, number=m.number, response=reply_from_wire(m.response),
+        latency=times.seconds(m.latency), recorded_number=m.recorded_number,
+    )  # fmt: skip
+
+
+def _failed(kind: events.ChatFailed) -> pb.ChatFailedEvent:
+    return pb.ChatFailedEvent(
+        sample=kind.sample, number=kind.number, code=kind.code, message=kind.message, will_retry=kind.will_retry
+    )
+
+
+def _read_failed(m: pb.ChatFailedEvent) -> events.ChatFailed:
+    return events.ChatFailed(
+        sample=m.sample, number=m.number, code=m.code, message=m.message, will_retry=m.will_retry
+    )
+
+
+def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:
+    return pb.ToolReturnedEvent(
+        tool_call_id=kind.tool_call_id, name=kind.name, error=kind.error, latency=times.duration(kind.latency),
+        message=message_to_wire(kind.message) if kind.message is not None else None,
+    )  # fmt: skip
+
+
+def _read_returned(m: pb.ToolReturnedEvent) -> events.ToolReturned:
+    return events.ToolReturned(
+        tool_call_id=m.tool_call_id, name=m.name, error=m.error, latency=times.seconds(m.latency),
+        message=message_from_wire(m.message, "message") if m.HasField("message") else None,
+    )  # fmt: skip
+
+
+def _closed(kind: events.SegmentClosed) -> pb.SegmentClosedEvent:
+    return pb.SegmentClosedEvent(
+        sample=kind.sample, index=kind.index, chats=kind.chats, tokens=kind.tokens,
+        sampled_tokens=kind.sampled_tokens, drift_index=kind.drift_index,
+    )  # fmt: skip
+
+
+def _read_closed(m: pb.SegmentClosedEvent) -> events.SegmentClosed:
+    return events.SegmentClosed(
+        sample=m.sample, index=m.index, chats=tuple(m.chats), tokens=m.tokens, sampled_tokens=m.sampled_tokens,
+        drift_index=m.drift_index if m.HasField("drift_index") else None,
+    )  # fmt: skip
+
+
+def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:
+    outcome = outcome_to_wire(kind.outcome) if kind.outcome else trainer_pb2.COMPLETE_OUTCOME_UNSPECIFIED
+    return pb.DeliveredEvent(outcome=outcome, given_up=kind.given_up, tries=kind.tries)
+
+
+_Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
+_KINDS: dict[type[events.EventKind], _Row] = {
+    events.Accepted: ("accepted", _accepted, _read_accepted),
+    events.Started: (
+        "started",
+        lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time)),
+        lambda m: events.Started(times.seconds(m.queue_time)),
+    ),
+    events.Resumed: (
+        "resumed",
+        lambda k: pb.ResumedEvent(previous_last_number=k.previous_last_number),
+        lambda m: events.Resumed(m.previous_last_number),
+    ),
+    events.ChatRequested: ("chat_requested", _requested, _read_requested),
+    events.ChatAnswered: ("chat_answered", _answered, _read_answered),
+    events.ChatFailed: ("chat_failed", _failed, _read_failed),
+    events.ToolCalled: (
+        "tool_called",
+        lambda k: pb.ToolCalledEvent(call=tool_call_to_wire(k.call)),
+        lambda m: events.ToolCalled(tool_call_from_wire(m.call, "call")),
+    ),
+    events.ToolReturned: ("tool_returned", _returned, _read_returned),
+    events.Logged: (
+        "logged",
+        lambda k: pb.LoggedEvent(name=k.name, data_json=jsontext.render(k.data) if k.data else ""),
+        lambda m: events.Logged(m.name, jsontext.parse_object(m.data_json, "data_json")),
+    ),
+    events.SampleAdded: (
+        "sample_added",
+        lambda k: pb.SampleAddedEvent(sample=k.sample),
+        lambda m: events.SampleAdded(m.sample),
+    ),
+    events.SegmentClosed: ("segment_closed", _closed, _read_closed),
+    events.CancelAsked: (
+        "cancel_asked",
+        lambda k: pb.CancelAskedEvent(reason=k.reason),
+        lambda m: events.CancelAsked(m.reason),
+    ),
+    events.Graded: (
+        "graded",
+        lambda k: pb.GradedEvent(sample=k.sample, reward=k.reward),
+        lambda m: events.Graded(m.sample, m.reward if m.HasField("reward") else None),
+    ),
+    events.Ended: (
+        "ended",
+        lambda k: pb.EndedEvent(completion=completion_to_wire(k.completion, head=True)),
+        lambda m: events.Ended(completion_from_wire(m.completion, "completion")),
+    ),
+    events.Delivered: (
+        "delivered",
+        _delivered,
+        lambda m: events.Delivered(outcome_from_wire(m.outcome), m.given_up, m.tries),
+    ),
+}
+_FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}

@@ -1,0 +1,230 @@
+"""message.proto: messages, tool calls, tool schemas, sampling parameters, usage.
+
+Every one of them is the same kind of thing: an object some of whose keys are typed. A value
+of the typed type goes into its field, every other key into `extra_json`; back again the two
+are merged. So nothing is lost, whatever an agent or a model server puts into a message.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message as Proto
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.messages import Message, check_role
+from osmosis_grpc.types.requests import check_params
+
+P = TypeVar("P", bound=Proto)
+_INT64 = 2**63
+
+
+def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
+    """A message, its role present and known."""
+    out = pb.Message(role=message["role"])
+    extra = {}
+    for key, value in message.items():
+        kind = type(value)
+        if key == "role":
+            continue
+        if key == "content" and kind is str:
+            out.text = value
+        elif key == "content" and value is None:
+            out.null_content = True
+        elif key == "content" and kind is list and all(type(part) is dict for part in value):
+            out.parts.parts.extend(_object_to_wire(pb.ContentPart(), part, _TEXTS["part"]) for part in value)
+            out.parts.SetInParent()
+        elif key == "tool_calls" and kind is list and value and all(type(call) is dict for call in value):
+            out.tool_calls.extend(tool_call_to_wire(call) for call in value)
+        elif key in ("tool_call_id", "name") and kind is str:
+            setattr(out, key, value)
+        else:
+            extra[key] = value
+    if extra:
+        out.extra_json = jsontext.render(extra)
+    return out
+
+
+def message_from_wire(message: pb.Message, field: str) -> Message:
+    """A message as a dict. Raises InvalidArgument naming the place below `field`."""
+    check_role(message.role, field)
+    out: Message = {"role": message.role}
+    content = message.WhichOneof("content")
+    if content == "text":
+        out["content"] = message.text
+    elif content == "parts":
+        out["content"] = [
+            _object_from_wire(part, _TEXTS["part"], f"{field}.parts.parts[{i}]")
+            for i, part in enumerate(message.parts.parts)
+        ]
+    elif content == "null_content":
+        out["content"] = None
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        out["tool_calls"] = [tool_call_from_wire(call, f"{field}.tool_calls[{i}]") for i, call in calls]
+    if message.HasField("tool_call_id"):
+        out["tool_call_id"] = message.tool_call_id
+    if message.HasField("name"):
+        out["name"] = message.name
+    return _merge(out, message.extra_json, field) if message.extra_json else out
+
+
+def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
+    """Messages as dicts."""
+    return [message_from_wire(message, f"{field}[{i}]") for i, message in enumerate(messages)]
+
+
+def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
+    """A tool call."""
+    return _nested_to_wire(pb.ToolCall(), call, _TEXTS["call"], _TEXTS["function_call"])
+
+
+def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
+    """A tool call as a dict."""
+    return _nested_from_wire(call, _TEXTS["call"], _TEXTS["function_call"], field)
+
+
+def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
+    """A tool schema."""
+    function = tool.get("function")
+    if type(function) is not dict or "parameters" not in function:
+        return _nested_to_wire(pb.Tool(), tool, _TEXTS["tool"], _TEXTS["function"])
+    rest = {key: value for key, value in function.items() if key != "parameters"}
+    out = _nested_to_wire(pb.Tool(), {**tool, "function": rest}, _TEXTS["tool"], _TEXTS["function"])
+    out.function.parameters_json = jsontext.render(function["parameters"])
+    return out
+
+
+def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
+    """A tool schema as a dict."""
+    out = _nested_from_wire(tool, _TEXTS["tool"], _TEXTS["function"], field)
+    if tool.function.HasField("parameters_json"):
+        path = f"{field}.function.parameters_json"
+        function = out["function"]
+        if "parameters" in function:
+            raise InvalidArgument(f"{field}.function.extra_json", "repeats the typed key 'parameters'")
+        function["parameters"] = jsontext.parse(tool.function.parameters_json, path)
+    return out
+
+
+def tools_from_wire(tools: Iterable[pb.Tool], field: str) -> list[dict[str, Any]]:
+    """Tool schemas as dicts."""
+    return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
+
+
+def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
+    """Sampling parameters. Raises InvalidArgument naming the one that is out of bounds."""
+    check_params(params, "sampling")
+    out = pb.SamplingParams()
+    extra = {}
+    for key, value in params.items():
+        fits = _PARAMS.get(key)
+        if fits is not None and fits(value):
+            setattr(out, key, value)
+        elif key == "stop" and type(value) is list and value and all(type(item) is str for item in value):
+            out.stop.extend(value)
+        else:
+            extra[key] = value
+    if extra:
+        out.extra_json = jsontext.render(jsontext.copy(extra, "sampling"))
+    return out
+
+
+def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
+    """Sampling parameters as a dict. Raises InvalidArgument naming the one that is out of bounds."""
+    out: dict[str, Any] = {key: getattr(params, key) for key in _PARAMS if params.HasField(key)}  # type: ignore[arg-type]
+    if params.stop:
+        out["stop"] = list(params.stop)
+    out = _merge(out, params.extra_json, field)
+    check_params(out, field)
+    return out
+
+
+def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
+    """Token counts."""
+    return _object_to_wire(pb.Usage(), usage, _COUNTS, _is_int64)
+
+
+def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
+    """Token counts as a dict. Raises InvalidArgument for a negative one."""
+    for key in _COUNTS:
+        if getattr(usage, key) < 0:
+            raise InvalidArgument(f"{field}.{key}", "is negative")
+    return _object_from_wire(usage, _COUNTS, field)
+
+
+def _is_int64(value: object) -> bool:
+    return type(value) is int and -_INT64 <= value < _INT64
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= 2**53)
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+_TEXTS = {
+    "part": ("type", "text"),
+    "call": ("id", "type"),
+    "function_call": ("name", "arguments"),
+    "tool": ("type",),
+    "function": ("name", "description"),
+}
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+_PARAMS: dict[str, Callable[[object], bool]] = {
+    "temperature": _is_number, "top_p": _is_number, "max_tokens": _is_int64, "seed": _is_int64,
+    "logprobs": lambda value: type(value) is bool,
+}  # fmt: skip
+
+
+def _object_to_wire(
+    out: P, value: Mapping[str, Any], keys: tuple[str, ...], fits: Callable[[object], bool] = _is_text
+) -> P:
+    extra = {}
+    for key, item in value.items():
+        if key in keys and fits(item):
+            setattr(out, key, item)
+        else:
+            extra[key] = item
+    if extra:
+        out.extra_json = jsontext.render(extra)  # type: ignore[attr-defined]
+    return out
+
+
+def _object_from_wire(message: Any, keys: tuple[str, ...], field: str) -> dict[str, Any]:
+    out = {key: getattr(message, key) for key in keys if message.HasField(key)}
+    return _merge(out, message.extra_json, field) if message.extra_json else out
+
+
+def _nested_to_wire(
+    out: P, value: Mapping[str, Any], keys: tuple[str, ...], function_keys: tuple[str, ...]
+) -> P:
+    function = value.get("function")
+    if type(function) is dict:
+        inner = out.function  # type: ignore[attr-defined]
+        _object_to_wire(inner, function, function_keys)
+        inner.SetInParent()
+        value = {key: item for key, item in value.items() if key != "function"}
+    return _object_to_wire(out, value, keys)
+
+
+def _nested_from_wire(
+    message: Any, keys: tuple[str, ...], function_keys: tuple[str, ...], field: str
+) -> dict[str, Any]:
+    out = _object_from_wire(message, keys, field)
+    if message.HasField("function"):
+        if "function" in out:
+            raise InvalidArgument(f"{field}.extra_json", "repeats the typed key 'function'")
+        out["function"] = _object_from_wire(message.function, function_keys, f"{field}.function")
+    return out
+
+
+def _merge(out: dict[str, Any], extra_json: str, field: str) -> dict[str, Any]:
+    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json").items():
+        if key in out:
+            raise InvalidArgument(f"{field}.extra_json", f"repeats the typed key {key!r}")
+        out[key] = value
+    return out

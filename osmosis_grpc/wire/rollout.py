@@ -1,0 +1,341 @@
+"""rollout.proto: what starts a rollout, where it stands, how it ended."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.completion import (
+    Cause,
+    Completion,
+    CompletionStatus,
+    Failure,
+    RolloutMetrics,
+    RolloutState,
+)
+from osmosis_grpc.types.requests import (
+    DEFAULT_MAX_TOKENS_TOTAL,
+    DEFAULT_MAX_TURNS,
+    Callback,
+    Group,
+    InitRequest,
+    RolloutRequest,
+    TraceContext,
+    check_id,
+)
+from osmosis_grpc.types.rollout import Activity, RolloutInfo
+from osmosis_grpc.types.samples import Sample
+from osmosis_grpc.wire import times
+from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
+from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
+
+MAX_METADATA_BYTES = 1024 * 1024
+"""The default bound of metadata_json."""
+
+NOT_SERVED = ("grader_timeout",)
+"""Fields of InitRequest that this server refuses by name."""
+
+STATES = {state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState}
+_STATE_OF = {number: state for state, number in STATES.items()}
+_STATUSES = {status: pb.CompletionStatus.Value(f"COMPLETION_STATUS_{status}") for status in CompletionStatus}
+_STATUS_OF = {number: status for status, number in _STATUSES.items()}
+_Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
+_BOUNDARIES: dict[_Boundary, int] = {
+    "agent": pb.FAILURE_BOUNDARY_AGENT,
+    "tool": pb.FAILURE_BOUNDARY_TOOL,
+    "trainer": pb.FAILURE_BOUNDARY_TRAINER,
+    "grader": pb.FAILURE_BOUNDARY_GRADER,
+    "server": pb.FAILURE_BOUNDARY_SERVER,
+}
+_BOUNDARY_OF = {number: name for name, number in _BOUNDARIES.items()}
+
+
+def init_from_wire(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> InitRequest:
+    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+    for name in NOT_SERVED:
+        if message.HasField(name):  # type: ignore[arg-type]
+            raise InvalidArgument(name, "is not served by this server")
+    check_id(message.rollout_id, "rollout_id")
+    if message.idempotency_key:
+        check_id(message.idempotency_key, "idempotency_key")
+    if len(message.metadata_json.encode()) > max_metadata_bytes:
+        raise InvalidArgument("metadata_json", f"is larger than {max_metadata_bytes} bytes")
+    request = RolloutRequest(
+        rollout_id=message.rollout_id,
+        attempt=message.attempt or 1,
+        agent_loop=message.agent_loop,
+        messages=messages_from_wire(message.messages, "messages"),
+        completion_params=params_from_wire(message.sampling, "sampling"),
+        max_turns=message.max_turns if message.HasField("max_turns") else DEFAULT_MAX_TURNS,
+        max_tokens_total=(
+            message.max_tokens_total if message.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL
+        ),
+        metadata=jsontext.parse_object(message.metadata_json, "metadata_json"),
+        label=message.label if message.HasField("label") else None,
+        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        priority=message.priority,
+        agent_timeout=(
+            times.checked_seconds(message.agent_timeout, "agent_timeout")
+            if message.HasField("agent_timeout")
+            else None
+        ),
+        tool_server_url=message.tool_server_url or None,
+        idempotency_key=message.idempotency_key or None,
+    )
+    callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
+    trace = None
+    if message.HasField("trace_context"):
+        trace = TraceContext(message.trace_context.traceparent, message.trace_context.tracestate)
+        for name, value in (("traceparent", trace.traceparent), ("tracestate", trace.tracestate)):
+            _check_header(value, f"trace_context.{name}")
+    return InitRequest(
+        request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
+    )
+
+
+def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
+    """A request to start a rollout; without its callback's credential and state where `secrets` is false."""
+    request = init.request
+    message = pb.InitRequest(
+        rollout_id=request.rollout_id,
+        attempt=request.attempt,
+        agent_loop=request.agent_loop,
+        messages=[message_to_wire(m) for m in request.messages],
+        sampling=params_to_wire(request.completion_params) if request.completion_params else None,
+        max_turns=request.max_turns,
+        max_tokens_total=request.max_tokens_total,
+        metadata_json=jsontext.render(request.metadata) if request.metadata else "",
+        label=request.label,
+        priority=request.priority,
+        agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
+        grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
+        tool_server_url=request.tool_server_url or "",
+        idempotency_key=request.idempotency_key or "",
+    )
+    if request.group is not None:
+        message.group.CopyFrom(group_to_wire(request.group))
+    if init.trace is not None:
+        message.trace_context.traceparent = init.trace.traceparent
+        message.trace_context.tracestate = init.trace.tracestate
+    if init.callback is not None:
+        message.callback.target = init.callback.target
+        if secrets:
+            message.callback.credential = init.callback.credential
+            message.callback.state = init.callback.state
+    return message
+
+
+def _digest(message: pb.InitRequest) -> bytes:
+    body = pb.InitRequest()
+    body.CopyFrom(message)
+    body.attempt = message.attempt or 1
+    body.ClearField("callback")
+    body.ClearField("trace_context")
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
+
+
+def group_to_wire(group: Group) -> pb.Group:
+    """A group."""
+    return pb.Group(id=group.id, index=group.index, size=group.size)
+
+
+def _group_from_wire(group: pb.Group) -> Group:
+    check_id(group.id, "group.id")
+    if group.size and group.index >= group.size:
+        raise InvalidArgument("group.index", f"{group.index} is not below the group's size, {group.size}")
+    return Group(group.id, group.index, group.size)
+
+
+def _callback_from_wire(callback: pb.Callback) -> Callback:
+    if callback.HasField("tls"):
+        raise InvalidArgument("callback.tls", "is not served by this server")
+    if not callback.target:
+        raise InvalidArgument("callback.target", "is empty")
+    _check_header(callback.credential, "callback.credential")
+    return Callback(target=callback.target, credential=callback.credential, state=callback.state)
+
+
+def _check_header(value: str, field: str) -> None:
+    if len(value) > 4096:
+        raise InvalidArgument(field, "is longer than 4096 characters")
+    if not value.isascii() or not value.isprintable():
+        raise InvalidArgument(field, "holds a character that cannot stand in a header")
+
+
+def state_from_wire(state: int) -> RolloutState | None:
+    """A state; None for unspecified ones and those of a newer protocol."""
+    return _STATE_OF.get(state)
+
+
+def activity_to_wire(activity: Activity) -> pb.Activity:
+    """What a rollout is doing."""
+    return pb.Activity(description=activity.description, since=times.timestamp(activity.since))
+
+
+def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
+    """Where a rollout stands."""
+    return pb.Rollout(
+        rollout_id=info.rollout_id,
+        attempt=info.attempt,
+        agent_loop=info.agent_loop,
+        state=STATES[info.state],  # type: ignore[arg-type]
+        activity=activity_to_wire(info.activity),
+        group=group_to_wire(info.group) if info.group else None,
+        accept_time=times.timestamp(info.accept_time),
+        start_time=times.timestamp(info.start_time) if info.start_time is not None else None,
+        end_time=times.timestamp(info.end_time) if info.end_time is not None else None,
+        last_number=info.last_number,
+        undelivered=info.undelivered,
+        completion=completion_to_wire(info.completion) if info.completion else None,
+    )
+
+
+def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
+    """Where a rollout stands."""
+    return RolloutInfo(
+        rollout_id=message.rollout_id,
+        attempt=message.attempt,
+        agent_loop=message.agent_loop,
+        state=_STATE_OF.get(message.state, RolloutState.ACCEPTED),
+        activity=Activity(message.activity.description, times.unix(message.activity.since)),
+        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        accept_time=times.unix(message.accept_time),
+        start_time=times.unix(message.start_time) if message.HasField("start_time") else None,
+        end_time=times.unix(message.end_time) if message.HasField("end_time") else None,
+        last_number=message.last_number,
+        undelivered=message.undelivered,
+        completion=completion_from_wire(message.completion, "completion") if message.HasField("completion") else None,
+    )
+
+
+def completion_to_wire(completion: Completion, *, head: bool = False) -> pb.Completion:
+    """A completion; its `head` leaves out messages and segments.
+
+    The messages of a sample that is the only one are those of the completion and are not repeated.
+    """
+    samples: dict[str, tokens_pb2.Sample] = {}
+    for name, sample in completion.samples.items():
+        alone = len(completion.samples) == 1
+        kept = Sample(
+            messages=() if head or alone else sample.messages, segments=() if head else sample.segments,
+            reward=sample.reward, trainable=sample.trainable, not_trainable_reason=sample.not_trainable_reason,
+        )  # fmt: skip
+        samples[name] = sample_to_wire(kept)
+    messages: list[message_pb2.Message] = [] if head else [message_to_wire(m) for m in completion.messages]
+    return pb.Completion(
+        rollout_id=completion.rollout_id,
+        attempt=completion.attempt,
+        result_id=completion.result_id,
+        status=_STATUSES[completion.status],  # type: ignore[arg-type]
+        finish_reason=completion.finish_reason,
+        failure=failure_to_wire(completion.failure) if completion.failure else None,
+        messages=messages,
+        reward=completion.reward,
+        samples=samples,
+        metrics=metrics_to_wire(completion.metrics),
+        extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
+        omitted=completion.omitted,
+    )
+
+
+def fit(message: pb.Completion, limit: int) -> pb.Completion:
+    """The same completion within `limit` bytes: what is too much is left out, and named in `omitted`."""
+    for name in sorted(message.samples):
+        if message.ByteSize() > limit and message.samples[name].segments:
+            message.samples[name].ClearField("segments")
+            message.omitted.append(f"samples[{name}].segments")
+    if message.ByteSize() > limit:
+        message.ClearField("messages")
+        message.omitted.append("messages")
+        for name in sorted(message.samples):
+            if message.samples[name].messages:
+                message.samples[name].ClearField("messages")
+                message.omitted.append(f"samples[{name}].messages")
+    if message.ByteSize() > limit:
+        message.ClearField("extra_json")
+        message.omitted.append("extra_json")
+    return message
+
+
+def completion_from_wire(message: pb.Completion, field: str) -> Completion:
+    """A completion, checked. Raises InvalidArgument naming the place below `field`."""
+    check_id(message.rollout_id, f"{field}.rollout_id")
+    status = _STATUS_OF.get(message.status)
+    if status is None:
+        raise InvalidArgument(f"{field}.status", f"{message.status} is not a completion status")
+    failure = _failure_from_wire(message.failure, f"{field}.failure") if message.HasField("failure") else None
+    reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
+    if reward is not None and status is not CompletionStatus.COMPLETED:
+        raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
+    messages = messages_from_wire(message.messages, f"{field}.messages")
+    samples = {n: sample_from_wire(s, f"{field}.samples[{n}]") for n, s in sorted(message.samples.items())}
+    return Completion(
+        rollout_id=message.rollout_id,
+        attempt=message.attempt or 1,
+        result_id=message.result_id,
+        status=status,
+        finish_reason=message.finish_reason,
+        failure=failure,
+        messages=messages,
+        reward=reward,
+        samples=_with_messages(samples, messages),
+        metrics=_metrics_from_wire(message.metrics),
+        extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
+        omitted=tuple(message.omitted),
+    )
+
+
+def _with_messages(samples: dict[str, Sample], messages: list[dict[str, Any]]) -> Mapping[str, Sample]:
+    if len(samples) != 1:
+        return samples
+    ((name, only),) = samples.items()
+    return {name: Sample(
+        messages=only.messages or messages, segments=only.segments, reward=only.reward,
+        trainable=only.trainable, not_trainable_reason=only.not_trainable_reason,
+    )}  # fmt: skip
+
+
+def failure_to_wire(failure: Failure) -> pb.Failure:
+    """Why a rollout did not complete."""
+    return pb.Failure(
+        boundary=_BOUNDARIES[failure.boundary],  # type: ignore[arg-type]
+        message=failure.message,
+        retryable=failure.retryable,
+        causes=[pb.Cause(type=cause.type, message=cause.message) for cause in failure.causes],
+    )
+
+
+def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
+    boundary = _BOUNDARY_OF.get(message.boundary)
+    if boundary is None:
+        raise InvalidArgument(f"{field}.boundary", f"{message.boundary} is not a boundary")
+    causes = tuple(Cause(cause.type, cause.message) for cause in message.causes)
+    return Failure(boundary, message.message, message.retryable, causes)
+
+
+_MILLIS = ("total_latency", "llm_latency", "tool_latency")
+_COUNTS = ("num_llm_calls", "num_tool_calls", "prompt_tokens", "response_tokens", "max_context_tokens")
+_TIMES = ("queue_time", "model_time", "tool_time", "overhead_time")
+
+
+def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
+    """What a rollout took."""
+    out = pb.Metrics(**{name: getattr(metrics, name) for name in _COUNTS})
+    for name in _MILLIS:
+        getattr(out, name).CopyFrom(times.duration(getattr(metrics, f"{name}_ms") / 1000))
+    for name in _TIMES:
+        getattr(out, name).CopyFrom(times.duration(getattr(metrics, name)))
+    return out
+
+
+def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
+    values: dict[str, Any] = {name: getattr(message, name) for name in _COUNTS}
+    values |= {f"{name}_ms": times.seconds(getattr(message, name)) * 1000 for name in _MILLIS}
+    values |= {name: times.seconds(getattr(message, name)) for name in _TIMES}
+    if not all(math.isfinite(value) for value in values.values()):
+        raise InvalidArgument("completion.metrics", "are not finite")
+    return RolloutMetrics(**values)

@@ -1,0 +1,108 @@
+"""rollout_service.proto: what may be asked about rollouts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Capacity, RolloutState, ToolDict
+from osmosis_grpc.types.jsontext import MAX_DEPTH
+from osmosis_grpc.types.requests import MAX_ID_CHARS, check_id
+from osmosis_grpc.wire import times
+from osmosis_grpc.wire.message import tool_to_wire
+from osmosis_grpc.wire.rollout import STATES, state_from_wire
+
+PROTOCOL = (1, 1)
+"""The lowest and the highest protocol version that is spoken here."""
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+class CancelRow(Protocol):
+    """What a cancel met, as the engine tells it."""
+
+    @property
+    def rollout_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def cancelled(self) -> bool: ...
+    @property
+    def state(self) -> RolloutState | None: ...
+
+
+def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
+    """Which rollouts to cancel, as arguments. Raises InvalidArgument naming the field."""
+    kind = request.WhichOneof("selection")
+    if kind is None or (kind == "all" and not request.all):
+        raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
+    if kind == "all":
+        return {}
+    name = str(getattr(request, kind))
+    check_id(name, kind)
+    return {kind: name}
+
+
+def cancelled_to_wire(row: CancelRow) -> pb.CancelResult:
+    """What a cancel met."""
+    disposition = pb.CANCEL_DISPOSITION_UNKNOWN
+    if row.state is not None:
+        disposition = pb.CANCEL_DISPOSITION_CANCELLED if row.cancelled else pb.CANCEL_DISPOSITION_ALREADY_ENDED
+    return pb.CancelResult(
+        rollout_id=row.rollout_id, attempt=row.attempt, disposition=disposition,
+        state=STATES[row.state] if row.state else 0,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def page_from_wire(token: str) -> int:
+    """The place a page begins after. Raises InvalidArgument."""
+    if token and not (token.isascii() and token.isdecimal() and len(token) < 18):
+        raise InvalidArgument("page_token", "is not one of this server's")
+    return int(token or 0)
+
+
+def states_from_wire(states: Sequence[int]) -> list[RolloutState]:
+    """States to list. Raises InvalidArgument for one that is none."""
+    known = [state_from_wire(state) for state in states]
+    if None in known:
+        raise InvalidArgument("states", "holds a state that is none")
+    return [state for state in known if state is not None]
+
+
+def check_stream(request: pb.StreamEventsRequest) -> None:
+    """Refuse a stream request whose fields do not belong together."""
+    if request.rollout_id:
+        check_id(request.rollout_id, "rollout_id")
+        for name in ("cursor", "from_now"):
+            if getattr(request, name):
+                raise InvalidArgument(name, "goes with a stream of all rollouts, not of one")
+        return
+    for name in ("attempt", "after"):
+        if getattr(request, name):
+            raise InvalidArgument(name, "goes with a rollout_id")
+    if request.cursor and request.from_now:
+        raise InvalidArgument("from_now", "does not go with a cursor")
+
+
+def server_info_to_wire(
+    *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
+    capacity: Capacity, max_metadata_bytes: int, draining: bool,
+) -> pb.GetServerInfoResponse:  # fmt: skip
+    """Who a server is."""
+    return pb.GetServerInfoResponse(
+        version=version, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], process_uuid=process_uuid,
+        journal_id=journal_id, start_time=times.timestamp(start_time),
+        agent_loops=[
+            pb.AgentLoopInfo(name=name, tools=[tool_to_wire(tool) for tool in loop_tools])
+            for name, loop_tools in sorted(tools.items())
+        ],
+        capacity=pb.Capacity(
+            max_concurrent=capacity.max_concurrent, max_queued=capacity.max_queued, running=capacity.running,
+            queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
+        ),
+        limits=pb.Limits(
+            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
+            max_rollout_id_chars=MAX_ID_CHARS,
+        ),
+        draining=draining,
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""error.proto and google.rpc: the one table between exceptions and statuses.
+
+Every gRPC code has one exception class and the other way round. Details travel as the
+standard google.rpc messages wherever one fits, and as those of error.proto elsewhere. They
+ride in a header, so texts are kept short.
+"""
+
+from collections.abc import Callable, Iterator
+
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from osmosis_grpc import errors
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.wire import times
+
+CLASSES: dict[int, type[CallError]] = {
+    kind.code: kind
+    for kind in (
+        errors.Cancelled, errors.UnknownError, errors.InvalidArgument, errors.DeadlineExceeded, errors.NotFound,
+        errors.AlreadyExists, errors.PermissionDenied, errors.ResourceExhausted, errors.FailedPrecondition,
+        errors.Aborted, errors.OutOfRange, errors.Unimplemented, errors.Internal, errors.Unavailable,
+        errors.DataLoss, errors.Unauthenticated,
+    )
+}  # fmt: skip
+"""The exception of every code but OK."""
+
+_MAX_TEXT = 1000
+_MAX_VIOLATIONS = 8
+
+
+def to_status(error: CallError) -> status_pb2.Status:
+    """The status that an exception travels as."""
+    status = status_pb2.Status(code=error.code, message=_short(str(error)))
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return status
+
+
+def from_status(status: status_pb2.Status) -> CallError:
+    """The exception that a status stands for."""
+    return from_code(status.code, status.message, status.details)
+
+
+def from_code(code: int, message: str, details: "list[any_pb2.Any] | object" = ()) -> CallError:
+    """The exception of a code, its message and its details."""
+    found: dict[type[Message], Message] = {}
+    for packed in details:  # type: ignore[attr-defined]
+        for kind in _READ:
+            if packed.Is(kind.DESCRIPTOR):
+                found[kind] = kind.FromString(packed.value)
+    kind = CLASSES.get(code, errors.UnknownError)
+    build = _BUILD.get(kind)
+    error = build(message, found) if build else kind(message)
+    retry = found.get(error_details_pb2.RetryInfo)
+    if isinstance(retry, error_details_pb2.RetryInfo):
+        error.retry_after = times.seconds(retry.retry_delay)
+    return error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def _details(error: CallError) -> Iterator[Message]:
+    if isinstance(error, errors.InvalidArgument):
+        yield error_details_pb2.BadRequest(field_violations=[
+            error_details_pb2.BadRequest.FieldViolation(field=_short(field)[:200], description=_short(problem)[:200])
+            for field, problem in error.violations[:_MAX_VIOLATIONS]
+        ])  # fmt: skip
+    elif isinstance(error, errors.NotFound) and error.kind:
+        yield error_details_pb2.ResourceInfo(
+            resource_type=error.kind, resource_name=error.name, description=_short(str(error))
+        )
+    elif isinstance(error, errors.AlreadyExists | errors.Aborted) and error.attempt:
+        yield error_pb2.CurrentAttempt(rollout_id=error.rollout_id, attempt=error.attempt)
+    elif isinstance(error, errors.OutOfRange):
+        yield error_pb2.EventsGone(first_number=error.first_number, first_cursor=error.first_cursor)
+    elif isinstance(error, errors.FailedPrecondition) and error.kind:
+        violation = error_details_pb2.PreconditionFailure.Violation(
+            type=error.kind, subject=error.subject, description=_short(str(error))
+        )
+        yield error_details_pb2.PreconditionFailure(violations=[violation])
+    if error.retry_after is not None:
+        yield error_details_pb2.RetryInfo(retry_delay=times.duration(error.retry_after))
+
+
+_Found = dict[type[Message], Message]
+_READ: tuple[type[Message], ...] = (
+    error_details_pb2.BadRequest, error_details_pb2.ResourceInfo, error_details_pb2.RetryInfo,
+    error_details_pb2.PreconditionFailure, error_pb2.CurrentAttempt, error_pb2.EventsGone,
+)  # fmt: skip
+
+
+def _invalid(message: str, found: _Found) -> CallError:
+    bad = found.get(error_details_pb2.BadRequest)
+    rows = [(v.field, v.description) for v in bad.field_violations] if isinstance(
+        bad, error_details_pb2.BadRequest) else []  # fmt: skip
+    return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
+
+
+def _not_found(message: str, found: _Found) -> CallError:
+    info = found.get(error_details_pb2.ResourceInfo, error_details_pb2.ResourceInfo())
+    assert isinstance(info, error_details_pb2.ResourceInfo)
+    return errors.NotFound(message, kind=info.resource_type, name=info.resource_name)
+
+
+def _attempt(kind: type[errors.AlreadyExists] | type[errors.Aborted]) -> Callable[[str, _Found], CallError]:
+    def build(message: str, found: _Found) -> CallError:
+        current = found.get(error_pb2.CurrentAttempt, error_pb2.CurrentAttempt())
+        assert isinstance(current, error_pb2.CurrentAttempt)
+        return kind(message, rollout_id=current.rollout_id, attempt=current.attempt)
+
+    return build
+
+
+def _out_of_range(message: str, found: _Found) -> CallError:
+    gone = found.get(error_pb2.EventsGone, error_pb2.EventsGone())
+    assert isinstance(gone, error_pb2.EventsGone)
+    return errors.OutOfRange(message, first_number=gone.first_number, first_cursor=gone.first_cursor)
+
+
+def _precondition(message: str, found: _Found) -> CallError:
+    failure = found.get(error_details_pb2.PreconditionFailure)
+    rows = failure.violations if isinstance(failure, error_details_pb2.PreconditionFailure) else ()
+    kind, subject = (rows[0].type, rows[0].subject) if rows else ("", "")
+    return errors.FailedPrecondition(message, kind=kind, subject=subject)
+
+
+_BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
+    errors.InvalidArgument: _invalid,
+    errors.NotFound: _not_found,
+    errors.AlreadyExists: _attempt(errors.AlreadyExists),
+    errors.Aborted: _attempt(errors.Aborted),
+    errors.OutOfRange: _out_of_range,
+    errors.FailedPrecondition: _precondition,
+}

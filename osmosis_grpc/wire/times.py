@@ -1,0 +1,40 @@
+"""Durations and timestamps as seconds."""
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from osmosis_grpc.errors import InvalidArgument
+
+_NANOS = 1_000_000_000
+
+
+def duration(seconds: float) -> Duration:
+    """A Duration of so many seconds."""
+    nanos = round(seconds * _NANOS)
+    sign = -1 if nanos < 0 else 1
+    whole, rest = divmod(abs(nanos), _NANOS)
+    return Duration(seconds=sign * whole, nanos=sign * rest)
+
+
+def seconds(message: Duration) -> float:
+    """The seconds of a Duration."""
+    return message.seconds + message.nanos / _NANOS
+
+
+def checked_seconds(message: Duration, field: str) -> float:
+    """The seconds of a Duration that has to be greater than zero."""
+    value = seconds(message)
+    if value <= 0 or abs(message.nanos) >= _NANOS or message.seconds > 315_576_000_000:
+        raise InvalidArgument(field, f"{value:g} s is not a time greater than zero")
+    return value
+
+
+def timestamp(unix: float) -> Timestamp:
+    """A Timestamp of Unix seconds."""
+    whole, rest = divmod(round(unix * _NANOS), _NANOS)
+    return Timestamp(seconds=whole, nanos=rest)
+
+
+def unix(message: Timestamp) -> float:
+    """The Unix seconds of a Timestamp."""
+    return message.seconds + message.nanos / _NANOS

@@ -1,0 +1,73 @@
+"""Make the Python stubs from proto/, or with --check see that the committed ones are fresh.
+
+grpcio-tools 1.74.0 makes code for protobuf 6.31.1, which loads on protobuf 6.31 to 7.x;
+newer tools make code that protobuf 6 refuses. It needs another protobuf than the project
+may be developed with, so it lives in an environment of its own, .venv-tools.
+"""
+
+import filecmp
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / ".venv-tools"
+PACKAGE = "osmosis_grpc._gen"
+STUBS = ROOT / "osmosis_grpc" / "_gen"
+
+
+def tools_python() -> str:
+    """The interpreter of the tools' environment, made if it is missing or outdated."""
+    wanted = (ROOT / "scripts" / "tools.txt").read_text()
+    python, stamp = TOOLS / "bin" / "python", TOOLS / "tools.txt"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", str(ROOT / "scripts" / "tools.txt")], check=True)
+        stamp.write_text(wanted)
+    return str(python)
+
+
+def generate(out: Path) -> None:
+    """Write the stubs of every proto file below `out`."""
+    protos = sorted(str(p.relative_to(ROOT / "proto")) for p in (ROOT / "proto").rglob("*.proto"))
+    python = tools_python()
+    plugins = [f"--plugin={name}={TOOLS / 'bin' / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
+    outputs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    protoc = [python, "-m", "grpc_tools.protoc", f"--proto_path={ROOT / 'proto'}", *plugins, *outputs]
+    subprocess.run([*protoc, *protos], check=True, stderr=subprocess.PIPE)
+    for path in sorted(out.rglob("*_pb2*.py*")):
+        text = path.read_text()
+        if path.name.endswith(("_grpc.py", "_grpc.pyi")) and "Stub" not in text:
+            path.unlink()  # a proto file without a service
+            continue
+        for word in ("from osmosis.rollout", "import osmosis.rollout"):
+            text = text.replace(word, word.replace("osmosis", f"{PACKAGE}.osmosis"))
+        path.write_text(text.replace(" osmosis.rollout.v1", f" {PACKAGE}.osmosis.rollout.v1")
+                        if path.suffix == ".pyi" else text)
+    for folder in (out, *(p for p in out.rglob("*") if p.is_dir())):
+        (folder / "__init__.py").write_text("")
+
+
+def main(check: bool) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "_gen"
+        out.mkdir()
+        generate(out)
+        if not check:
+            shutil.rmtree(STUBS, ignore_errors=True)
+            shutil.copytree(out, STUBS)
+            return 0
+        made = {str(p.relative_to(out)) for p in out.rglob("*.py*")}
+        kept = {str(p.relative_to(STUBS)) for p in STUBS.rglob("*.py*") if "__pycache__" not in p.parts}
+        _, differ, missing = filecmp.cmpfiles(out, STUBS, made, shallow=False)
+        stale = sorted({*differ, *missing, *(kept - made)})
+        for name in stale:
+            print(f"osmosis_grpc/_gen/{name} is not what proto/ says: run make generate", file=sys.stderr)
+        return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
