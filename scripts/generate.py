@@ -45,8 +45,9 @@ def generate(out: Path) -> None:
             continue
         for word in ("from osmosis.rollout", "import osmosis.rollout"):
             text = text.replace(word, word.replace("osmosis", f"{PACKAGE}.osmosis"))
-        path.write_text(text.replace(" osmosis.rollout.v1", f" {PACKAGE}.osmosis.rollout.v1")
-                        if path.suffix == ".pyi" else text)
+        path.write_text(
+            text.replace(" osmosis.rollout.v1", f" {PACKAGE}.osmosis.rollout.v1") if path.suffix == ".pyi" else text
+        )
     for folder in (out, *(p for p in out.rglob("*") if p.is_dir())):
         (folder / "__init__.py").write_text("")
 

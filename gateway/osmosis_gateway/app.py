@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.server.tracelog import TraceLog

@@ -79,9 +79,13 @@ def _loggable(value: Any, levels: int = 32) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return _text(value)
     if levels and isinstance(value, Mapping):
-        return {str(key).encode("utf-8", "replace").decode(): _loggable(item, levels - 1) for key, item in value.items()}
+        return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}
     if levels and isinstance(value, list | tuple | set | frozenset):
         return [_loggable(item, levels - 1) for item in value]
-    return repr(value).encode("utf-8", "replace").decode()
+    return _text(repr(value))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

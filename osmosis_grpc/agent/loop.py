@@ -30,7 +30,7 @@ class RolloutAgentLoop(ABC):
     """What trainers call it; 1 to 256 characters, unique on its server."""
 
     @abstractmethod
-    def get_tools(self, request: RolloutRequest) -> Sequence[Any] | None | Awaitable[Sequence[Any] | None]:
+    def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """The tools this rollout's model may call: dicts in OpenAI's format, or schema objects.
 
         Called once, before the rollout is accepted; may be async (limit 10 s). Raising refuses

@@ -19,7 +19,7 @@ def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     parameters = list(inspect.signature(function).parameters.values())
     names = [p.name for p in parameters]
     if tuple(names[:2]) != _EXPECTED:
-        raise TypeError(f"{function.__name__}: the first two parameters are solution_str and ground_truth, not {names[:2]}")
+        raise TypeError(f"{function.__name__}: the first parameters are solution_str and ground_truth, not {names[:2]}")
     if len(names) > 2 and names[2] == "extra_info" and parameters[2].default is inspect.Parameter.empty:
         raise TypeError(f"{function.__name__}: extra_info needs a default")
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -22,13 +22,14 @@ def get_tool_call_info(tool_call: Mapping[str, Any]) -> tuple[str, str, dict[str
     function = tool_call.get("function") or {}
     call_id, name = str(tool_call.get("id") or ""), str(function.get("name") or "")
     arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments.strip():
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return call_id, name, {}
+    if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise ToolArgumentError(f"the arguments of {name or 'a tool'} are not JSON: {error}", call_id, name) from error
-    arguments = {} if arguments is None or arguments == "" or (
-        isinstance(arguments, str) and not arguments.strip()) else arguments  # fmt: skip
+            problem = f"the arguments of {name or 'a tool'} are not JSON: {error}"
+            raise ToolArgumentError(problem, call_id, name) from error
     if not isinstance(arguments, dict):
         raise ToolArgumentError(f"the arguments of {name or 'a tool'} are not a JSON object", call_id, name)
     return call_id, name, arguments

@@ -9,7 +9,6 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,15 @@ from osmosis_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from osmosis_grpc.types import Capacity, CompletionStatus, InitRequest, RolloutInfo, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.types import (
+    Capacity,
+    CompletionStatus,
+    InitRequest,
+    RolloutInfo,
+    RolloutState,
+    TrajectoryEvent,
+    events,
+)
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.tools import tool_dicts
 
@@ -86,20 +93,22 @@ class Engine:
             self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended
         )  # fmt: skip
         self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._tasks: TaskGroup
-        self._stack = AsyncExitStack()
+        self._host: asyncio.Task[None]
 
     async def __aenter__(self) -> "Engine":
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._tasks.start_soon(self._sweep)
+        started = asyncio.Event()
+        self._host = asyncio.create_task(self._run(started))
+        await started.wait()
         self.watchdog.start()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
         await self.close(0.0)
-        self._tasks.cancel_scope.cancel()
         self.watchdog.stop()
-        await self._stack.aclose()
+        self._stopping.set()
+        await self._host
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Accept a rollout, or find the equal one accepted before: its record, and whether this started it."""
@@ -181,14 +190,10 @@ class Engine:
             place = record.sequence
         return rows, 0
 
-    def follow_all(
-        self, owner: str, cursor: str, from_now: bool
-    ) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
+    def follow_all(self, owner: str, cursor: str, from_now: bool) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
         """All of the owner's events from a cursor onward."""
-        if cursor:
-            position = self.log.position(cursor)
-        else:
-            position = self.log.store.last_position if from_now else 0
+        start = self.log.store.last_position if from_now else 0
+        position = self.log.position(cursor) if cursor else start
 
         def mine(event: TrajectoryEvent) -> bool:
             record = self._table.find(event.rollout_id, event.attempt)
@@ -250,8 +255,10 @@ class Engine:
             raise Aborted(f"rollout {request.rollout_id} is at attempt {known.attempt}",
                           rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
         if known.init.digest != init.digest:
-            raise AlreadyExists(f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
-                                rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
+            raise AlreadyExists(
+                f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
+                rollout_id=request.rollout_id, attempt=known.attempt,
+            )  # fmt: skip
 
     def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
         if record.peer.key == peer.key:
@@ -332,6 +339,14 @@ class Engine:
         await self.outbox.deliver(record)
         self._table.make_room()
         self._changed.set()
+
+    async def _run(self, started: asyncio.Event) -> None:
+        """Hosts the engine's own tasks, so that it may be entered and left by different tasks."""
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._sweep)
+            started.set()
+            await self._stopping.wait()
+            self._tasks.cancel_scope.cancel()
 
     async def _sweep(self) -> None:
         while True:

@@ -61,8 +61,7 @@ class EventLog:
         position = int(text)
         if position < self.store.forgotten_position:
             raise OutOfRange(
-                "events after this cursor are no longer kept",
-                first_cursor=self.cursor(self.store.forgotten_position),
+                "events after this cursor are no longer kept", first_cursor=self.cursor(self.store.forgotten_position)
             )
         if position > self.store.last_position:
             raise InvalidArgument("cursor", "is ahead of the journal")

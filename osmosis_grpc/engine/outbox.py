@@ -36,7 +36,8 @@ class Outbox:
 
     async def deliver(self, record: Record) -> None:
         """Try until it is settled. Cancelled, it stays undelivered."""
-        assert record.completion is not None and record.ended is not None
+        assert record.completion is not None
+        assert record.ended is not None
         gives_up = record.ended + self._config.record_ttl
         delay, longest = self._config.outbox_delay
         tries = 0

@@ -114,7 +114,11 @@ class Record:
         """The agent does something; call what is returned when it is over."""
         key = object()
         self.doing[key] = Activity(description, now)
-        return lambda: self.doing.pop(key, None) and None
+
+        def over() -> None:
+            self.doing.pop(key, None)
+
+        return over
 
     def info(self, *, with_completion: bool) -> RolloutInfo:
         """Where it stands."""

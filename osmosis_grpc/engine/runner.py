@@ -8,6 +8,7 @@ until it ends.
 
 import asyncio
 import contextvars
+import dataclasses
 import logging
 import uuid
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
-from osmosis_grpc.types import RolloutState, events, jsontext
+from osmosis_grpc.types import RolloutRequest, events, jsontext
 
 log = logging.getLogger(__name__)
 
@@ -169,10 +170,8 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
         return verdicts.raised(error)
 
 
-def _own_copy(request: Any) -> Any:
+def _own_copy(request: RolloutRequest) -> RolloutRequest:
     """The agent's own copy of its request: what it does to the messages stays with it."""
-    import dataclasses
-
     return dataclasses.replace(
         request, messages=jsontext.copy(list(request.messages), "messages"),
         completion_params=jsontext.copy(dict(request.completion_params), "sampling"),

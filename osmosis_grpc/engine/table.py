@@ -80,7 +80,9 @@ class RecordTable:
             raise AlreadyExists(f"the idempotency_key names rollout {named}", rollout_id=named)
         has = self._keys.get((owner, request.rollout_id))
         if key and has is not None and has != key:
-            raise AlreadyExists(f"rollout {request.rollout_id} has another idempotency_key", rollout_id=request.rollout_id)
+            raise AlreadyExists(
+                f"rollout {request.rollout_id} has another idempotency_key", rollout_id=request.rollout_id
+            )
 
     def bury(self, owner: str, rollout_id: str, attempt: int, now: float) -> None:
         """Remember a cancel whose Init may still come; without an attempt it means any."""

@@ -51,14 +51,20 @@ def returned(result: Any) -> Verdict:
         return replace(verdict, finish_reason=result.finish_reason or "error", result=result)
     if result.status != "COMPLETED":
         return failed("agent", f"the result's status is {result.status!r}, neither COMPLETED nor ERROR")
-    reward = result.reward
-    if reward is not None:
-        if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-            return failed("agent", f"the reward is {reward!r}, not a finite number")
+    if not _is_reward(result.reward):
+        return failed("agent", f"the reward is {result.reward!r}, not a finite number")
     return Verdict(CompletionStatus.COMPLETED, str(result.finish_reason or "stop"), result=result)
 
 
-def completion(record: Record, verdict: Verdict, session: RolloutSession | None, result_id: str, now: float) -> Completion:
+def _is_reward(reward: object) -> bool:
+    if reward is None:
+        return True
+    return isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(reward)
+
+
+def completion(
+    record: Record, verdict: Verdict, session: RolloutSession | None, result_id: str, now: float
+) -> Completion:
     """The terminal report. What cannot travel turns a completed rollout into a failure of the agent."""
     try:
         messages, extra = _report(verdict, session)
@@ -67,8 +73,8 @@ def completion(record: Record, verdict: Verdict, session: RolloutSession | None,
         messages, extra = _report(verdict, session)
     samples = session.samples() if session else {}
     reward = None
-    if verdict.status is CompletionStatus.COMPLETED and verdict.result is not None and verdict.result.reward is not None:
-        reward = float(verdict.result.reward)
+    if verdict.status is CompletionStatus.COMPLETED and verdict.result is not None:
+        reward = None if verdict.result.reward is None else float(verdict.result.reward)
     if len(samples) == 1:
         samples = {name: replace(sample, reward=reward, messages=messages) for name, sample in samples.items()}
     return Completion(

@@ -30,7 +30,7 @@ class _Undecodable:
         self.problem = problem
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
     async def intercept_service(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from osmosis_grpc.errors import InvalidArgument
 
-_TARGET = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)):(?P<port>[0-9]{1,5})")
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_TARGET = re.compile(rf"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>{_HOST})):(?P<port>[0-9]{{1,5}})")
 _NUMERIC = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]*|[0-9]+))*")
 _METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
 
@@ -73,7 +74,9 @@ class TargetPolicy:
             return
         if inner.is_loopback:
             if not self._loopback:
-                raise InvalidArgument(field, f"{where} is loopback, and this server is not; allow it with --allow-target")
+                raise InvalidArgument(
+                    field, f"{where} is loopback, and this server is not; allow it with --allow-target"
+                )
         elif not authenticated:
             raise InvalidArgument(
                 field, f"{where} is not on this machine, and the caller has not authenticated; "

@@ -10,7 +10,6 @@ from osmosis_grpc.rollout._lazy import lookup
 
 if TYPE_CHECKING:
     from osmosis_gateway.app import create_app as create_app
-
     from osmosis_grpc.agent.context import RolloutContext as RolloutContext
     from osmosis_grpc.agent.loop import RolloutAgentLoop as RolloutAgentLoop
     from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult

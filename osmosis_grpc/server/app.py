@@ -71,14 +71,14 @@ class AgentServer:
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self.drain,
         )  # fmt: skip
-        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
             self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.address}: it is in use, or not an address of this machine") from error
+            raise OSError(f"cannot listen on {self.address}: in use, or not an address of this machine") from error
         await self._stack.enter_async_context(self.engine)
         await self._server.start()
         for name in ("", SERVICE, LIVENESS):

@@ -9,6 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
+from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
@@ -91,7 +92,7 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
         return wire.server_info_to_wire(
             version=__version__, process_uuid=self._process_uuid, journal_id=engine.log.store.journal_id,
             start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
-            max_metadata_bytes=self._max_metadata, draining=engine.draining,
+            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata, draining=engine.draining,
         )  # fmt: skip
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
@@ -102,5 +103,3 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
 
 def _owner(context: Any) -> str:
     return ""
-
-

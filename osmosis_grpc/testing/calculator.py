@@ -38,9 +38,7 @@ async def divide(a: float, b: float) -> float:
     return a / b
 
 
-TOOLS: dict[str, Callable[..., Awaitable[float]]] = {
-    tool.__name__: tool for tool in (add, subtract, multiply, divide)
-}
+TOOLS: dict[str, Callable[..., Awaitable[float]]] = {tool.__name__: tool for tool in (add, subtract, multiply, divide)}
 
 
 def schema(name: str, description: str | None) -> dict[str, Any]:

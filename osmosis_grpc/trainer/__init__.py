@@ -1,8 +1,8 @@
 """The trainer's side: start rollouts, answer their chats, receive their completions.
 
-    async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
-        await client.init(rollout_id="r1", messages=messages, callback=trainer.callback())
-        completion = await trainer.completion("r1")
+async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
+    await client.init(rollout_id="r1", messages=messages, callback=trainer.callback())
+    completion = await trainer.completion("r1")
 """
 
 from osmosis_grpc.trainer.client import RolloutClient, Started

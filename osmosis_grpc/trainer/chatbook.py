@@ -27,16 +27,9 @@ from osmosis_grpc.types.conversation import Conversation, Node, Place, path
 
 @dataclass(slots=True, eq=False)
 class _Chat:
-    node: Node
-    """Where its history ends: equal histories end in the same node."""
-    params: str
-    tools: str
-    purpose: ChatPurpose
+    body: tuple[Node, str, str, ChatPurpose]
+    """Where its history ends (equal histories end in the same node), parameters, tools, purpose."""
     task: "asyncio.Task[ChatResponse]"
-
-    def same(self, other: "_Chat") -> bool:
-        return (self.node, self.params, self.tools, self.purpose) == (
-            other.node, other.params, other.tools, other.purpose)  # fmt: skip
 
 
 class _Conversation:
@@ -75,20 +68,22 @@ class RolloutBook:
         place = sample.tree.place(request.messages)
         tools = "" if request.tools is None else jsontext.canonical(list(request.tools))
         known = sample.chats.get(request.number)
-        chat = _Chat(place.node, jsontext.canonical(dict(request.params)), tools, request.purpose, None)  # type: ignore[arg-type]
+        body = (place.node, jsontext.canonical(dict(request.params)), tools, request.purpose)
         if known is not None:
-            if not known.same(chat):
+            if known.body != body:
                 raise AlreadyExists(
                     f"chat {request.number} of sample {request.sample} was asked with another body",
                     rollout_id=request.rollout_id, attempt=self.attempt,
                 )  # fmt: skip
             return known.task
         if self.result_id is not None:
-            raise FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id)
-        chat.task = asyncio.create_task(self._sample(sample, place, request, policy))
-        chat.task.add_done_callback(_retrieve)
-        sample.chats[request.number] = chat
-        return chat.task
+            raise FailedPrecondition(
+                f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
+            )
+        task = asyncio.create_task(self._sample(sample, place, request, policy))
+        task.add_done_callback(_retrieve)
+        sample.chats[request.number] = _Chat(body, task)
+        return task
 
     async def _sample(
         self, sample: _Conversation, place: Place, request: ChatRequest, policy: ChatModel
@@ -184,5 +179,3 @@ class ChatBook:
 def _retrieve(task: "asyncio.Task[Any]") -> None:
     if not task.cancelled():
         task.exception()
-
-

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2_grpc
@@ -33,9 +32,7 @@ class TrainerServer:
     the port is taken, ValueError when the host is public.
     """
 
-    def __init__(
-        self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0
-    ) -> None:
+    def __init__(self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0) -> None:
         if not is_loopback(host):
             raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
         self.port = port
@@ -82,15 +79,12 @@ class TrainerServer:
 
     async def __aenter__(self) -> "TrainerServer":
         self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)  # type: ignore[no-untyped-call]
-        status = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(status, self._server)
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)
         try:
             self.port = self._server.add_insecure_port(self.address)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.address}: it is in use, or not an address of this machine") from error
+            raise OSError(f"cannot listen on {self.address}: in use, or not an address of this machine") from error
         await self._server.start()
-        await status.set("", health_pb2.HealthCheckResponse.SERVING)
         self._sweeper = asyncio.create_task(self._sweep())
         return self
 

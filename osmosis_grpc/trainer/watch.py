@@ -60,7 +60,8 @@ class Watch:
         cursor = ""
         while True:
             try:
-                async for cursor, event in self._client.all_events(cursor, from_now=not cursor):
+                async for place, event in self._client.all_events(cursor, from_now=not cursor):
+                    cursor = place
                     self._pause = _FIRST_PAUSE
                     self._live.set()
                     if event is not None and isinstance(event.kind, events.Ended):

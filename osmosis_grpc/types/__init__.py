@@ -29,9 +29,10 @@ from osmosis_grpc.types.tools import (
 )
 
 __all__ = [
-    "Activity", "Callback", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "EventKind",
-    "Failure", "Group", "Ids", "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
-    "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict",
-    "TraceContext", "TrajectoryEvent", "VersionSpan",
+    "Activity", "Callback", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse", "Completion",
+    "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs", "Message",
+    "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics", "RolloutRequest", "RolloutState",
+    "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict", "TraceContext", "TrajectoryEvent",
+    "VersionSpan",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.samples import Segment
-from osmosis_grpc.types.tokens import Ids, VersionSpan
+from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
 
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 
@@ -27,7 +27,7 @@ class _Growing:
     drift_index: int | None
     buffer: Ids = field(default_factory=lambda: np.empty(256, dtype="<u4"))
     length: int = 0
-    logprobs: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
+    logprobs: list[Logprobs] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     versioned: bool = True

@@ -15,9 +15,7 @@ MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_encode_sorted = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
-).encode
+_encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
 
 class _Refused(ValueError):
@@ -27,7 +25,7 @@ class _Refused(ValueError):
 def copy(value: Any, field: str) -> Any:
     """A deep copy of a JSON value, checked on the way: later changes to `value` do not reach it.
 
-    Tuples become lists. Raises InvalidArgument naming the place below `field`.
+    Tuples become lists. Raises InvalidArgument naming `field`.
     """
     return _copy(value, field, MAX_DEPTH)
 
@@ -52,8 +50,7 @@ def _copy(value: Any, field: str, levels: int) -> Any:
                 raise InvalidArgument(field, f"the key {key!r} is not a string")
             if not key.isascii():
                 _check_text(key, field)
-        return {key: _copy(item, f"{field}.{key}" if levels > MAX_DEPTH - 4 else field, levels - 1)
-                for key, item in value.items()}
+        return {key: _copy(item, field, levels - 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_copy(item, field, levels - 1) for item in value]
     if isinstance(value, str | int | float):  # subclasses, such as str enums

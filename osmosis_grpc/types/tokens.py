@@ -75,8 +75,9 @@ class TokenBlock:
     """Further arrays per token, by name."""
 
     @classmethod
-    def of(cls, ids: ArrayLike, logprobs: ArrayLike | None = None,
-           extras: Mapping[str, Tensor] | None = None) -> "TokenBlock":
+    def of(
+        cls, ids: ArrayLike, logprobs: ArrayLike | None = None, extras: Mapping[str, Tensor] | None = None
+    ) -> "TokenBlock":
         """A checked block of anything array-like. Raises InvalidArgument naming the field."""
         given = np.asarray(ids)
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):

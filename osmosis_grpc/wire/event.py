@@ -99,9 +99,7 @@ def _failed(kind: events.ChatFailed) -> pb.ChatFailedEvent:
 
 
 def _read_failed(m: pb.ChatFailedEvent) -> events.ChatFailed:
-    return events.ChatFailed(
-        sample=m.sample, number=m.number, code=m.code, message=m.message, will_retry=m.will_retry
-    )
+    return events.ChatFailed(sample=m.sample, number=m.number, code=m.code, message=m.message, will_retry=m.will_retry)
 
 
 def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:

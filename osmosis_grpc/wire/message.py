@@ -199,9 +199,7 @@ def _object_from_wire(message: Any, keys: tuple[str, ...], field: str) -> dict[s
     return _merge(out, message.extra_json, field) if message.extra_json else out
 
 
-def _nested_to_wire(
-    out: P, value: Mapping[str, Any], keys: tuple[str, ...], function_keys: tuple[str, ...]
-) -> P:
+def _nested_to_wire(out: P, value: Mapping[str, Any], keys: tuple[str, ...], function_keys: tuple[str, ...]) -> P:
     function = value.get("function")
     if type(function) is dict:
         inner = out.function  # type: ignore[attr-defined]

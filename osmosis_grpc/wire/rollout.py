@@ -9,14 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.completion import (
-    Cause,
-    Completion,
-    CompletionStatus,
-    Failure,
-    RolloutMetrics,
-    RolloutState,
-)
+from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -39,19 +32,21 @@ MAX_METADATA_BYTES = 1024 * 1024
 NOT_SERVED = ("grader_timeout",)
 """Fields of InitRequest that this server refuses by name."""
 
-STATES = {state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState}
-_STATE_OF = {number: state for state, number in STATES.items()}
+STATES: dict[RolloutState, pb.RolloutState.ValueType] = {
+    state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState
+}
+_STATE_OF: dict[int, RolloutState] = {number: state for state, number in STATES.items()}
 _STATUSES = {status: pb.CompletionStatus.Value(f"COMPLETION_STATUS_{status}") for status in CompletionStatus}
-_STATUS_OF = {number: status for status, number in _STATUSES.items()}
+_STATUS_OF: dict[int, CompletionStatus] = {number: status for status, number in _STATUSES.items()}
 _Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-_BOUNDARIES: dict[_Boundary, int] = {
+_BOUNDARIES: dict[_Boundary, pb.FailureBoundary.ValueType] = {
     "agent": pb.FAILURE_BOUNDARY_AGENT,
     "tool": pb.FAILURE_BOUNDARY_TOOL,
     "trainer": pb.FAILURE_BOUNDARY_TRAINER,
     "grader": pb.FAILURE_BOUNDARY_GRADER,
     "server": pb.FAILURE_BOUNDARY_SERVER,
 }
-_BOUNDARY_OF = {number: name for name, number in _BOUNDARIES.items()}
+_BOUNDARY_OF: dict[int, _Boundary] = {number: name for name, number in _BOUNDARIES.items()}
 
 
 def init_from_wire(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> InitRequest:
@@ -79,9 +74,7 @@ def init_from_wire(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADA
         group=_group_from_wire(message.group) if message.HasField("group") else None,
         priority=message.priority,
         agent_timeout=(
-            times.checked_seconds(message.agent_timeout, "agent_timeout")
-            if message.HasField("agent_timeout")
-            else None
+            times.checked_seconds(message.agent_timeout, "agent_timeout") if message.HasField("agent_timeout") else None
         ),
         tool_server_url=message.tool_server_url or None,
         idempotency_key=message.idempotency_key or None,
@@ -182,7 +175,7 @@ def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
         rollout_id=info.rollout_id,
         attempt=info.attempt,
         agent_loop=info.agent_loop,
-        state=STATES[info.state],  # type: ignore[arg-type]
+        state=STATES[info.state],
         activity=activity_to_wire(info.activity),
         group=group_to_wire(info.group) if info.group else None,
         accept_time=times.timestamp(info.accept_time),
@@ -230,7 +223,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False) -> pb.Comp
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
         result_id=completion.result_id,
-        status=_STATUSES[completion.status],  # type: ignore[arg-type]
+        status=_STATUSES[completion.status],
         finish_reason=completion.finish_reason,
         failure=failure_to_wire(completion.failure) if completion.failure else None,
         messages=messages,
@@ -302,7 +295,7 @@ def _with_messages(samples: dict[str, Sample], messages: list[dict[str, Any]]) -
 def failure_to_wire(failure: Failure) -> pb.Failure:
     """Why a rollout did not complete."""
     return pb.Failure(
-        boundary=_BOUNDARIES[failure.boundary],  # type: ignore[arg-type]
+        boundary=_BOUNDARIES[failure.boundary],
         message=failure.message,
         retryable=failure.retryable,
         causes=[pb.Cause(type=cause.type, message=cause.message) for cause in failure.causes],

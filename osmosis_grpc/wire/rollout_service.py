@@ -15,8 +15,6 @@ from osmosis_grpc.wire.rollout import STATES, state_from_wire
 PROTOCOL = (1, 1)
 """The lowest and the highest protocol version that is spoken here."""
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
 
 class CancelRow(Protocol):
     """What a cancel met, as the engine tells it."""
@@ -86,7 +84,7 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
 
 def server_info_to_wire(
     *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
-    capacity: Capacity, max_metadata_bytes: int, draining: bool,
+    capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int, draining: bool,
 ) -> pb.GetServerInfoResponse:  # fmt: skip
     """Who a server is."""
     return pb.GetServerInfoResponse(
@@ -101,7 +99,7 @@ def server_info_to_wire(
             queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
         ),
         limits=pb.Limits(
-            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
+            max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
             max_rollout_id_chars=MAX_ID_CHARS,
         ),
         draining=draining,

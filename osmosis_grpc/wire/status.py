@@ -5,7 +5,7 @@ standard google.rpc messages wherever one fits, and as those of error.proto else
 ride in a header, so texts are kept short.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
@@ -44,13 +44,13 @@ def from_status(status: status_pb2.Status) -> CallError:
     return from_code(status.code, status.message, status.details)
 
 
-def from_code(code: int, message: str, details: "list[any_pb2.Any] | object" = ()) -> CallError:
+def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
     """The exception of a code, its message and its details."""
     found: dict[type[Message], Message] = {}
-    for packed in details:  # type: ignore[attr-defined]
-        for kind in _READ:
-            if packed.Is(kind.DESCRIPTOR):
-                found[kind] = kind.FromString(packed.value)
+    for packed in details:
+        for detail in _READ:
+            if packed.TypeName() == detail.DESCRIPTOR.full_name:
+                found[detail] = detail.FromString(packed.value)
     kind = CLASSES.get(code, errors.UnknownError)
     build = _BUILD.get(kind)
     error = build(message, found) if build else kind(message)

@@ -29,9 +29,7 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
     out = pb.TokenBlock()
     _write(out, block.ids, block.logprobs)
     for name, tensor in block.extras.items():
-        out.extras[name].CopyFrom(
-            pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)  # type: ignore[arg-type]
-        )
+        out.extras[name].CopyFrom(pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
     return out
 
 

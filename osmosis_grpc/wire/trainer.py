@@ -22,13 +22,11 @@ from osmosis_grpc.wire.message import (
 )
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire, ids_to_wire, spans_from_wire, spans_to_wire
 
-_PURPOSES = {
-    ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY,
-    ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE,
-}
-_PURPOSE_OF = {number: purpose for purpose, number in _PURPOSES.items()} | {0: ChatPurpose.POLICY}
+_PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE}
+_PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
+_PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
 _OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
-_OUTCOME_OF = {number: outcome for outcome, number in _OUTCOMES.items()}
+_OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
 def chat_to_wire(request: ChatRequest) -> pb.ChatRequest:
@@ -85,10 +83,10 @@ def purpose_to_wire(purpose: ChatPurpose) -> pb.ChatPurpose.ValueType:
 
 def purpose_from_wire(purpose: int) -> ChatPurpose:
     """What a reply is for. Raises InvalidArgument for one that is not known."""
-    known = _PURPOSE_OF.get(purpose)  # type: ignore[call-overload]
+    known = _PURPOSE_OF.get(purpose)
     if known is None:
         raise InvalidArgument("purpose", f"{purpose} is not a purpose")
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
@@ -129,4 +127,4 @@ def outcome_to_wire(outcome: Outcome) -> pb.CompleteOutcome.ValueType:
 
 def outcome_from_wire(outcome: int) -> Outcome | None:
     """What became of a completion; None for an answer that says nothing."""
-    return _OUTCOME_OF.get(outcome)  # type: ignore[call-overload,no-any-return]
+    return _OUTCOME_OF.get(outcome)

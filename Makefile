@@ -1,0 +1,53 @@
+# Everything here needs python3 (3.11 or newer, with venv) and make, nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow check generate compat-newest clean
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+venv: .venv/.dev ## Make .venv with everything that development needs
+
+demo: .venv/.server ## Run eight rollouts of a calculator agent over real sockets
+	@$(BIN)/osmosis-grpc demo
+
+test: .venv/.dev ## Run the fast tests
+	$(BIN)/pytest -n auto
+
+test-slow: .venv/.dev ## Run the slow tests: other versions of protobuf and grpcio
+	$(BIN)/pytest -m slow --timeout 600
+
+check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, then the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/python scripts/generate.py --check
+	$(MAKE) test
+
+generate: .venv/.dev ## Make the stubs from proto/
+	$(BIN)/python scripts/generate.py
+
+compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf and grpcio there are
+	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
+
+clean: ## Remove what make made
+	rm -rf .venv .venv-tools build dist
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+
+.venv/.server: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing osmosis-grpc into .venv ..."
+	@$(INSTALL) '.[server]'
+	@touch $@
+
+.venv/.dev: .venv/.server
+	@echo "installing what development needs into .venv ..."
+	@$(INSTALL) '.[dev]'
+	@touch $@

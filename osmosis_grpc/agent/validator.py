@@ -1,0 +1,349 @@
+"""Looks at an agent loop before anything runs it, and tells everything that is wrong at once.
+
+The codes are those of the Osmosis SDK; HINTS has them all, each with what to do about it. Five
+are ours: MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, and, told by the
+command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
+"""
+
+import asyncio
+import inspect
+import os
+import reprlib
+import sysconfig
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import RolloutRequest, jsontext
+from osmosis_grpc.types.completion import clip, describe
+
+Severity = Literal["error", "warning"]
+Place = tuple[str | None, int | None]
+"""A file and a line from 1; both None for what has no source."""
+
+GET_TOOLS_TIMEOUT = 10.0
+"""Seconds that an async get_tools may take: as long as a server waits."""
+
+REQUEST = RolloutRequest(rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}])
+"""What get_tools is called with."""
+
+HINTS = {
+    "MISSING_NAME": 'give the class a name: name = "my-agent"',
+    "EMPTY_NAME": "write the name that trainers are to call the agent by",
+    "INVALID_NAME_TYPE": "make `name` a str of 1 to 256 characters",
+    "MISSING_TOOL_TYPE": 'add "type": "function" to the tool',
+    "UNKNOWN_TOOL_TYPE": 'set "type" to "function"',
+    "MISSING_FUNCTION": 'add "function": {"name": ..., "description": ..., "parameters": ...} to the tool',
+    "INVALID_FUNCTION_TYPE": 'make "function" a dict with name, description and parameters',
+    "MISSING_FUNCTION_NAME": 'add the "name" that the model calls the function by',
+    "INVALID_FUNCTION_NAME": "make the function's name a str that is not blank",
+    "MISSING_FUNCTION_DESCRIPTION": "say in a sentence what the function does; the model chooses by it",
+    "INVALID_PARAMETERS_TYPE": 'make "parameters" a JSON Schema: {"type": "object", "properties": {...}}',
+    "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
+    "INVALID_TOOL_TYPE": "make every tool an OpenAIFunctionToolSchema or a dict of plain JSON values",
+    "GET_TOOLS_EXCEPTION": "make get_tools(self, request) return for any request; what it raises refuses the rollout",
+    "GET_TOOLS_RETURNS_NONE": "return [] to say that there are no tools",
+    "GET_TOOLS_INVALID_TYPE": "return a list of tools",
+    "GET_TOOLS_NOT_AWAITED": "validate outside of the event loop: asyncio.to_thread(validate_agent_loop, agent_loop)",
+    "MISSING_GET_TOOLS_METHOD": "add a method get_tools(self, request) that returns a list of tools",
+    "MISSING_RUN_METHOD": "add a method: async def run(self, ctx)",
+    "RUN_NOT_CALLABLE": "make `run` a method: async def run(self, ctx)",
+    "RUN_NOT_ASYNC": "write async def run(self, ctx), and end it with return ctx.complete(...)",
+    "AGENT_INIT_FAILED": "give every parameter of __init__ a default, or name an instance in place of the class",
+    "NOT_AN_AGENT_LOOP": "derive the class from osmosis_grpc.rollout.RolloutAgentLoop; a server hosts nothing else",
+    "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
+}
+"""What to do, by code."""
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+WARNINGS = frozenset({"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_NOT_AWAITED"})
+"""The codes that do not stop an agent from working."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with an agent loop."""
+
+    code: str
+    message: str
+    """What is wrong, on one line."""
+    hint: str
+    """What to do about it, on one line."""
+    file: str | None = None
+    """Where the class or the method stands; None for what has no source."""
+    line: int | None = None
+    """From 1."""
+    severity: Severity = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """Everything that was found about one agent loop."""
+
+    agent_name: str | None
+    """None when it has no usable name."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What stops the agent from working."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What does not."""
+        return tuple(finding for finding in self.findings if finding.severity == "warning")
+
+    @property
+    def valid(self) -> bool:
+        """Whether there is no error."""
+        return not self.errors
+
+
+def validate_agent_loop(agent_loop: object) -> ValidationResult:
+    """Everything that is wrong with an agent loop, or with whatever else is passed. Raises nothing.
+
+    A class is looked at and then called without arguments; get_tools is called once with
+    REQUEST, unless the class has no instance. run is not called. An async get_tools is run to
+    its end with asyncio.run; within a running event loop that cannot be, and the warning
+    GET_TOOLS_NOT_AWAITED says that its tools were not looked at.
+    """
+    cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
+    name = _attribute(agent_loop, "name")
+    problem = name_problem(name)
+    findings = [_finding(problem[0], f"{cls.__name__}: {problem[1]}", cls)] if problem else []
+    instance: object | None = agent_loop
+    if isinstance(agent_loop, type):
+        instance, failed = _instance(agent_loop)
+        findings += failed
+    findings += _get_tools(agent_loop, instance, cls)
+    findings += _run(agent_loop, cls)
+    return ValidationResult(None if problem else str(name), tuple(findings))
+
+
+def make(code: str, message: str, place: Place) -> Finding:
+    """A finding of HINTS."""
+    return Finding(code, message, HINTS[code], *place, severity="warning" if code in WARNINGS else "error")
+
+
+def place_of(*objects: object) -> Place:
+    """Where the first of some functions, methods and classes stands that has a source: its def or class line."""
+    for candidate in objects:
+        try:
+            file = inspect.getsourcefile(candidate)  # type: ignore[arg-type]
+            lines, first = inspect.getsourcelines(candidate)  # type: ignore[arg-type]
+        except Exception:  # noqa: S112 - no source, for one of many reasons
+            continue
+        if file is not None:
+            return os.path.abspath(file), first + statement(lines)
+    return None, None
+
+
+def place_of_error(error: BaseException) -> Place:
+    """Where an exception was raised: the innermost line that is neither ours nor a library's.
+
+    An installed package's line when there is no other, None when there is neither.
+    """
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
+        return os.path.abspath(error.filename), error.lineno
+    found: Place = (None, None)
+    installed: Place = (None, None)
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if any(part in file for part in _INSTALLED):
+            installed = file, line
+        elif not file.startswith((_STDLIB, _OURS, "<")):
+            found = file, line
+    return installed if found[0] is None else found
+
+
+def statement(lines: Sequence[str]) -> int:
+    """Which of a definition's lines has its def or class: the first, but for decorators."""
+    if lines and lines[0].lstrip().startswith("@"):
+        for index, line in enumerate(lines):
+            if line.lstrip().startswith(("class ", "def ", "async def ")):
+                return index
+    return 0
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and text on one line."""
+    return clip(" ".join(f"{type(error).__name__}: {describe(error)}".split()))
+
+
+def _finding(code: str, message: str, *objects: object) -> Finding:
+    return make(code, message, place_of(*objects))
+
+
+def _attribute(owner: object, name: str) -> Any:
+    """An attribute, None when there is none: also one whose property raises, and an abstract method."""
+    try:
+        value = getattr(owner, name, None)
+        return None if getattr(value, "__isabstractmethod__", False) is True else value
+    except Exception:
+        return None
+
+
+def _instance(cls: type) -> tuple[object | None, list[Finding]]:
+    """What calling a class gives. When nothing but get_tools or run is missing, they have findings of their own."""
+    missing = set(getattr(cls, "__abstractmethods__", ()))
+    if missing and missing <= {"get_tools", "run"}:
+        return None, []
+    try:
+        return cls(), []
+    except (Exception, SystemExit) as error:
+        text = f"{cls.__name__}() raised {one_line(error)}{_at(error)}"
+        return None, [_finding("AGENT_INIT_FAILED", text, getattr(cls, "__init__"), cls)]  # noqa: B009
+
+
+def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
+    run = _attribute(agent_loop, "run")
+    if run is None:
+        yield _finding("MISSING_RUN_METHOD", f"{cls.__name__} has no method run", cls)
+    elif not callable(run):
+        yield _finding("RUN_NOT_CALLABLE", f"run of {cls.__name__} is a {type(run).__name__}, not a method", cls)
+    elif not _is_async(run):
+        kind = "an async generator: it yields" if inspect.isasyncgenfunction(run) else "not an async function"
+        yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}", run, cls)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether awaiting its result works: also behind functools.wraps, partial, and as __call__."""
+    forms = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(form) for form in forms)
+
+
+def _get_tools(agent_loop: object, instance: object | None, cls: type) -> Iterator[Finding]:
+    get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
+    if get_tools is None:
+        yield _finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)
+    elif not callable(get_tools):
+        text = f"get_tools of {cls.__name__} is a {type(get_tools).__name__}, not a method"
+        yield _finding("MISSING_GET_TOOLS_METHOD", text, cls)
+    elif instance is not None:
+        yield from _call(get_tools, place_of(get_tools, cls))
+
+
+def _call(get_tools: Callable[..., Any], place: Place) -> Iterator[Finding]:
+    try:
+        tools = get_tools(REQUEST)
+        if inspect.isawaitable(tools):
+            if _loop_runs():
+                if inspect.iscoroutine(tools):
+                    tools.close()
+                yield make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
+                return
+            tools = asyncio.run(_settle(tools))
+    except (Exception, SystemExit) as error:
+        yield make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
+        return
+    if tools is None:
+        yield make("GET_TOOLS_RETURNS_NONE", "get_tools returned None, which is taken for an empty list", place)
+    elif not isinstance(tools, list | tuple):
+        yield make("GET_TOOLS_INVALID_TYPE", f"get_tools returned a {type(tools).__name__}, not a list", place)
+    else:
+        for index, tool in enumerate(tools):
+            yield from _tool(tool, f"tools[{index}]", place)
+
+
+def _at(error: BaseException) -> str:
+    file, line = place_of_error(error)
+    return f" (at {file}:{line})" if file else ""
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _settle(tools: Awaitable[Any]) -> Any:
+    task = asyncio.ensure_future(tools)
+    done, _ = await asyncio.wait({task}, timeout=GET_TOOLS_TIMEOUT)
+    if not done:
+        task.cancel()
+        raise TimeoutError(f"it took longer than {GET_TOOLS_TIMEOUT:g} s")
+    return task.result()
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+_MISSING = _Missing()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is(text: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and value == text
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _present(value: object) -> bool:
+    return value is not _MISSING
+
+
+def _unless_missing(good: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is _MISSING or good(value)
+
+
+_CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[object], bool], str], ...] = (
+    ("MISSING_TOOL_TYPE", ("type",), _present, "'function'"),
+    ("UNKNOWN_TOOL_TYPE", ("type",), _unless_missing(_is("function")), "'function'"),
+    ("MISSING_FUNCTION", ("function",), _present, "a dict"),
+    ("INVALID_FUNCTION_TYPE", ("function",), _unless_missing(_is_dict), "a dict"),
+    ("MISSING_FUNCTION_NAME", ("function", "name"), _present, "a str"),
+    ("INVALID_FUNCTION_NAME", ("function", "name"), _unless_missing(_is_text), "a str that is not blank"),
+    ("MISSING_FUNCTION_DESCRIPTION", ("function", "description"), _is_text, "a sentence"),
+    ("INVALID_PARAMETERS_TYPE", ("function", "parameters"), _unless_missing(_is_dict), "a dict"),
+    ("PARAMETERS_TYPE_NOT_OBJECT", ("function", "parameters", "type"), _is("object"), "'object'"),
+)
+"""(code, the field it looks at, whether its value is good, what it should be).
+
+A check is left out where the field's parent is not a dict: another one tells that.
+"""
+
+
+def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
+    """What is wrong with one tool. `label` says which it is."""
+    try:
+        plain = tool.model_dump(exclude_none=True) if isinstance(tool, BaseModel) else tool
+    except Exception as error:
+        yield make("INVALID_TOOL_TYPE", f"{label} cannot be made a dict: {one_line(error)}", place)
+        return
+    if not isinstance(plain, dict):
+        yield make("INVALID_TOOL_TYPE", f"{label} is a {type(tool).__name__}, neither a dict nor a tool schema", place)
+        return
+    name = _field(plain, ("function", "name"))
+    called = f"{label} ({name})" if isinstance(name, str) and _is_text(name) else label
+    for code, path, good, expected in _CHECKS:
+        if _is_dict(_field(plain, path[:-1])) and not good(value := _field(plain, path)):
+            yield make(code, f"{called}: {'.'.join(path)} is {reprlib.repr(value)}, not {expected}", place)
+    try:
+        jsontext.copy(plain, label)
+    except InvalidArgument as error:
+        yield make("INVALID_TOOL_TYPE", f"{called} is not JSON: {error}", place)
+
+
+def _field(tool: dict[Any, Any], path: Sequence[str]) -> object:
+    value: object = tool
+    for key in path:
+        value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
+    return value

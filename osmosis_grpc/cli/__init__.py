@@ -1,0 +1,42 @@
+"""osmosis-grpc: serve, validate, demo."""
+
+import sys
+from typing import Any
+
+from osmosis_grpc.serve.entry import run
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(build))
+
+
+def build() -> Any:
+    """The typer application. The commands import what is heavy when they run."""
+    import typer
+
+    from osmosis_grpc import __version__
+    from osmosis_grpc.cli.demo import demo
+    from osmosis_grpc.cli.validate import validate
+    from osmosis_grpc.serve.command import serve
+
+    app = typer.Typer(
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+        help="Remote agent rollouts over gRPC.",
+    )  # fmt: skip
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"osmosis-grpc {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def top(
+        version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Say the version."),
+    ) -> None:
+        """Remote agent rollouts over gRPC."""
+
+    app.command()(serve)
+    app.command()(validate)
+    app.command()(demo)
+    return app

@@ -1,0 +1,33 @@
+"""How a command line begins and ends, whichever command it is."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_grpc.errors import MissingExtraError
+
+
+def run(build: Callable[[], Any]) -> int:
+    """Build a typer application and run it. Exit codes: 0 well, 1 not well, 2 called wrongly, 130 interrupted."""
+    try:
+        import typer  # noqa: F401
+    except ImportError:
+        print(MissingExtraError("the command line", "server"), file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        build()()
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    return 0
+
+
+def single(name: str, module: str, function: str) -> Any:
+    """A typer application with one command."""
+    import typer
+
+    app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False)
+    app.command(name)(getattr(importlib.import_module(module), function))
+    return app

@@ -1,0 +1,42 @@
+"""Records on stdout: one JSON object a line, and nothing else, whatever agents print."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+class Records:
+    """Writes records, or nothing when `stream` is None."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One record, flushed."""
+        if self._stream is not None:
+            self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
+            self._stream.flush()
+
+
+@contextlib.contextmanager
+def records(enabled: bool) -> Iterator[Records]:
+    """While enabled, stdout carries records only: everything else that is written to it, also by
+    C code and child processes, goes to stderr.
+    """
+    if not enabled:
+        yield Records(None)
+        return
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(own), "w", encoding="utf-8") as stream:
+            yield Records(stream)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)

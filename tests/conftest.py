@@ -1,0 +1,45 @@
+"""What several rooms' tests need: a real server, a real trainer, on free ports."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import TrainerServer
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    """Closes in the end what a test entered."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def serve(stack: AsyncExitStack) -> Callable[..., Any]:
+    """Starts an agent server on a free port; the calculator when no agent loops are given."""
+
+    async def start(*agent_loops: Any, **config: Any) -> AgentServer:
+        server_options = {
+            name: config.pop(name) for name in ("max_metadata_bytes", "allow_targets", "sinks") if name in config
+        }
+        defaults = {"outbox_delay": (0.05, 0.2), "retry_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)}
+        engine = EngineConfig(**(defaults | config))
+        loops = list(agent_loops) or [CalculatorAgent()]
+        return await stack.enter_async_context(AgentServer(loops, port=0, config=engine, **server_options))
+
+    return start
+
+
+@pytest.fixture
+def train(stack: AsyncExitStack) -> Callable[..., Any]:
+    """Starts a trainer with a policy on a free port."""
+
+    async def start(policy: Any, **options: Any) -> TrainerServer:
+        return await stack.enter_async_context(TrainerServer(policy, **options))
+
+    return start

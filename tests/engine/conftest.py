@@ -1,0 +1,148 @@
+"""An engine, a trainer made of two functions, and what the tests ask of both."""
+
+import asyncio
+import copy
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest, events
+
+FAST = {
+    "stop_again_after": (0.05, 0.1), "outbox_delay": (0.01, 0.05), "retry_delay": (0.01, 0.02), "trainer_grace": 0.5,
+    "idle_interval": 0.05, "sweep_interval": 0.02, "get_tools_timeout": 3.0,
+}  # fmt: skip
+PATIENCE = 3.0
+"""Seconds after which something that should happen is taken not to happen."""
+
+
+class Clock:
+    """The machine's clocks, moved ahead at will."""
+
+    ahead = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
+
+    def time(self):
+        return time.time() + self.ahead
+
+
+class Trainer:
+    """Answers chats by its policy and takes completions; keeps all it was asked."""
+
+    def __init__(self, policy=None, key=None):
+        self.policy = policy or EchoPolicy()
+        self.chats = []
+        self.asked = []
+        """The chats' messages as they were when they came."""
+        self.completions = []
+        self.answers = []
+        """Outcomes to give or exceptions to raise, one per completion; after the last, RECORDED."""
+        self.peer = Peer(self.chat, self.complete, key)
+
+    async def chat(self, request):
+        self.chats.append(request)
+        self.asked.append(copy.deepcopy(list(request.messages)))
+        return await self.policy(request)
+
+    async def complete(self, completion):
+        self.completions.append(completion)
+        answer = self.answers.pop(0) if self.answers else Outcome.RECORDED
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def results(self, rollout_id):
+        """The ids of the results that came for a rollout."""
+        return [c.result_id for c in self.completions if c.rollout_id == rollout_id]
+
+
+class Host:
+    """A running engine and its trainer."""
+
+    def __init__(self, engine, clock):
+        self.engine = engine
+        self.clock = clock
+        self.trainer = Trainer()
+        self.Trainer = Trainer
+
+    async def init(self, rollout_id="r1", *, owner="me", trainer=None, digest=None, callback=None, **fields):
+        """An Init; the digest is made of the request unless one is given."""
+        request = RolloutRequest(rollout_id=rollout_id, **fields)
+        digest = repr(request).encode() if digest is None else digest
+        init = InitRequest(request=request, digest=digest, callback=callback)
+        return await self.engine.init(init, owner=owner, peer=(trainer or self.trainer).peer)
+
+    async def start(self, rollout_id="r1", **fields):
+        """An Init that is to start a rollout; its record."""
+        record, started = await self.init(rollout_id, **fields)
+        assert started
+        return record
+
+    async def settled(self, record):
+        """The completion of a rollout, once nothing more can happen to it."""
+        async with asyncio.timeout(PATIENCE):
+            async for _ in self.engine.log.follow(record, 0):
+                pass
+        return record.completion
+
+    async def run(self, rollout_id="r1", **fields):
+        """A rollout from its Init to its completion."""
+        return await self.settled(await self.start(rollout_id, **fields))
+
+    async def until(self, condition):
+        """Wait until something is true."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    def kinds(self, record, kind=object):
+        """What happened in a rollout, or only what is of one kind."""
+        stored = self.engine.log.store.events(record.rollout_id, record.attempt, 0, 100_000)
+        return [event.kind for event in stored if isinstance(event.kind, kind)]
+
+    def check_whole(self, record):
+        """Numbers from 1 without gaps, one end, nothing after it but one delivery, one result delivered."""
+        stored = self.engine.log.store.events(record.rollout_id, record.attempt, 0, 100_000)
+        assert [event.number for event in stored] == list(range(1, len(stored) + 1))
+        kinds = [type(event.kind) for event in stored]
+        assert kinds[0] is events.Accepted
+        assert kinds.count(events.Ended) == 1
+        assert kinds[kinds.index(events.Ended) + 1 :] == [events.Delivered]
+        assert self.trainer.results(record.rollout_id) == [record.completion.result_id]
+        assert stored[kinds.index(events.Ended)].kind.completion is record.completion
+
+
+def as_loop(agent, get_tools):
+    """An agent loop: as it is, or made of its run method."""
+    if isinstance(agent, RolloutAgentLoop):
+        return agent
+    body = {
+        "name": "agent",
+        "run": lambda self, ctx: agent(ctx),
+        "get_tools": lambda self, request: get_tools(request),
+    }
+    return type("Agent", (RolloutAgentLoop,), body)()
+
+
+@asynccontextmanager
+async def _hosting(*agents, get_tools=lambda request: [], sinks=(), **config):
+    escaped = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: escaped.append(context))
+    clock, loops = Clock(), [as_loop(agent, get_tools) for agent in agents]
+    async with Engine(loops, EngineConfig(**{**FAST, **config}), clock=clock, sinks=sinks) as engine:
+        yield Host(engine, clock)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert escaped == []
+
+
+@pytest.fixture
+def hosting():
+    """`async with hosting(agent, **config) as h`: an engine; nothing may fail behind its back."""
+    return _hosting

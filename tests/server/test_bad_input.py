@@ -1,0 +1,228 @@
+"""Bad input: INVALID_ARGUMENT that names the field, nothing started, and the server goes on."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, rollout_service_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
+from osmosis_grpc.policies import ToolCallingMock
+
+USER = message_pb2.Message(role="user", text="What is 1 + 1?")
+SERVICE = "/osmosis.rollout.v1.RolloutService"
+
+
+def changed(**fields):
+    """A good request with some fields replaced; a message field given as a dict is merged."""
+
+    def build(target):
+        request = rollout_pb2.InitRequest(rollout_id="bad", messages=[USER])
+        request.callback.target = target
+        for name, value in fields.items():
+            request.ClearField(name)
+            request.MergeFrom(rollout_pb2.InitRequest(**{name: value}))
+        return request
+
+    return build
+
+
+def sampling(**params):
+    return changed(sampling=message_pb2.SamplingParams(**params))
+
+
+BAD_INITS = {
+    "empty id": (changed(rollout_id=""), "rollout_id"),
+    "blank id": (changed(rollout_id="  "), "rollout_id"),
+    "257 characters": (changed(rollout_id="x" * 257), "rollout_id"),
+    "one dot": (changed(rollout_id="."), "rollout_id"),
+    "two dots": (changed(rollout_id=".."), "rollout_id"),
+    "slash": (changed(rollout_id="a/b"), "rollout_id"),
+    "backslash": (changed(rollout_id="a\\b"), "rollout_id"),
+    "NUL": (changed(rollout_id="a\x00b"), "rollout_id"),
+    "newline": (changed(rollout_id="a\n[INFO] forged"), "rollout_id"),
+    "bad group id": (changed(group=rollout_pb2.Group(id="..")), "group.id"),
+    "index beyond the group": (changed(group=rollout_pb2.Group(id="g", index=4, size=4)), "group.index"),
+    "metadata over its limit": (changed(metadata_json='{"x": "' + "y" * 2**20 + '"}'), "metadata_json"),
+    "metadata is not JSON": (changed(metadata_json="{nope"), "metadata_json"),
+    "metadata is a list": (changed(metadata_json="[]"), "metadata_json"),
+    "metadata with NaN": (changed(metadata_json='{"x": NaN}'), "metadata_json"),
+    "metadata with a surrogate": (changed(metadata_json='{"x": "\\ud800"}'), "metadata_json"),
+    "metadata too deep": (changed(metadata_json='{"x":' * 300 + "1" + "}" * 300), "metadata_json"),
+    "wrong role": (changed(messages=[message_pb2.Message(role="robot", text="x")]), "messages[0].role"),
+    "no role": (changed(messages=[USER, message_pb2.Message(text="x")]), "messages[1].role"),
+    "extra is not JSON": (
+        changed(messages=[message_pb2.Message(role="user", extra_json="{")]),
+        "messages[0].extra_json",
+    ),
+    "negative temperature": (sampling(temperature=-1.0), "sampling.temperature"),
+    "NaN temperature": (sampling(temperature=float("nan")), "sampling.temperature"),
+    "infinite temperature": (sampling(temperature=float("inf")), "sampling.temperature"),
+    "top_p above 1": (sampling(top_p=1.5), "sampling.top_p"),
+    "NaN top_p": (sampling(top_p=float("nan")), "sampling.top_p"),
+    "negative max_tokens": (sampling(max_tokens=-5), "sampling.max_tokens"),
+    "no max_tokens": (sampling(max_tokens=0), "sampling.max_tokens"),
+    "timeout of zero": (changed(agent_timeout=Duration()), "agent_timeout"),
+    "negative timeout": (changed(agent_timeout=Duration(seconds=-1)), "agent_timeout"),
+    "grader timeout": (changed(grader_timeout=Duration(seconds=1)), "grader_timeout"),
+    "TLS callback": (
+        changed(callback=rollout_pb2.Callback(target="127.0.0.1:1", tls=rollout_pb2.CallbackTls())),
+        "callback.tls",
+    ),
+    "no callback": (lambda target: rollout_pb2.InitRequest(rollout_id="bad", messages=[USER]), "callback"),
+    "empty target": (changed(callback=rollout_pb2.Callback()), "callback.target"),
+    "metadata address": (changed(callback=rollout_pb2.Callback(target="169.254.169.254:80")), "callback.target"),
+    "unix target": (changed(callback=rollout_pb2.Callback(target="unix:/tmp/x")), "callback.target"),
+}
+
+
+def violations(error):
+    """The field paths that a failed call's details name."""
+    raw = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    bad = error_details_pb2.BadRequest()
+    assert any(detail.Unpack(bad) for detail in status_pb2.Status.FromString(raw).details)
+    return [violation.field for violation in bad.field_violations]
+
+
+async def refused(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_each_bad_init_is_refused_by_name_and_starts_nothing(serve, train):
+    server, trainer = await serve(), await train(ToolCallingMock())
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = RolloutServiceStub(channel)
+        for name, (build, field) in BAD_INITS.items():
+            error = await refused(stub.Init(build(trainer.address)))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+            assert violations(error) == [field], name
+        await unharmed(stub, trainer)
+
+
+async def unharmed(stub, trainer):
+    """Nothing was started, and a good rollout still runs."""
+    assert not (await stub.ListRollouts(rollout_service_pb2.ListRolloutsRequest())).rollouts
+    await stub.Init(changed(rollout_id="good")(trainer.address))
+    assert (await asyncio.wait_for(trainer.completion("good"), 10)).status == "COMPLETED"
+
+
+async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, train):
+    server, trainer = await serve(), await train(ToolCallingMock())
+    own = (("grpc.max_send_message_length", -1),)
+    async with grpc.aio.insecure_channel(server.address, options=own) as channel:
+        stub = RolloutServiceStub(channel)
+        for method in ("Init", "Cancel", "GetRollout", "ListRollouts"):
+            error = await refused(channel.unary_unary(f"{SERVICE}/{method}")(b"\x0a\xff"))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, method
+            assert violations(error) == [""]
+        stream = channel.unary_stream(f"{SERVICE}/StreamEvents")(b"\xff\xff\xff")
+        assert (await refused(stream.read())).code() is grpc.StatusCode.INVALID_ARGUMENT
+        health = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert (await refused(health(b"\x0a\xff"))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        large = changed(label="x" * (65 * 2**20))(trainer.address)
+        assert (await refused(stub.Init(large))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        unknown = await refused(stub.Init(changed(agent_loop="nobody")(trainer.address)))
+        assert unknown.code() is grpc.StatusCode.NOT_FOUND
+        assert "calculator" in unknown.details()
+        missing = await refused(stub.GetRollout(rollout_service_pb2.GetRolloutRequest(rollout_id="nobody")))
+        assert missing.code() is grpc.StatusCode.NOT_FOUND
+        await unharmed(stub, trainer)
+
+
+BAD_QUERIES = {
+    "cancel nothing": ("Cancel", rollout_service_pb2.CancelRequest(), "selection"),
+    "cancel all: false": ("Cancel", rollout_service_pb2.CancelRequest(all=False), "selection"),
+    "cancel a bad id": ("Cancel", rollout_service_pb2.CancelRequest(rollout_id="a/b"), "rollout_id"),
+    "get a bad id": ("GetRollout", rollout_service_pb2.GetRolloutRequest(), "rollout_id"),
+    "a foreign page": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(page_token="x"), "page_token"),
+    "a state that is none": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(states=[99]), "states"),
+}
+
+
+async def test_bad_queries(serve):
+    server = await serve()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = RolloutServiceStub(channel)
+        for name, (method, request, field) in BAD_QUERIES.items():
+            error = await refused(getattr(stub, method)(request))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+            assert violations(error) == [field], name
+
+
+BAD_STREAMS = {
+    "a foreign cursor": (rollout_service_pb2.StreamEventsRequest(cursor="x"), "INVALID_ARGUMENT"),
+    "another journal's": (rollout_service_pb2.StreamEventsRequest(cursor="deadbeef.5"), "FAILED_PRECONDITION"),
+    "after without an id": (rollout_service_pb2.StreamEventsRequest(after=1), "INVALID_ARGUMENT"),
+    "cursor with an id": (rollout_service_pb2.StreamEventsRequest(rollout_id="x", cursor="y"), "INVALID_ARGUMENT"),
+    "nobody's": (rollout_service_pb2.StreamEventsRequest(rollout_id="nobody"), "NOT_FOUND"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STREAMS)
+async def test_bad_streams(serve, name):
+    server, (request, code) = await serve(), BAD_STREAMS[name]
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        assert (await refused(RolloutServiceStub(channel).StreamEvents(request).read())).code().name == code
+
+
+def chat(**fields):
+    request = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
+    request.full.messages.append(USER)
+    if "full" in fields:
+        request.ClearField("full")
+    for name, value in fields.items():
+        request.MergeFrom(trainer_pb2.ChatRequest(**{name: value}))
+        if name == "number":
+            request.number = value
+    return request
+
+
+def completion(**fields):
+    status = rollout_pb2.COMPLETION_STATUS_COMPLETED
+    made = rollout_pb2.Completion(rollout_id="r", result_id="x", status=status)
+    made.MergeFrom(rollout_pb2.Completion(**fields))
+    return trainer_pb2.CompleteRequest(completion=made)
+
+
+def mismatched():
+    request = completion()
+    segment = request.completion.samples["main"].segments.add()
+    segment.ids.extend([1, 2, 3])
+    segment.mask_runs.extend([1, 2])
+    segment.logprobs.extend([-0.1])
+    return request
+
+
+BAD_CALLBACKS = {
+    "chat number 0": ("Chat", chat(number=0), "number"),
+    "no history": ("Chat", trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1), "history"),
+    "delta history": ("Chat", chat(delta=trainer_pb2.DeltaHistory(continues=1)), "delta"),
+    "wrong role": (
+        "Chat",
+        chat(full=trainer_pb2.FullHistory(messages=[message_pb2.Message(role="robot")])),
+        "full.messages[0].role",
+    ),
+    "no status": (
+        "Complete",
+        trainer_pb2.CompleteRequest(completion=rollout_pb2.Completion(rollout_id="r")),
+        "completion.status",
+    ),
+    "NaN reward": ("Complete", completion(reward=float("nan")), "completion.reward"),
+    "fewer logprobs than ids": ("Complete", mismatched(), "completion.samples[main].segments[0].logprobs"),
+}
+
+
+async def test_the_trainer_refuses_by_name_too(train):
+    trainer = await train(ToolCallingMock())
+    async with grpc.aio.insecure_channel(trainer.address) as channel:
+        stub = TrainerServiceStub(channel)
+        for name, (method, request, field) in BAD_CALLBACKS.items():
+            error = await refused(getattr(stub, method)(request))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+            assert violations(error) == [field], name

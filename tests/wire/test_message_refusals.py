@@ -1,0 +1,271 @@
+"""Messages that may not travel: refused with InvalidArgument naming the place, on the way out and on the way in."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.messages import copy_message, copy_messages
+from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.wire.message import (
+    message_from_wire,
+    message_to_wire,
+    params_from_wire,
+    params_to_wire,
+    tool_from_wire,
+    usage_from_wire,
+)
+
+
+def named(call, *args: Any) -> str:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidArgument) as refusal:
+        call(*args)
+    return refusal.value.violations[0][0]
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+UNFIT = {
+    "NaN": math.nan,
+    "infinity": -math.inf,
+    "unpaired surrogate": "a\ud800",
+    "unpaired surrogate in a key": {"\udfff": 1},
+    "257 levels": nested(257),
+    "a thousand levels": nested(900),
+    "a key that is a number": {1: 2},
+    "a set": {1, 2},
+    "bytes": b"x",
+    "an object": object(),
+    "more digits than are read": 10**5000,
+}
+
+
+@pytest.mark.parametrize("value", UNFIT.values(), ids=UNFIT.keys())
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("m.content", lambda value: {"role": "user", "content": value}),
+        ("m.content", lambda value: {"role": "user", "content": [{"type": "text", "text": value}]}),
+        ("m.vendor", lambda value: {"role": "user", "vendor": {"deep": [value]}}),
+        ("m.tool_calls", lambda value: {"role": "assistant", "tool_calls": [{"function": {"arguments": value}}]}),
+    ],
+    ids=["content", "part", "unknown key", "tool call"],
+)
+def test_an_unfit_value_is_refused_on_the_way_out(place, message, value):
+    assert named(copy_message, message(value), "m").startswith(place)
+
+
+@pytest.mark.parametrize("message", ["text", None, [], 1, object()])
+def test_what_is_no_message_is_refused(message):
+    assert named(copy_messages, [{"role": "user"}, message], "messages") == "messages[1]"
+
+
+@pytest.mark.parametrize("role", [None, "", "robot", "User", 1, ["user"], {"role": "user"}, b"user"])
+def test_a_role_that_is_none_is_refused(role):
+    assert named(copy_message, {"role": role}, "m") == "m.role"
+
+
+@pytest.mark.parametrize("key", [1, None, ("a",), "\ud800"], ids=repr)
+def test_a_key_that_is_no_text_is_refused(key):
+    assert named(copy_message, {"role": "user", key: 1}, "m").startswith("m")
+
+
+@pytest.mark.parametrize("value", UNFIT.values(), ids=UNFIT.keys())
+def test_an_unfit_tool_is_refused_on_the_way_out(value):
+    tools = [{"type": "function"}, {"type": "function", "function": {"parameters": value}}]
+    assert named(tool_dicts, tools).startswith("tools[1]")
+
+
+# Where JSON text stands in these messages, by the path that names it.
+PLACES = {
+    "m.extra_json": lambda text: message_from_wire(pb.Message(role="user", extra_json=text), "m"),
+    "m.parts.parts[1].extra_json": lambda text: message_from_wire(
+        pb.Message(
+            role="user", parts=pb.ContentParts(parts=[pb.ContentPart(type="text"), pb.ContentPart(extra_json=text)])
+        ),
+        "m",
+    ),
+    "m.tool_calls[0].extra_json": lambda text: message_from_wire(
+        pb.Message(role="user", tool_calls=[pb.ToolCall(extra_json=text)]), "m"
+    ),
+    "m.tool_calls[0].function.extra_json": lambda text: message_from_wire(
+        pb.Message(role="user", tool_calls=[pb.ToolCall(function=pb.FunctionCall(extra_json=text))]), "m"
+    ),
+    "t.extra_json": lambda text: tool_from_wire(pb.Tool(extra_json=text), "t"),
+    "t.function.extra_json": lambda text: tool_from_wire(pb.Tool(function=pb.FunctionSchema(extra_json=text)), "t"),
+    "t.function.parameters_json": lambda text: tool_from_wire(
+        pb.Tool(function=pb.FunctionSchema(parameters_json=text)), "t"
+    ),
+    "s.extra_json": lambda text: params_from_wire(pb.SamplingParams(extra_json=text), "s"),
+    "u.extra_json": lambda text: usage_from_wire(pb.Usage(extra_json=text), "u"),
+}
+BAD_JSON = {
+    "NaN": '{"a":NaN}',
+    "infinity": '{"a":-Infinity}',
+    "out of range": '{"a":1e999}',
+    "far out of range": '{"a":-1e99999999999}',
+    "the same key twice": '{"a":1,"a":1}',
+    "the same key twice, deeper": '{"a":[{"b":1,"b":2}]}',
+    "more digits than are read": '{"a":' + "1" * 5000 + "}",
+    "unpaired surrogate": '{"a":"\\ud800"}',
+    "unpaired surrogate in a key": '{"\\uDFFF":1}',
+    "surrogates the wrong way round": '{"a":"\\ude00\\ud83d"}',
+    "300 levels": '{"a":' + "[" * 300 + "]" * 300 + "}",
+    "a bomb of lists": '{"a":' + "[" * 100_000,
+    "a bomb of objects": '{"a":' * 100_000,
+    "broken": '{"a":',
+    "two values": "{} {}",
+    "single quotes": "{'a': 1}",
+    "a control character": '{"a":"\n"}',
+    "blank": " ",
+}
+NO_OBJECT = ["[]", "null", "1", '"a"', "true"]
+
+
+@pytest.mark.parametrize("text", BAD_JSON.values(), ids=BAD_JSON.keys())
+@pytest.mark.parametrize("place", PLACES)
+def test_bad_json_is_refused_on_the_way_in(place, text):
+    assert named(PLACES[place], text).startswith(place)
+
+
+@pytest.mark.parametrize("text", NO_OBJECT)
+@pytest.mark.parametrize("place", [place for place in PLACES if place.endswith("extra_json")])
+def test_extra_json_that_is_no_object_is_refused(place, text):
+    assert named(PLACES[place], text) == place
+
+
+JSON_LIKE = st.text(alphabet='{}[]",:\\ud8aeE0123456789.-+tfn\n é', max_size=30) | st.text(max_size=10)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.builds('{{"a":{}}}'.format, JSON_LIKE) | JSON_LIKE)
+@example('{"a":"\\ud83d\\ude00"}')
+@example('{"a":1E400}')
+def test_any_text_is_an_object_or_refused(text):
+    """Nothing but InvalidArgument is ever raised, and what is accepted can be sent again."""
+    wire = pb.Message(role="user", extra_json=text)
+    try:
+        message = message_from_wire(wire, "m")
+    except InvalidArgument:
+        assert named(message_from_wire, wire, "m") == "m.extra_json"
+    else:
+        assert message == {"role": "user", **(json.loads(text) if text else {})}
+        assert copy_message(message, "m") == message
+
+
+@pytest.mark.parametrize("levels", [256, 257])
+def test_what_came_in_may_go_out_again(levels):
+    """256 levels in one key of a message is the limit wherever they come from, 257 never get in."""
+    lists = "[" * (levels - 2) + "]" * (levels - 2)
+    part = pb.ContentPart(extra_json=f'{{"data":{lists}}}')
+    wires = [
+        pb.Message(role="user", parts=pb.ContentParts(parts=[part])),
+        pb.Message(role="user", extra_json=f'{{"content":[{{"data":{lists}}}]}}'),
+    ]
+    for wire in wires:
+        if levels > jsontext.MAX_DEPTH:
+            assert named(message_from_wire, wire, "m").startswith("m")
+        else:
+            copy_message(message_from_wire(wire, "m"), "m")
+
+
+REPEATED = [
+    (pb.Message(role="user", extra_json='{"role":"user"}'), "m.extra_json"),
+    (pb.Message(role="user", text="a", extra_json='{"content":"b"}'), "m.extra_json"),
+    (pb.Message(role="user", null_content=True, extra_json='{"content":null}'), "m.extra_json"),
+    (pb.Message(role="user", parts=pb.ContentParts(), extra_json='{"content":[]}'), "m.extra_json"),
+    (pb.Message(role="user", tool_calls=[pb.ToolCall()], extra_json='{"tool_calls":null}'), "m.extra_json"),
+    (pb.Message(role="user", tool_call_id="", extra_json='{"tool_call_id":"x"}'), "m.extra_json"),
+    (pb.Message(role="user", name="a", extra_json='{"name":"a"}'), "m.extra_json"),
+    (pb.Message(role="user", tool_calls=[pb.ToolCall(id="a", extra_json='{"id":"b"}')]), "m.tool_calls[0].extra_json"),
+    (
+        pb.Message(role="user", tool_calls=[pb.ToolCall(function=pb.FunctionCall(), extra_json='{"function":null}')]),
+        "m.tool_calls[0].extra_json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "place"), REPEATED)
+def test_a_key_in_both_places_is_refused(message, place):
+    assert named(message_from_wire, message, "m") == place
+
+
+def test_a_key_in_both_places_of_a_tool_is_refused():
+    function = pb.FunctionSchema(parameters_json="{}", extra_json='{"parameters":{}}')
+    assert named(tool_from_wire, pb.Tool(function=function), "t") == "t.function.extra_json"
+    assert named(params_from_wire, pb.SamplingParams(seed=1, extra_json='{"seed":1}'), "s") == "s.extra_json"
+    assert named(params_from_wire, pb.SamplingParams(stop=["a"], extra_json='{"stop":"a"}'), "s") == "s.extra_json"
+    assert named(usage_from_wire, pb.Usage(total_tokens=1, extra_json='{"total_tokens":1}'), "u") == "u.extra_json"
+
+
+@pytest.mark.parametrize("role", ["", "robot", "User"])
+def test_an_unknown_role_is_refused_on_the_way_in(role):
+    assert named(message_from_wire, pb.Message(role=role), "messages[3]") == "messages[3].role"
+
+
+OUT_OF_BOUNDS = [
+    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", True),
+    ("temperature", "hot"), ("temperature", 10**400), ("top_p", -1e-9), ("top_p", 1.5), ("top_p", math.nan),
+    ("top_p", [1]), ("max_tokens", 0), ("max_tokens", -5), ("max_tokens", 1.0), ("max_tokens", True),
+    ("max_tokens", "9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), OUT_OF_BOUNDS, ids=lambda value: str(value)[:20])
+def test_sampling_parameters_out_of_bounds_are_refused_by_name(key, value):
+    assert named(params_to_wire, {"seed": 1, key: value}) == f"sampling.{key}"
+    if isinstance(value, float) and not math.isfinite(value):
+        assert named(params_from_wire, pb.SamplingParams(**{key: value}), "sampling") == f"sampling.{key}"
+    else:
+        message = pb.SamplingParams(extra_json=json.dumps({key: value}))
+        assert named(params_from_wire, message, "sampling") == f"sampling.{key}"
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 1.5}, {"top_p": math.nan}, {"max_tokens": 0}]
+)
+def test_typed_sampling_parameters_out_of_bounds_are_refused_by_name(params):
+    (key,) = params
+    assert named(params_from_wire, pb.SamplingParams(**params), "sampling") == f"sampling.{key}"
+
+
+def test_a_negative_count_is_refused_wherever_it_stands():
+    assert named(usage_from_wire, pb.Usage(completion_tokens=-1), "usage") == "usage.completion_tokens"
+    assert named(usage_from_wire, pb.Usage(extra_json='{"prompt_tokens":-1}'), "usage").startswith("usage.")
+
+
+SCALARS = st.none() | st.integers() | st.floats() | st.binary(max_size=2) | st.text(max_size=3)
+ANYTHING = st.recursive(
+    SCALARS | st.sampled_from(["\ud800", "a\udc00b"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.tuples(inner)
+        | st.dictionaries(st.text(max_size=2) | st.sampled_from([1, None, "\ud800"]), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(["content", "tool_calls", "name", "vendor", "\ud800", 1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYS, ANYTHING, max_size=3))
+def test_what_passed_the_check_can_be_written(message):
+    """copy_message refuses with InvalidArgument, or what it returns survives."""
+    try:
+        checked = copy_message({"role": "user", **message}, "m")
+    except InvalidArgument:
+        return
+    wire = message_to_wire(checked)
+    assert message_from_wire(pb.Message.FromString(wire.SerializeToString()), "m") == checked
