@@ -4,8 +4,10 @@ Names, defaults and bounds are those of the Osmosis SDK. A value out of bounds r
 pydantic's ValidationError at construction, naming the setting.
 """
 
+from typing import Any
+
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 
 class RolloutClientSettings(BaseSettings):
@@ -43,9 +45,14 @@ class RolloutServerSettings(BaseSettings):
 
 
 class RolloutSettings(BaseSettings):
-    """All of them."""
+    """All of them. Only the two parts read the environment, each under its prefix."""
 
-    model_config = SettingsConfigDict(env_file=".env", extra="ignore")
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *others: Any, **more: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given in code, and nothing else."""
+        return (init_settings,)
 
     client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
     server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)

@@ -23,15 +23,16 @@ def create_app(
     settings: RolloutSettings | None = None, debug_dir: str | None = None, on_startup: Hook | None = None,
     on_shutdown: Hook | None = None,
 ) -> FastAPI:  # fmt: skip
-    """An application that uvicorn runs. Parameters left out come from the settings.
+    """An application that uvicorn runs. Parameters left out come from the settings; no
+    `max_concurrent` means the default of 100, not that there is no limit.
 
     `on_startup` and `on_shutdown` are awaited with the application's start and stop;
     `debug_dir` receives one .jsonl file per rollout.
     """
     known = settings or RolloutSettings()
     config = EngineConfig(
-        max_concurrent=max_concurrent or known.server.max_concurrent_rollouts,
-        record_ttl=record_ttl_seconds or known.server.record_ttl_seconds,
+        max_concurrent=known.server.max_concurrent_rollouts if max_concurrent is None else max_concurrent,
+        record_ttl=known.server.record_ttl_seconds if record_ttl_seconds is None else record_ttl_seconds,
     )
 
     @asynccontextmanager

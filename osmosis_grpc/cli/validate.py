@@ -1,18 +1,25 @@
-"""The validate command: tells what is wrong with agent loops, with code, place and hint.
+"""The validate command: what is wrong with agent loops, with code, place and hint.
 
---run also runs one rollout of each, in this process: the real engine, the mock for a model.
+--run also runs one rollout of each, in this process: the real engine, a mock for the model. It
+calls tools where the agent offers any, and else repeats the question.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import asyncio
 
-    from osmosis_grpc.agent.validator import Finding
+    from osmosis_grpc.agent.ports import ChatModel
+    from osmosis_grpc.agent.validator import Finding, Place, ValidationResult
     from osmosis_grpc.serve.records import Records
+    from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 
 QUESTION = "What is (2 + 3) * 4?"
 """What --run asks."""
@@ -20,85 +27,336 @@ QUESTION = "What is (2 + 3) * 4?"
 AGENT_TIMEOUT = 30.0
 """Seconds that --run gives a rollout."""
 
-BLOCKED = 0.2
-"""Seconds that the event loop may be blocked."""
+GRACE = 5.0
+"""Seconds after that in which the rollout has to end; an agent that blocks the event loop does not."""
 
-PULSE = 0.02
-"""Seconds between two looks at the event loop."""
+BLOCKED = 0.2
+"""Seconds that an agent may block the event loop."""
 
 HINTS = {
-    "BLOCKING_CALL": "await asyncio.to_thread(...) for code that blocks, or use a library that is async",
-    "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages), or return ctx.error(text)",
-    "NON_FINITE_REWARD": "return a finite number, or None to leave the reward to a grader",
-    "TOOL_CALL_UNANSWERED": 'append {"role": "tool", "tool_call_id": ..., "content": ...} for every call of a reply',
-    "RUN_FAILED": "let run survive it; tell the model with create_tool_error_result, or give up with ctx.error(text)",
+    "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
+    "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
+    "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
+    "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
+    "RUN_FAILED": "answer a tool call that fails with create_tool_error_result, and give up with ctx.error(text)",
 }
-"""What to do about the codes of --run. The others are in osmosis_grpc.agent.validator."""
+"""What to do, by code of --run. The other codes are in osmosis_grpc.agent.validator."""
 
 
 def validate(
     module: Annotated[
         list[str], typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.")
     ],
-    run: Annotated[bool, typer.Option("--run", help="Also run one rollout of each, with a mock for a model.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout: findings, and a verdict.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Also run a rollout of each, with a mock for the model.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")] = False,
 ) -> None:
-    """Check agent loops without serving them. Exit codes: 0 no errors, 1 errors, 2 it could not be loaded."""
+    """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
     from osmosis_grpc.serve.records import records
 
     with records(json) as out:
-        report = _Report(None if not json else out)
+        report = _Report(out, json)
         for spec in module:
             try:
                 _check(spec, run, report)
-            except _NotLoaded as error:
-                report.broken += 1
-                typer.echo(f"validate: {error}", err=True)
-        report.summary()
-    raise typer.Exit(2 if report.broken else int(report.errors > 0))
+            except _NotLoadedError as error:
+                report.not_loaded += 1
+                typer.echo(_printable(f"validate: {error}"), err=True)
+        report.end()
+    raise typer.Exit(2 if report.not_loaded else 1 if report.errors else 0)
 
 
-class _NotLoaded(Exception):
-    """A specification leads to nothing that could be looked at."""
+class _NotLoadedError(Exception):
+    """A specification leads to nothing that could be checked."""
 
 
 class _Report:
-    """Tells findings as they come, as records or as text."""
+    """Tells the findings agent by agent, as records or as text."""
 
-    def __init__(self, out: "Records | None") -> None:
+    def __init__(self, out: "Records", json: bool) -> None:
         self._out = out
-        self._names: set[str] = set()
-        self.agents = self.errors = self.warnings = self.broken = 0
+        self._json = json
+        self.names: set[str] = set()
+        self.agents = self.errors = self.warnings = self.not_loaded = 0
 
-    def taken(self, name: str | None) -> bool:
-        """Whether an agent of that name came before."""
-        before = name in self._names
-        self._names |= {name} if name else set()
-        return before
-
-    def add(self, spec: str, name: str | None, findings: "Sequence[Finding]") -> None:
-        """One agent, and what was found about it."""
-        errors = sum(finding.severity == "error" for finding in findings)
-        warnings = len(findings) - errors
+    def add(self, spec: str, result: "ValidationResult") -> None:
+        """One agent, and everything that was found about it."""
+        name = None if result.agent_name is None else _printable(result.agent_name)
+        errors, warnings = len(result.errors), len(result.warnings)
         self.agents, self.errors, self.warnings = self.agents + 1, self.errors + errors, self.warnings + warnings
-        if self._out is not None:
-            for finding in findings:
-                self._out.write("finding", module=spec, agent=name, **_printable(dataclasses.asdict(finding)))
-            self._out.write(
-                "validated", module=spec, agent=_text(name) if name else None, valid=not errors, errors=errors,
-                warnings=warnings,
-            )  # fmt: skip
-            return
-        typer.echo(f"{_text(name) if name else '(no name)'}  {spec}")
-        for finding in findings:
-            place = f"{finding.file}:{finding.line}" if finding.file else spec
-            typer.echo(_text(f"  {finding.severity} {finding.code} {place}"))
-            typer.echo(_text(f"    {finding.message}"))
-            typer.echo(_text(f"    hint: {finding.hint}"))
+        for finding in result.findings:
+            self._out.write("finding", module=spec, agent=name, **dataclasses.asdict(_readable(finding)))
+        self._out.write("validated", module=spec, agent=name, valid=result.valid, errors=errors, warnings=warnings)
+        if not self._json:
+            typer.echo(f"{name or 'no name'} ({spec}): {'valid' if result.valid else 'not valid'}")
+            for finding in map(_readable, result.findings):
+                place = f"{finding.file}:{finding.line}" if finding.file else "no source"
+                typer.echo(f"  {finding.severity} {finding.code} {place}")
+                typer.echo(f"    {finding.message}\n    hint: {finding.hint}")
 
-    def summary(self) -> None:
+    def end(self) -> None:
         """The last line of the text."""
-        if self._out is None:
+        if not self._json:
             counts = (self.agents, "agent"), (self.errors, "error"), (self.warnings, "warning")
-            words = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
-            typer.echo(f"validated {words}" + (f", {self.broken} not loaded" if self.broken else ""))
+            text = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+            typer.echo(text + (f", {self.not_loaded} not loaded" if self.not_loaded else ""))
+
+
+def _check(spec: str, run: bool, report: _Report) -> None:
+    """Load what a specification names and report about each agent loop in it. Raises _NotLoadedError."""
+    from osmosis_grpc.agent.loader import LoadError, load_object
+    from osmosis_grpc.agent.validator import one_line, place_of_error, validate_agent_loop
+
+    try:
+        found = load_object(spec)
+    except LoadError as error:
+        raise _NotLoadedError(error) from error
+    except (Exception, SystemExit) as error:
+        told = _told_by(error)
+        if told is None:
+            file, line = place_of_error(error)
+            raise _NotLoadedError(f"{spec}: {one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+        report.add(spec, told)
+        return
+    items = list(found) if isinstance(found, list | tuple) else [found]
+    if not items:
+        raise _NotLoadedError(f"{spec} is empty")
+    for item in items:
+        result = validate_agent_loop(item)
+        findings = [*_refused(item, result.agent_name, report.names), *result.findings]
+        if run and result.valid:
+            findings += _run(item() if isinstance(item, type) else item)
+        report.add(spec, dataclasses.replace(result, findings=tuple(findings)))
+
+
+def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Finding]":
+    """Why a server would not host what may be valid by itself."""
+    from osmosis_grpc.agent.loop import RolloutAgentLoop
+    from osmosis_grpc.agent.validator import make, place_of
+
+    cls = item if isinstance(item, type) else type(item)
+    if not issubclass(cls, RolloutAgentLoop):
+        yield make("NOT_AN_AGENT_LOOP", f"{cls.__name__} is not a RolloutAgentLoop", place_of(cls))
+    if name is not None and name in names:
+        yield make("DUPLICATE_NAME", f"another agent loop is named {name!r} too", place_of(cls))
+    names |= {name} if name is not None else set()
+
+
+def _told_by(error: BaseException) -> "ValidationResult | None":
+    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+    import linecache
+
+    from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
+    from osmosis_grpc.agent.validator import ValidationResult, make, place_of_error, statement, validate_agent_loop
+
+    if isinstance(error, AgentNameError):
+        file, line = place_of_error(error)
+        if file is not None and line is not None:
+            line += statement(linecache.getlines(file)[line - 1 :])
+        return ValidationResult(None, (make(error.code, str(error), (file, line)),))
+    abstract = re.match(r"Can't instantiate abstract class (\w+)", str(error))
+    if isinstance(error, TypeError) and abstract:
+        for cls in _subclasses(RolloutAgentLoop):
+            if cls.__name__ == abstract[1] and getattr(cls, "__abstractmethods__", None):
+                return validate_agent_loop(cls)
+    return None
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """The classes derived from one, the newest first."""
+    for derived in reversed(cls.__subclasses__()):
+        yield derived
+        yield from _subclasses(derived)
+
+
+class _Watched:
+    """An agent loop that remembers how its run went, and the mock that answers it."""
+
+    def __init__(self, agent_loop: Any) -> None:
+        from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
+
+        self.name = agent_loop.name
+        self.get_tools = agent_loop.get_tools
+        self.result: Any = None
+        self.returned = False
+        self.error: BaseException | None = None
+        self.blocked_at: Callable[[], str] = lambda: ""
+        self._run = agent_loop.run
+        self._tools: Any = ()
+        self._models: dict[bool, ChatModel] = {True: ToolCallingMock(), False: EchoPolicy()}
+
+    async def run(self, ctx: Any) -> Any:
+        self._tools = ctx.tools
+        try:
+            self.result = await self._run(ctx)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.returned = True
+        return self.result
+
+    async def model(self, request: "ChatRequest", /) -> "ChatResponse":
+        tools = self._tools if request.tools is None else request.tools
+        return await self._models[bool(tools)](request)
+
+
+class _Pulse:
+    """Measures for how long the event loop was blocked at most."""
+
+    EVERY = 0.02
+
+    def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
+        self._loop = loop
+        self._last = loop.time()
+        self.longest = 0.0
+        self._beat()
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        self.longest = max(self.longest, now - self._last - self.EVERY)
+        self._last = now
+        self._next = self._loop.call_later(self.EVERY, self._beat)
+
+    def stop(self) -> None:
+        self._next.cancel()
+        self._beat()
+        self._next.cancel()
+
+
+def _run(agent_loop: Any) -> "list[Finding]":
+    """What one rollout of a valid agent loop shows."""
+    import concurrent.futures
+
+    from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
+    from osmosis_grpc.errors import OsmosisRolloutError
+
+    watched = _Watched(agent_loop)
+    place = place_of(agent_loop.run, type(agent_loop))
+    try:
+        completion, blocked = _in_a_thread(watched)
+    except concurrent.futures.TimeoutError:
+        text = f"the event loop is still blocked after {AGENT_TIMEOUT + GRACE:g} s"
+        return [_blocking(text, watched.blocked_at(), place)]
+    except (OsmosisRolloutError, SystemExit) as error:
+        return [make("GET_TOOLS_EXCEPTION", one_line(error), place_of(agent_loop.get_tools, type(agent_loop)))]
+    findings = [Finding(code, text, HINTS[code], *(at or place)) for code, text, at in _shown(watched, completion)]
+    if blocked > BLOCKED:
+        findings.append(_blocking(f"the event loop was blocked for {blocked:.2f} s", watched.blocked_at(), place))
+    return findings
+
+
+def _in_a_thread(watched: _Watched) -> "tuple[Completion, float]":
+    """Run the rollout in a daemon thread, so that nothing an agent does can keep this process.
+
+    Raises concurrent.futures.TimeoutError when it does not end, OsmosisRolloutError when get_tools fails.
+    """
+    import asyncio
+    import concurrent.futures
+    import threading
+
+    future: concurrent.futures.Future[tuple[Completion, float]] = concurrent.futures.Future()
+
+    async def main() -> None:
+        try:
+            future.set_result(await _rollout(watched))
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), name="validate-run", daemon=True)
+    thread.start()
+    result = future.result(AGENT_TIMEOUT + GRACE)
+    thread.join(1.0)
+    return result
+
+
+async def _rollout(watched: _Watched) -> "tuple[Completion, float]":
+    """The completion of one rollout, and for how long it blocked the event loop."""
+    import asyncio
+
+    from osmosis_grpc.engine import Engine, EngineConfig, Peer
+    from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Completion] = loop.create_future()
+
+    async def sink(completion: "Completion", /) -> "Outcome":
+        if not done.done():
+            done.set_result(completion)
+        return Outcome.RECORDED
+
+    # The watchdog is sure to see what blocks for twice its limit.
+    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
+    agent_loop: Any = watched
+    async with Engine([agent_loop], config) as engine:
+        watched.blocked_at = lambda: engine.watchdog.last
+        pulse = _Pulse(loop)
+        messages = [{"role": "user", "content": QUESTION}]
+        request = RolloutRequest(rollout_id="validate", messages=messages, agent_timeout=AGENT_TIMEOUT)
+        try:
+            await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
+            completion = await done
+        finally:
+            pulse.stop()
+    return completion, pulse.longest
+
+
+def _blocking(text: str, where: str, place: "Place") -> "Finding":
+    """`where` is what the watchdog says: file:line in function, or nothing."""
+    from osmosis_grpc.agent.validator import Finding
+
+    found = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
+    if found:
+        text, place = f"{text} at {where}", (found[1], int(found[2]))
+    return Finding("BLOCKING_CALL", text, HINTS["BLOCKING_CALL"], *place)
+
+
+def _shown(watched: _Watched, completion: "Completion") -> "Iterator[tuple[str, str, Place | None]]":
+    """What a rollout's end shows: code, message, and the place where it is not that of run."""
+    from osmosis_grpc.agent.results import RolloutResult
+    from osmosis_grpc.agent.validator import one_line, place_of_error
+    from osmosis_grpc.types import CompletionStatus
+
+    result, error, status = watched.result, watched.error, completion.status
+    text = completion.failure.message if completion.failure else str(status)
+    failed, is_result = status is CompletionStatus.FAILED, isinstance(result, RolloutResult)
+    completed = is_result and result.status == "COMPLETED"
+    if failed and watched.returned and not is_result:
+        yield "RESULT_NOT_RETURNED", text, None
+    elif failed and completed and not _is_reward(result.reward):
+        yield "NON_FINITE_REWARD", text, None
+    elif status is not CompletionStatus.COMPLETED:
+        at = place_of_error(error) if error else (None, None)
+        yield "RUN_FAILED", f"run raised {one_line(error)}" if failed and error else text, at if at[0] else None
+    if completed:
+        for unanswered in _unanswered(result.final_messages):
+            yield "TOOL_CALL_UNANSWERED", unanswered, None
+
+
+def _is_reward(reward: object) -> bool:
+    number = isinstance(reward, numbers.Real) and not isinstance(reward, bool)
+    return reward is None or (number and math.isfinite(reward))  # type: ignore[arg-type]
+
+
+def _unanswered(messages: Any) -> Iterator[str]:
+    """The tool calls of a conversation that no tool message answers."""
+    known = [_mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
+    answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
+    for index, message in enumerate(known):
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for call in map(_mapping, calls if isinstance(calls, list | tuple) else ()):
+            if str(call.get("id")) not in answered:
+                name = _mapping(call.get("function")).get("name")
+                yield f"final_messages[{index}] calls {name} ({call.get('id')}), and no tool message answers it"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _readable(finding: "Finding") -> "Finding":
+    file = None if finding.file is None else _printable(finding.file)
+    return dataclasses.replace(finding, message=_printable(finding.message), file=file)
+
+
+def _printable(text: str) -> str:
+    """A text on one line, made to be written as UTF-8."""
+    return " ".join(text.split()).encode("utf-8", "replace").decode()

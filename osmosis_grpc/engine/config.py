@@ -36,6 +36,10 @@ class EngineConfig:
     sweep_interval: float = 10.0
     """How often what is past its time is dropped."""
 
+    def __post_init__(self) -> None:
+        if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:
+            raise ValueError("max_concurrent is at least 1, max_queued at least 0, record_ttl greater than 0")
+
     @property
     def queue_limit(self) -> int:
         """Rollouts that may wait."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument
+from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.link.calls import DETAILS_KEY
 from osmosis_grpc.wire.status import to_status
 
@@ -117,7 +117,7 @@ async def _abort(context: Any, error: Exception, call_id: str) -> NoReturn:
     status = to_status(error)
     if status.details:
         trailers.append((DETAILS_KEY, status.SerializeToString()))
-    if error.retry_after is not None:
+    if error.retry_after is not None and isinstance(error, ResourceExhausted):
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))))
     await context.abort(_CODES[status.code], status.message, tuple(trailers))
     raise AssertionError("abort returns nowhere")

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
 
 
 class ChatPurpose(StrEnum):
@@ -19,8 +19,8 @@ class ChatPurpose(StrEnum):
     """A grader's call; never trained on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChatRequest(ArrayEquality):
     """Asks for one reply."""
 
     rollout_id: str
@@ -47,8 +47,8 @@ class ChatRequest:
     """Seconds the asker waits for this try; None for no limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatResponse:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChatResponse(ArrayEquality):
     """One reply."""
 
     message: Message

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs, same_logprobs
+from osmosis_grpc.types.tokens import ArrayEquality, Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Segment:
+class Segment(ArrayEquality):
     """A stretch of a sample whose tokens only grow. Made by assembly.Assembler."""
 
     ids: Ids
@@ -46,21 +46,9 @@ class Segment:
         if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
             raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Segment):
-            return NotImplemented
-        return (
-            np.array_equal(self.ids, other.ids)
-            and same_logprobs(self.logprobs, other.logprobs)
-            and (self.mask_runs, self.versions, self.chats, self.drift_index)
-            == (other.mask_runs, other.versions, other.chats, other.drift_index)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SampledChat:
+class SampledChat(ArrayEquality):
     """The tokens of one chat, as the trainer's library keeps them."""
 
     number: int

@@ -5,7 +5,7 @@ absent; nothing here invents them. Arrays read from the wire are read-only views
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +26,26 @@ TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType({
     "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8", "bool": "|b1",
 })  # fmt: skip
 """Element types by name, with NumPy's word for each; NumPy has none for bfloat16."""
+
+
+class ArrayEquality:
+    """Equality of dataclasses that hold arrays: field by field, NaN equal to NaN."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return type(one) is type(other) and bool(one == other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +84,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenBlock:
+class TokenBlock(ArrayEquality):
     """Tokens with what is known about each of them."""
 
     ids: Ids
@@ -109,17 +129,6 @@ class TokenBlock:
         own = self.ids.nbytes + (0 if self.logprobs is None else self.logprobs.nbytes)
         return own + sum(len(tensor.data) for tensor in self.extras.values())
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TokenBlock):
-            return NotImplemented
-        return (
-            np.array_equal(self.ids, other.ids)
-            and same_logprobs(self.logprobs, other.logprobs)
-            and dict(self.extras) == dict(other.extras)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
@@ -135,10 +144,3 @@ def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> 
         raise InvalidArgument(field_path, f"{len(logprobs)} logprobs for {count} {of}")
     if count and bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
         raise InvalidArgument(field_path, f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing")
-
-
-def same_logprobs(one: Logprobs | None, other: Logprobs | None) -> bool:
-    """Whether two arrays of logprobs are equal, NaN to NaN."""
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other, equal_nan=True)

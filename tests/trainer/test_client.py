@@ -1,0 +1,187 @@
+"""RolloutClient against a real server."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
+
+QUESTION = [{"role": "user", "content": "What is (2 + 3) * 4?"}]
+
+
+class Sleeper(RolloutAgentLoop):
+    """Runs until it is cancelled."""
+
+    name = "sleeper"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await asyncio.sleep(3600)
+
+
+@pytest.fixture
+async def pair(serve, train, stack):
+    """A client and a trainer for a server that hosts two agent loops."""
+    server = await serve(CalculatorAgent(), Sleeper(), idle_interval=0.1)
+    trainer = await train(ToolCallingMock())
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    client.server = server
+    return client, trainer
+
+
+async def test_init_wait_events(pair):
+    client, trainer = pair
+    started = await client.init(
+        rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
+    )
+    assert started.started
+    assert not (
+        await client.init(
+            rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
+        )
+    ).started
+    waited = await client.wait("r")
+    received = await trainer.completion("r")
+    assert waited.status is received.status is CompletionStatus.COMPLETED
+    assert waited.reward == received.reward == 1.0
+    assert waited.messages == received.messages
+    assert waited.samples["main"].segments == received.samples["main"].segments
+    assert waited.metrics == received.metrics
+    seen = [event async for event in client.events("r")]
+    assert [event.number for event in seen] == list(range(1, len(seen) + 1))
+    assert isinstance(seen[-1].kind, events.Delivered)
+    assert [event.number async for event in client.events("r", after=4)] == list(range(5, len(seen) + 1))
+
+
+async def test_all_waits_share_one_stream(pair):
+    client, trainer = pair
+    streams = []
+    original = client._stub.StreamEvents
+    client._stub.StreamEvents = lambda request: streams.append(request) or original(request)
+    for i in range(20):
+        await client.init(
+            rollout_id=f"r{i}", agent_loop="calculator", messages=QUESTION, callback=trainer.callback()
+        )
+    done = await asyncio.gather(*(client.wait(f"r{i}") for i in range(20)))
+    assert {completion.status for completion in done} == {CompletionStatus.COMPLETED}
+    assert len(streams) == 1
+
+
+async def test_wait_of_an_unknown_rollout(pair):
+    with pytest.raises(NotFound):
+        await pair[0].wait("nobody")
+
+
+async def test_wait_without_a_server():
+    async with RolloutClient("127.0.0.1:1", timeout=2) as client:
+        with pytest.raises((Unavailable, DeadlineExceeded)):
+            await asyncio.wait_for(client.wait("r"), 30)
+
+
+async def test_cancel_get_and_list(pair):
+    client, trainer = pair
+    for i in range(3):
+        await client.init(
+            rollout_id=f"s{i}", agent_loop="sleeper", callback=trainer.callback(), group=Group("g", i, 3)
+        )
+    info = await client.get("s1")
+    assert (info.state, info.agent_loop, info.activity.description) == (RolloutState.RUNNING, "sleeper", "agent")
+    assert info.group == Group("g", 1, 3)
+    assert [row.rollout_id async for row in client.rollouts(group_id="g")] == ["s0", "s1", "s2"]
+    (row,) = await client.cancel("s0", reason="enough")
+    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_CANCELLED
+    rows = await client.cancel(group_id="g")
+    assert {row.rollout_id for row in rows} >= {"s1", "s2"}
+    for i in range(3):
+        completion = await asyncio.wait_for(client.wait(f"s{i}"), 10)
+        assert completion.status is CompletionStatus.CANCELLED
+        assert completion.failure is None
+    (row,) = await client.cancel("s0")
+    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
+    (row,) = await client.cancel("unknown")
+    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_UNKNOWN
+    reasons = [e.kind.reason async for e in client.events("s0") if isinstance(e.kind, events.CancelAsked)]
+    assert reasons == ["enough"]
+
+
+async def test_server_info_and_drain(pair):
+    client, trainer = pair
+    info = await client.info()
+    assert [loop.name for loop in info.agent_loops] == ["calculator", "sleeper"]
+    assert [tool.function.name for tool in info.agent_loops[0].tools] == ["add", "subtract", "multiply", "divide"]
+    assert (info.protocol_min, info.protocol_max) == (1, 1)
+    assert info.limits.max_message_bytes == 64 * 2**20
+    await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
+    left = await client.drain()
+    assert (left.running, left.queued) == (1, 0)
+    assert (await client.info()).draining
+    with pytest.raises(Unavailable) as caught:
+        await asyncio.wait_for(
+            client.init(rollout_id="t", agent_loop="sleeper", callback=trainer.callback()), 60
+        )
+    assert caught.value.retry_after == 5.0
+
+
+async def test_signs_of_life(pair):
+    client, trainer = pair
+    await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
+    stream = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(rollout_id="s", after=2))
+    response = await stream.read()
+    assert not response.HasField("event")
+    assert response.idle.last_number == 2
+    assert response.idle.activity.description == "agent"
+    stream.cancel()
+
+
+async def test_messages_are_checked_before_they_travel(pair):
+    client, trainer = pair
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
+        await client.init(
+            rollout_id="x", messages=[{"role": "user", "content": "\ud800"}], callback=trainer.callback()
+        )
+    with pytest.raises(TypeError, match="no field colour"):
+        await client.init(rollout_id="x", colour="red")
+
+
+async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(serve, train, stack):
+    server = await serve(outbox_delay=(0.05, 0.1))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    first = await train(ScriptedPolicy([]))
+    request = {"rollout_id": "r", "messages": QUESTION, "label": "20"}
+    hold = asyncio.Event()
+
+    async def slow(chat, /):
+        await hold.wait()
+        raise AssertionError("the chat was asked elsewhere")
+
+    first._book._policy = slow
+    await client.init(**request, callback=first.callback())
+    second = await train(ToolCallingMock())
+    assert not (await client.init(**request, callback=second.callback())).started
+    assert (await asyncio.wait_for(second.completion("r"), 10)).reward == 1.0
+    with pytest.raises(AlreadyExists):
+        await client.init(**(request | {"label": "21"}), callback=second.callback())
+
+
+async def test_a_completion_waits_for_its_trainer(serve, train, stack):
+    server = await serve(outbox_delay=(0.05, 0.1))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    trainer = await train(EchoPolicy())
+    port = trainer.port
+    await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+    await asyncio.wait_for(trainer.completion("r"), 10)
+    await trainer._server.stop(None)
+    await client.init(rollout_id="c", messages=QUESTION, callback=trainer.callback())
+    await client.cancel("c")
+    assert (await client.wait("c")).status is CompletionStatus.CANCELLED
+    assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == ["c"]
+    again = await train(EchoPolicy(), port=port)
+    assert (await asyncio.wait_for(again.completion("c"), 30)).status is CompletionStatus.CANCELLED

@@ -1,0 +1,195 @@
+"""A trainer samples each chat once and applies each completion once, however often it is asked."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
+from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
+from osmosis_grpc.link.calls import call
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.types import ChatPurpose, ChatRequest, Completion, CompletionStatus, Outcome, Sample, Segment
+from osmosis_grpc.wire.rollout import completion_to_wire
+from osmosis_grpc.wire.trainer import chat_to_wire, outcome_from_wire, reply_from_wire
+
+USER = {"role": "user", "content": "hi"}
+
+
+class Sampler:
+    """A policy that counts, and that can be held or made to fail."""
+
+    def __init__(self):
+        self.seen = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.error = None
+
+    async def __call__(self, request, /):
+        self.seen.append(request)
+        await self.hold.wait()
+        if self.error is not None:
+            raise self.error
+        return answer(request, f"reply {len(self.seen)}")
+
+
+@pytest.fixture
+async def sampler():
+    return Sampler()
+
+
+@pytest.fixture
+async def ask(train, sampler, stack):
+    """Asks a chat, or reports a completion, over a real socket."""
+    import grpc
+
+    trainer = await train(sampler)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    stub = TrainerServiceStub(channel)
+
+    async def ask(what, timeout=10.0):
+        if isinstance(what, Completion):
+            request = CompleteRequest(completion=completion_to_wire(what))
+            return outcome_from_wire((await call(stub.Complete, request, timeout=timeout)).outcome)
+        return reply_from_wire(await call(stub.Chat, chat_to_wire(what), timeout=timeout))
+
+    ask.trainer = trainer
+    return ask
+
+
+def chat(number=1, messages=(USER,), **fields):
+    return ChatRequest(rollout_id="r", number=number, messages=list(messages), **fields)
+
+
+def ended(result_id="one", attempt=1, **fields):
+    return Completion(rollout_id="r", attempt=attempt, result_id=result_id, status=CompletionStatus.COMPLETED, **fields)
+
+
+async def test_the_same_chat_again_is_the_same_reply(ask, sampler):
+    first = await ask(chat())
+    again = await ask(chat())
+    assert again == first
+    assert len(sampler.seen) == 1
+
+
+async def test_a_chat_being_sampled_is_joined_and_a_cut_call_does_not_stop_it(ask, sampler):
+    sampler.hold.clear()
+    cut = asyncio.ensure_future(ask(chat()))
+    while not sampler.seen:
+        await asyncio.sleep(0.01)
+    cut.cancel()
+    joined = [asyncio.ensure_future(ask(chat())) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    sampler.hold.set()
+    replies = await asyncio.gather(*joined)
+    assert all(reply == replies[0] for reply in replies)
+    assert len(sampler.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chat(messages=[{"role": "user", "content": "other"}]),
+        chat(messages=[USER, USER]),
+        chat(params={"temperature": 0.5}),
+        chat(tools=[]),
+        chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+        chat(purpose=ChatPurpose.JUDGE),
+        chat(messages=[{"role": "user", "content": "hi", "n": 1}]),
+    ],
+)
+async def test_another_body_under_the_number_is_already_exists(ask, sampler, other):
+    await ask(chat())
+    with pytest.raises(AlreadyExists) as caught:
+        await ask(other)
+    assert caught.value.attempt == 1
+    assert len(sampler.seen) == 1
+
+
+async def test_a_lower_attempt_is_aborted_and_a_higher_one_begins_anew(ask, sampler):
+    await ask(chat(attempt=2))
+    with pytest.raises(Aborted) as caught:
+        await ask(chat(attempt=1))
+    assert caught.value.attempt == 2
+    with pytest.raises(Aborted):
+        await ask(ended(attempt=1))
+    await ask(chat(attempt=3))
+    assert [request.attempt for request in sampler.seen] == [2, 3]
+
+
+async def test_a_failed_sampling_is_sampled_again(ask, sampler):
+    sampler.error = Unavailable("swapping weights", retry_after=0.25)
+    with pytest.raises(Unavailable) as caught:
+        await ask(chat())
+    assert caught.value.retry_after == 0.25
+    sampler.error = RuntimeError("out of memory")
+    with pytest.raises(Internal, match="RuntimeError: out of memory"):
+        await ask(chat())
+    sampler.error = None
+    await ask(chat())
+    assert len(sampler.seen) == 3
+
+
+async def test_outcomes(ask):
+    assert await ask(ended("one")) is Outcome.RECORDED
+    assert await ask(ended("one")) is Outcome.ALREADY_RECORDED
+    assert await ask(ended("two")) is Outcome.CONFLICT
+    assert await ask(ended("three", attempt=2)) is Outcome.RECORDED
+    assert (await ask.trainer.completion("r")).result_id == "three"
+
+
+async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
+    await ask(chat(1))
+    sampler.hold.clear()
+    open_chat = asyncio.ensure_future(ask(chat(2, [USER, {"role": "assistant", "content": "x"}, USER])))
+    while len(sampler.seen) < 2:
+        await asyncio.sleep(0.01)
+    assert await ask(ended()) is Outcome.RECORDED
+    with pytest.raises(Cancelled):
+        await open_chat
+    with pytest.raises(FailedPrecondition) as caught:
+        await ask(chat(3))
+    assert caught.value.kind == "ENDED"
+
+
+async def test_policies_see_what_is_new_and_samples_come_from_the_trainers_own_chats(ask, sampler):
+    first = await ask(chat(1))
+    history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
+    second = await ask(chat(2, history))
+    seen = sampler.seen[1]
+    assert (seen.continues, seen.covered) == (1, 2)
+    np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
+
+    wrong = Segment(ids=first.tokens.ids, logprobs=first.tokens.logprobs, mask_runs=(0, len(first.tokens.ids)), chats=(1, 2))
+    await ask(ended(samples={"main": Sample(segments=(wrong,), reward=0.5, trainable=True)}, reward=0.5))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert sample.reward == 0.5
+    (segment,) = sample.segments
+    np.testing.assert_array_equal(segment.ids, np.concatenate([second.prompt_ids, second.tokens.ids]))
+    assert segment.sampled == len(first.tokens.ids) + len(second.tokens.ids)
+    assert [c.number for c in sample.chats] == [1, 2]
+
+
+async def test_a_completions_segments_are_used_where_the_trainer_did_not_answer(ask):
+    told = Segment(
+        ids=np.array([1, 2], dtype="<u4"), logprobs=np.array([-0.5], dtype="<f4"), mask_runs=(1, 1), chats=(1,)
+    )
+    await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
+    assert (await ask.trainer.completion("r")).samples["main"].segments == (told,)
+
+
+async def test_completions_in_the_order_of_their_coming(ask):
+    async def three():
+        ids = []
+        async for completion in ask.trainer.completions():
+            ids.append(completion.rollout_id)
+            if len(ids) == 3:
+                return ids
+        return None
+
+    taking = asyncio.ensure_future(three())
+    for name in "cab":
+        await ask(replace(ended(), rollout_id=name))
+    assert await asyncio.wait_for(taking, 10) == ["c", "a", "b"]
