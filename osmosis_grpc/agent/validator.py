@@ -339,7 +339,7 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     try:
         jsontext.copy(plain, label)
     except InvalidArgument as error:
-        yield make("INVALID_TOOL_TYPE", f"{called} is not JSON: {error}", place)
+        yield make("INVALID_TOOL_TYPE", f"{called} cannot be sent: {error}", place)
 
 
 def _field(tool: dict[Any, Any], path: Sequence[str]) -> object:

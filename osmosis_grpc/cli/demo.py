@@ -108,19 +108,21 @@ def _record(completion: "Completion", label: str) -> dict[str, Any]:
 
 
 def _print_table(completions: "list[Completion]") -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("rollout", "question", "status", "reward", "turns", "tokens", "finish reason", "latency")
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("rollout", "status", "reward", "turns", "tokens", "finish reason", "latency"):
+        table.add_column(name, no_wrap=True, min_width=len(name))
     for completion in completions:
         metrics = completion.metrics
         table.add_row(
-            completion.rollout_id, str(completion.messages[0]["content"]), str(completion.status),
+            completion.rollout_id, str(completion.status),
             "-" if completion.reward is None else f"{completion.reward:.1f}", str(metrics.num_llm_calls),
             str(metrics.response_tokens), completion.finish_reason, f"{metrics.total_latency_ms:.0f} ms",
         )  # fmt: skip
-    console = Console()
-    console.print(table)
+    Console().print(table)
     done = sum(completion.status == "COMPLETED" for completion in completions)
-    typer.echo(f"{done} of {len(completions)} rollouts COMPLETED; tokens are those the mock sampled.")
+    typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
     typer.echo(NEXT)

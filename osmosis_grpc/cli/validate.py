@@ -4,10 +4,14 @@
 calls tools where the agent offers any, and else repeats the question.
 """
 
+import contextlib
 import dataclasses
 import math
 import numbers
 import re
+import sys
+import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,8 +161,25 @@ def _told_by(error: BaseException) -> "ValidationResult | None":
     if isinstance(error, TypeError) and abstract:
         for cls in _subclasses(RolloutAgentLoop):
             if cls.__name__ == abstract[1] and getattr(cls, "__abstractmethods__", None):
-                return validate_agent_loop(cls)
+                with _importable(cls, error):
+                    return validate_agent_loop(cls)
     return None
+
+
+@contextlib.contextmanager
+def _importable(cls: type, error: BaseException) -> Iterator[None]:
+    """Put back the module of a class whose import failed, so that its source can be found."""
+    names = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    left = next((found for found in names if found.get("__name__") == cls.__module__), None)
+    if left is None or cls.__module__ in sys.modules:
+        yield
+        return
+    module = sys.modules[cls.__module__] = types.ModuleType(cls.__module__)
+    module.__dict__.update(left)
+    try:
+        yield
+    finally:
+        del sys.modules[cls.__module__]
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -202,7 +223,7 @@ class _Watched:
 class _Pulse:
     """Measures for how long the event loop was blocked at most."""
 
-    EVERY = 0.02
+    EVERY = 0.005
 
     def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
         self._loop = loop
@@ -212,7 +233,7 @@ class _Pulse:
 
     def _beat(self) -> None:
         now = self._loop.time()
-        self.longest = max(self.longest, now - self._last - self.EVERY)
+        self.longest = max(self.longest, now - self._last)
         self._last = now
         self._next = self._loop.call_later(self.EVERY, self._beat)
 
@@ -239,7 +260,7 @@ def _run(agent_loop: Any) -> "list[Finding]":
     except (OsmosisRolloutError, SystemExit) as error:
         return [make("GET_TOOLS_EXCEPTION", one_line(error), place_of(agent_loop.get_tools, type(agent_loop)))]
     findings = [Finding(code, text, HINTS[code], *(at or place)) for code, text, at in _shown(watched, completion)]
-    if blocked > BLOCKED:
+    if blocked > BLOCKED and watched.blocked_at():
         findings.append(_blocking(f"the event loop was blocked for {blocked:.2f} s", watched.blocked_at(), place))
     return findings
 

@@ -59,7 +59,7 @@ def returned(result: Any) -> Verdict:
 def _is_reward(reward: object) -> bool:
     if reward is None:
         return True
-    return isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(reward)
+    return isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(float(reward))
 
 
 def completion(

@@ -63,12 +63,13 @@ class TargetPolicy:
         ips = await _resolve(host, port, field)
         for ip in ips:
             self._check_ip(ip, host, port, field, authenticated)
-        return Address(target, str(ips[0]), port)
+        return Address(target, str(_unmapped(ips[0])), port)
 
     def _check_ip(self, ip: IPAddress, host: str, port: int, field: str, authenticated: bool) -> None:
-        inner = getattr(ip, "ipv4_mapped", None) or ip
+        inner = _unmapped(ip)
         where = str(inner) if host == str(inner) else f"{host} ({inner})"
-        if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified:
+        reserved = inner.version == 4 and inner.is_reserved
+        if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified or reserved:
             raise InvalidArgument(field, f"{where} is never called back")
         if any(_matches(rule, host, inner, port) for rule in self._allow):
             return
@@ -106,6 +107,11 @@ def _parse(target: str, field: str) -> tuple[str, int]:
     if match["six"] and not _is_ip(host):
         raise InvalidArgument(field, f"[{host}] is not an address")
     return host, port
+
+
+def _unmapped(ip: IPAddress) -> IPAddress:
+    """The IPv4 address inside a mapped one."""
+    return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _is_ip(host: str) -> bool:

@@ -3,10 +3,12 @@
 Heavy imports stand in the functions, so that --help answers at once.
 """
 
+import logging
 import os
 import signal
 import sys
 import threading
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
     from osmosis_grpc.engine import EngineConfig
     from osmosis_grpc.serve.records import Records
+
+log = logging.getLogger(__name__)
 
 EXIT_AFTER_LIMIT = 4.5
 """Seconds after the drain limit at which the process ends, whatever still runs."""
@@ -155,8 +159,6 @@ def _run(loops: "list[RolloutAgentLoop]", config: "EngineConfig", options: _Opti
 async def _serve(
     loops: "list[RolloutAgentLoop]", config: "EngineConfig", options: _Options, out: "Records", json: bool
 ) -> int:
-    import logging
-
     from osmosis_grpc import __version__
     from osmosis_grpc.server import AgentServer
     from osmosis_grpc.server.tracelog import TraceLog
@@ -167,24 +169,24 @@ async def _serve(
         loops, host=options.host, port=options.port, config=config, allow_targets=options.allow_targets,
         max_metadata_bytes=options.max_metadata_bytes, sinks=sinks,
     )  # fmt: skip
-    try:
-        async with server:
-            names = sorted(loop.name for loop in loops)
-            out.write("ready", grpc=server.address, agent_loops=names, pid=os.getpid(), version=__version__)
-            if not json:
-                _banner(server.address, names)
-            await stop.wait()
-            out.write("draining", limit=options.drain_timeout)
-            logging.getLogger(__name__).info("draining for at most %g s; a second signal stops at once",
-                                             options.drain_timeout)  # fmt: skip
-            await server.stop(options.drain_timeout)
-            left = server.engine.capacity()
-        out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned)
-    except OSError as error:
-        typer.echo(f"serve: {error}", err=True)
-        return 2
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(server)
+        except OSError as error:
+            typer.echo(f"serve: {error}", err=True)
+            return 2
+        names = sorted(loop.name for loop in loops)
+        out.write("ready", grpc=server.address, agent_loops=names, pid=os.getpid(), version=__version__)
+        if not json:
+            _banner(server.address, names)
+        await stop.wait()
+        out.write("draining", limit=options.drain_timeout)
+        log.info("draining for at most %g s; a second signal stops at once", options.drain_timeout)
+        await server.stop(options.drain_timeout)
+        left = server.engine.capacity()
+    out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned)
     if left.abandoned:
-        logging.getLogger(__name__).warning("%d agents never stopped; ending without them", left.abandoned)
+        log.warning("%d agents never stopped; ending without them", left.abandoned)
         _exit_now(0)
     return 0
 

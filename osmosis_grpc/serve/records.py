@@ -15,10 +15,11 @@ class Records:
         self._stream = stream
 
     def write(self, event: str, **fields: Any) -> None:
-        """One record, flushed."""
+        """One record, flushed. A reader that went away is no reason to stop working."""
         if self._stream is not None:
-            self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
-            self._stream.flush()
+            with contextlib.suppress(BrokenPipeError):
+                self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
+                self._stream.flush()
 
 
 @contextlib.contextmanager
@@ -33,8 +34,12 @@ def records(enabled: bool) -> Iterator[Records]:
     own = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(own), "w", encoding="utf-8") as stream:
+        stream = os.fdopen(os.dup(own), "w", encoding="utf-8")
+        try:
             yield Records(stream)
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -3,18 +3,15 @@
 import dataclasses
 import hashlib
 import json
-import logging
 import re
 import time
 from enum import Enum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.types import InitRequest, TrajectoryEvent, events
-
-log = logging.getLogger(__name__)
+from osmosis_grpc.types import InitRequest, TrajectoryEvent
 
 
 class TraceLog:
@@ -23,21 +20,14 @@ class TraceLog:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder) / str(int(time.time()))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._files: dict[tuple[str, int], TextIO] = {}
 
     def __call__(self, event: TrajectoryEvent, /) -> None:
-        key = (event.rollout_id, event.attempt)
-        file = self._files.get(key)
-        if file is None:
-            file = self._files[key] = self.path(event.rollout_id).open("a", encoding="utf-8")
         row = {
             "time": event.time, "rollout_id": event.rollout_id, "attempt": event.attempt, "number": event.number,
-            "event": _snake(type(event.kind).__name__), **_plain(event.kind),
+            "event": _snake(type(event.kind).__name__), "data": _plain(event.kind),
         }  # fmt: skip
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        file.flush()
-        if isinstance(event.kind, events.Ended):
-            self._files.pop(key).close()
+        with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def path(self, rollout_id: str) -> Path:
         """The file of a rollout."""

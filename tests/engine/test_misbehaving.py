@@ -147,7 +147,6 @@ class Case:
     status: str = "FAILED"
     retryable: bool = False
     request: dict = field(default_factory=dict)
-    config: dict = field(default_factory=dict)
 
 
 def late(agent, boundary="agent", says="ran out"):
@@ -216,18 +215,18 @@ FAILURES = {
     "a surrogate in a message": Case(completing(({**USER, "content": "\ud800"},), reward=1.0), "surrogate"),
     "a NaN in a message": Case(completing(({**USER, "score": float("nan")},), reward=1.0), "score"),
     "a message without a bottom": Case(completing(({**USER, "x": nested(DEEP)},), reward=1.0), "nests"),
-    "extra_fields an object": Case(completing(reward=1.0, extra_fields={"x": object()}), "extra_fields.x"),
-    "extra_fields a set": Case(completing(reward=1.0, extra_fields={"x": {1}}), "extra_fields.x"),
-    "extra_fields NaN": Case(completing(reward=1.0, extra_fields={"x": float("nan")}), "extra_fields.x"),
-    "extra_fields numpy NaN": Case(completing(reward=1.0, extra_fields={"x": np.float64("nan")}), "extra_fields.x"),
-    "extra_fields an array": Case(completing(reward=1.0, extra_fields={"x": np.ones(2)}), "extra_fields.x"),
-    "extra_fields a surrogate": Case(completing(reward=1.0, extra_fields={"x": "\udfff"}), "extra_fields.x"),
+    "extra_fields an object": Case(completing(reward=1.0, extra_fields={"x": object()}), "extra_fields"),
+    "extra_fields a set": Case(completing(reward=1.0, extra_fields={"x": {1}}), "extra_fields"),
+    "extra_fields NaN": Case(completing(reward=1.0, extra_fields={"x": float("nan")}), "extra_fields"),
+    "extra_fields numpy NaN": Case(completing(reward=1.0, extra_fields={"x": np.float64("nan")}), "extra_fields"),
+    "extra_fields an array": Case(completing(reward=1.0, extra_fields={"x": np.ones(2)}), "extra_fields"),
+    "extra_fields a surrogate": Case(completing(reward=1.0, extra_fields={"x": "\udfff"}), "extra_fields"),
     "extra_fields numbered": Case(completing(reward=1.0, extra_fields={1: 2}), "extra_fields"),
     "extra_fields a number": Case(completing(reward=1.0, extra_fields=5), "extra_fields"),
     "extra_fields a list": Case(completing(reward=1.0, extra_fields=[1, 2]), "extra_fields"),
     "extra_fields without a bottom": Case(completing(reward=1.0, extra_fields={"x": nested(DEEP)}), "nests"),
     "extra_fields a number of 5,000 digits": Case(
-        completing(reward=1.0, extra_fields={"x": 10**5000}), "extra_fields.x"),
+        completing(reward=1.0, extra_fields={"x": 10**5000}), "extra_fields"),
 }  # fmt: skip
 
 
@@ -390,7 +389,7 @@ def uses(ctx):
     return {
         "chat": lambda: ctx.chat([USER]),
         "log_event": lambda: ctx.log_event("late"),
-        "record_tool_call": ctx.record_tool_call,
+        "record_tool_call": lambda: ctx.record_tool_call(1.0),
         "add_sample": lambda: ctx.add_sample("late"),
         "complete": lambda: ctx.complete([USER], reward=1.0),
         "error": lambda: ctx.error("late"),

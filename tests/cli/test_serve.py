@@ -1,0 +1,250 @@
+"""The serve command as a process: what it prints, how it ends, what it refuses."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import textwrap
+import time
+
+import pytest
+
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.types import CompletionStatus
+from tests.processes import ROOT, run, server_process
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+
+AGENTS = '''
+import asyncio, os, time
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+print("printed while importing")
+os.write(1, b"written to the file descriptor\\n")
+
+class Noisy(RolloutAgentLoop):
+    name = "noisy"
+    def get_tools(self, request):
+        print("printed by get_tools")
+        return []
+    async def run(self, ctx):
+        print("printed by run")
+        return ctx.complete([], reward=1.0)
+
+class Hanging(RolloutAgentLoop):
+    name = "hanging"
+    def get_tools(self, request):
+        return []
+    async def run(self, ctx):
+        await asyncio.sleep(3600)
+
+class Deaf(Hanging):
+    name = "deaf"
+    async def run(self, ctx):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                pass
+
+class Blocking(Hanging):
+    name = "blocking"
+    async def run(self, ctx):
+        time.sleep(3600)
+
+agents = [Noisy(), Hanging(), Deaf(), Blocking]
+nameless = Noisy()
+nameless.name = ""
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENTS)
+    return tmp_path
+
+
+async def roll(address, **request):
+    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(), **request)
+        return await asyncio.wait_for(trainer.completion("r"), 20)
+
+
+def test_help_answers_without_heavy_imports():
+    for module in ("osmosis_grpc.serve", "osmosis_grpc"):
+        result = run("-X", "importtime", "-m", module, "--help")
+        assert result.returncode == 0
+        assert "serve" in result.stdout
+        imported = set(re.findall(r"\|\s+([\w.]+)\s*$", result.stderr, re.M))
+        assert "typer" in imported
+        assert not {name for name in imported if name.split(".")[0] in ("grpc", "fastapi", "numpy", "litellm")}
+
+
+@pytest.mark.parametrize("command", [("osmosis_grpc.serve",), ("osmosis_grpc", "serve")])
+def test_both_commands_are_one(command):
+    def options(text):
+        return set(re.findall(r"--[a-z][a-z-]+", text))
+
+    reference = options(run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
+    assert options(run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
+    assert reference >= {
+        "--host", "--grpc-port", "--max-concurrent", "--record-ttl", "--allow-target", "--no-validate", "--log",
+        "--log-level", "--reload", "--json", "--drain-timeout",
+    }  # fmt: skip
+
+
+def test_stdout_carries_records_only(folder):
+    with server_process("-m", "agents:agents", cwd=folder) as (process, address):
+        assert asyncio.run(roll(address, agent_loop="noisy")).reward == 1.0
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["draining", "stopped"]
+    for text in ("printed while importing", "written to the file descriptor", "printed by get_tools", "printed by run"):
+        assert text in err
+
+
+def test_the_ready_record_is_true(folder):
+    command = ("-m", "osmosis_grpc.serve", "-m", "agents:agents", *CALCULATOR)
+    with server_process(*command[2:], cwd=folder) as (process, address):
+        host, port = address.rsplit(":", 1)
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        assert asyncio.run(roll(address, agent_loop="calculator")).status is CompletionStatus.COMPLETED
+        assert process.poll() is None
+
+
+def test_the_banner_for_people(folder):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        curl = lines[2].split("try", 1)[1].split()
+        answer = subprocess.run(
+            [str(ROOT / ".venv/bin/buf") if (ROOT / ".venv/bin/buf").exists() else "buf", *curl[1:]],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        process.terminate()
+    assert "serving calculator" in lines[0]
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["agentLoops"][0]["name"] == "calculator"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((*CALCULATOR, "--host", "0.0.0.0"), 2, "needs a token or TLS"),
+        ((*CALCULATOR, "--host", "192.168.0.1"), 2, "needs a token or TLS"),
+        ((*CALCULATOR, "--allow-target", "10.0.0.0/99"), 2, "--allow-target"),
+        ((*CALCULATOR, "--max-concurrent", "0"), 2, "--max-concurrent"),
+        (("-m", "nowhere:agent"), 2, "there is no module 'nowhere'"),
+        (("-m", "osmosis_grpc.testing.calculator"), 2, "is not MODULE:ATTRIBUTE"),
+        (("-m", "osmosis_grpc.testing.calculator:nope"), 2, "agent_loop"),
+        (("-m", "osmosis_grpc.testing.calculator:TOOLS"), 2, "not a RolloutAgentLoop"),
+        ((*CALCULATOR, *CALCULATOR), 2, "two agent loops are named calculator"),
+        ((), 2, "--module"),
+    ],
+)
+def test_what_is_refused(arguments, code, text):
+    result = run("-m", "osmosis_grpc.serve", *arguments, env=os.environ | {"COLUMNS": "200"})
+    assert result.returncode == code
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_agent_that_is_not_valid_is_not_served(folder):
+    result = run("-m", "osmosis_grpc.serve", "-m", "agents:nameless", cwd=folder)
+    assert result.returncode == 1
+    assert "EMPTY_NAME" in result.stderr
+    assert "agents.py" in result.stderr
+
+
+def test_a_bad_setting_is_named():
+    env = os.environ | {"OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS": "0"}
+    result = run("-m", "osmosis_grpc.serve", *CALCULATOR, env=env)
+    assert result.returncode == 2
+    assert "OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS" in result.stderr
+
+
+def test_a_port_in_use_is_said():
+    with server_process(*CALCULATOR) as (_, address):
+        result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", address.rsplit(":", 1)[1])
+    assert result.returncode == 2
+    assert "in use" in result.stderr
+
+
+def test_log_folder(folder):
+    with server_process(*CALCULATOR, "--log", str(folder / "logs")) as (_, address):
+        asyncio.run(roll(address))
+    (path,) = (folder / "logs").glob("*/*.jsonl")
+    assert json.loads(path.read_text().splitlines()[0])["event"] == "accepted"
+
+
+async def _drained(folder, agent_loop, *arguments):
+    """A rollout runs; SIGTERM; its completion and the exit code."""
+    with server_process("-m", "agents:agents", *arguments, cwd=folder) as (process, address):
+        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+            await client.init(rollout_id="r", agent_loop=agent_loop, callback=trainer.callback())
+            await asyncio.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.to_thread(process.wait, 30)
+            try:
+                return await asyncio.wait_for(trainer.completion("r"), 1), code
+            except TimeoutError:
+                return None, code
+
+
+@pytest.mark.parametrize(
+    ("agent_loop", "code", "status"),
+    [("hanging", 0, CompletionStatus.FAILED), ("deaf", 0, CompletionStatus.FAILED), ("blocking", 1, None)],
+)
+async def test_sigterm_ends_the_process_whatever_the_agent_does(folder, agent_loop, code, status):
+    completion, exit_code = await _drained(folder, agent_loop, "--drain-timeout", "0.5", "--no-validate")
+    assert exit_code == code
+    assert (completion.status if completion else None) is status
+    if completion:
+        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+
+
+async def test_a_second_signal_stops_at_once(folder):
+    with server_process("-m", "agents:agents", "--drain-timeout", "600", cwd=folder) as (process, address):
+        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+            await client.init(rollout_id="r", agent_loop="hanging", callback=trainer.callback())
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.stdout.readline())["event"] == "draining"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+def test_reload(tmp_path):
+    source = textwrap.dedent("""
+        from osmosis_grpc.rollout import RolloutAgentLoop
+        class A(RolloutAgentLoop):
+            name = "NAME"
+            def get_tools(self, request): return []
+            async def run(self, ctx): return ctx.complete([])
+        agent = A()
+    """)
+    (tmp_path / "changing.py").write_text(source.replace("NAME", "before"))
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "changing:agent", "--grpc-port", "0", "--json", "--reload"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path
+    ) as process:
+        first = json.loads(process.stdout.readline())
+        time.sleep(0.5)
+        (tmp_path / "changing.py").write_text(source.replace("NAME", "after"))
+        seen = [first]
+        while seen[-1]["event"] != "ready" or seen[-1] is first:
+            seen.append(json.loads(process.stdout.readline()))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert (first["agent_loops"], seen[-1]["agent_loops"]) == (["before"], ["after"])
+    assert process.returncode == 0

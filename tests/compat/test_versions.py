@@ -1,0 +1,82 @@
+"""Stubs and token blocks work on old and new protobuf and grpcio: the wheel in environments of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+PINNED = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+)
+
+ENVIRONMENTS = {
+    "oldest": ["grpcio==1.74.0", "protobuf==6.31.1"],
+    "protobuf 6.33.6": ["grpcio==1.74.0", "protobuf==6.33.6"],
+    "pinned": [f"grpcio=={PINNED['grpcio']}", f"protobuf=={PINNED['protobuf']}"],
+}
+if os.environ.get("OSMOSIS_COMPAT") == "newest":
+    ENVIRONMENTS = {"newest": ["--upgrade", "grpcio", "protobuf"]}
+
+PROBE = '''
+import asyncio, sys
+import google.protobuf, grpc
+import numpy as np
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.types import ChatRequest, TokenBlock
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, rollout_service_pb2_grpc, tokens_pb2
+from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
+from osmosis_grpc.wire.trainer import chat_to_wire, reply_from_wire
+
+block = TokenBlock.of(np.arange(4096), np.linspace(-5, 0, 4096))
+wire = block_to_wire(block)
+assert list(wire.ids) == list(range(4096))
+again = tokens_pb2.TokenBlock.FromString(wire.SerializeToString())
+assert block_from_wire(again, "x") == block
+
+async def main():
+    async with TrainerServer(ToolCallingMock()) as trainer:
+        async with grpc.aio.insecure_channel(trainer.address) as channel:
+            question = {"role": "user", "content": "What is 1 + 2?"}
+            request = ChatRequest(rollout_id="r", messages=[question])
+            reply = reply_from_wire(await TrainerServiceStub(channel).Chat(chat_to_wire(request)))
+            assert reply.message["tool_calls"][0]["function"]["name"] == "add", reply
+            assert len(reply.tokens.ids) == len(reply.tokens.logprobs) > 0
+
+asyncio.run(main())
+heavy = [name for name in ("fastapi", "typer", "structlog", "grpc_health") if name in sys.modules]
+assert not heavy, heavy
+print(grpc.__version__, google.protobuf.__version__)
+'''
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
+        check=True, timeout=300,
+    )  # fmt: skip
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_round_trip(name, wheel, tmp_path):
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, str(wheel), *ENVIRONMENTS[name]], check=True, timeout=500)
+    probe = subprocess.run(
+        [str(python), "-W", "error", "-c", PROBE], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert probe.returncode == 0, probe.stderr
+    versions = probe.stdout.split()
+    wanted = [pin.split("==")[1] for pin in ENVIRONMENTS[name] if "==" in pin]
+    assert versions == wanted or not wanted

@@ -1,0 +1,293 @@
+"""Who runs, who waits, who is refused, and for how long what has ended is kept."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.errors import NotFound, ResourceExhausted, Unavailable
+from osmosis_grpc.types import CompletionStatus, RolloutState, events
+
+USER = {"role": "user", "content": "hello"}
+
+
+async def done(ctx):
+    return ctx.complete([USER], reward=1.0)
+
+
+class Gates:
+    """An agent that runs until it is let go; knows who runs and who ran."""
+
+    def __init__(self):
+        self.started = []
+        self.running = set()
+        self.most = 0
+        self._gates = {}
+
+    async def __call__(self, ctx):
+        name = ctx.request.rollout_id
+        self.started.append(name)
+        self.running.add(name)
+        self.most = max(self.most, len(self.running))
+        try:
+            await self._gate(name).wait()
+        finally:
+            self.running.discard(name)
+        return ctx.complete([USER], reward=1.0)
+
+    def _gate(self, name):
+        return self._gates.setdefault(name, asyncio.Event())
+
+    def let_go(self, *names):
+        for name in names:
+            self._gate(name).set()
+
+
+def counts(h):
+    capacity = h.engine.capacity()
+    return capacity.running, capacity.queued
+
+
+async def kept(h):
+    return [row.rollout_id for row in h.engine.rollouts("me")[0]]
+
+
+async def test_no_more_than_max_concurrent_run(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=2) as h:
+        records = [await h.start(f"r{n}") for n in range(5)]
+        await h.until(lambda: len(gates.started) == 2)
+        assert [r.state for r in records] == [RolloutState.RUNNING] * 2 + [RolloutState.QUEUED] * 3
+        assert counts(h) == (2, 3)
+        assert records[2].activity().description == "queued"
+        gates.let_go("r1")
+        await h.until(lambda: gates.started == ["r0", "r1", "r2"])
+        assert counts(h) == (2, 2)
+        gates.let_go("r0", "r2", "r3", "r4")
+        for record in records:
+            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+            h.check_whole(record)
+        assert gates.most == 2
+        assert gates.started == ["r0", "r1", "r2", "r3", "r4"]
+        assert counts(h) == (0, 0)
+
+
+async def test_priority_leaves_the_queue_first_then_arrival(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=1, max_queued=6) as h:
+        await h.start("first")
+        for name, priority in [("a", 0), ("b", 5), ("c", 5), ("d", 1), ("e", -1), ("f", 0)]:
+            await h.start(name, priority=priority)
+        gates.let_go(*"abcdef", "first")
+        await h.until(lambda: len(gates.started) == 7)
+        assert gates.started == ["first", "b", "c", "d", "a", "f", "e"]
+
+
+def test_the_queue_is_twice_as_long_as_what_may_run():
+    assert EngineConfig(max_concurrent=3).queue_limit == 6
+    assert EngineConfig(max_concurrent=3, max_queued=0).queue_limit == 0
+
+
+@pytest.mark.parametrize("max_queued", [0, 1, None])
+async def test_beyond_the_queue_a_rollout_is_refused_and_nothing_kept(hosting, max_queued):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=2, max_queued=max_queued) as h:
+        room = 2 + (4 if max_queued is None else max_queued)
+        names = [f"r{n}" for n in range(room)]
+        for name in names:
+            await h.start(name)
+        for _ in range(3):
+            with pytest.raises(ResourceExhausted, match=f"2 rollouts run and {room - 2} wait") as raised:
+                await h.init("late", idempotency_key="k")
+            assert raised.value.retry_after > 0
+        with pytest.raises(NotFound):
+            h.engine.get("me", "late")
+        assert await kept(h) == names
+        assert counts(h) == (2, room - 2)
+        assert (await h.init("r0"))[1] is False
+        gates.let_go(*names, "late")
+        await h.until(lambda: counts(h) == (0, 0))
+        assert (await h.run("late", idempotency_key="k")).status is CompletionStatus.COMPLETED
+
+
+async def test_waiting_counts_against_the_timeout(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=1) as h:
+        await h.start("busy")
+        record = await h.start("late", agent_timeout=0.03)
+        assert record.state is RolloutState.QUEUED
+        completion = await h.settled(record)
+        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+        assert "queued" in completion.failure.message
+        assert completion.reward is None
+        assert completion.metrics.queue_time > 0
+        assert [type(kind) for kind in h.kinds(record)] == [events.Accepted, events.Ended, events.Delivered]
+        assert counts(h) == (1, 0)
+        gates.let_go("busy")
+        await h.until(lambda: counts(h) == (0, 0))
+        assert gates.started == ["busy"]
+        h.check_whole(record)
+
+
+async def test_a_rollout_that_waited_has_the_rest_of_its_time(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=1) as h:
+        await h.start("busy")
+        record = await h.start("late", agent_timeout=0.1)
+        await asyncio.sleep(0.02)
+        gates.let_go("busy")
+        await h.until(lambda: record.state is RolloutState.RUNNING)
+        completion = await h.settled(record)
+        assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        assert completion.failure.boundary == "agent"
+        assert h.kinds(record, events.Started)[0].queue_time > 0
+
+
+async def test_a_cancelled_rollout_leaves_its_place_in_the_queue(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=1, max_queued=1) as h:
+        await h.start("busy")
+        waiting = await h.start("waiting")
+        with pytest.raises(ResourceExhausted):
+            await h.init("next")
+        h.engine.cancel("me", rollout_id="waiting")
+        assert counts(h) == (1, 0)
+        following = await h.start("next")
+        gates.let_go("busy", "next")
+        assert (await h.settled(following)).status is CompletionStatus.COMPLETED
+        assert (await h.settled(waiting)).status is CompletionStatus.CANCELLED
+        assert gates.started == ["busy", "next"]
+
+
+# What has ended
+
+
+TEXT = {"role": "user", "content": "x" * 5000}
+
+
+def big(h, record):
+    return h.engine.log.store.size(record.rollout_id, record.attempt)
+
+
+async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
+    async with hosting(done, memory_budget=40_000) as h:
+        names = [f"r{n}" for n in range(10)]
+        for name in names:
+            record = await h.start(name, messages=[TEXT])
+            await h.settled(record)
+            assert big(h, record) > 10_000
+            await h.until(lambda: h.engine.capacity().undelivered == 0)
+        left = await kept(h)
+        assert 0 < len(left) < 5
+        assert left == names[-len(left) :]
+        assert sum(big(h, h.engine.get("me", name)) for name in left) <= 40_000
+        with pytest.raises(NotFound):
+            h.engine.get("me", "r0")
+        assert h.engine.log.store.events("r0", 1, 0, 10) == []
+
+
+async def test_what_runs_does_not_count_and_does_not_go(hosting):
+    gates = Gates()
+    async with hosting(gates, memory_budget=40_000) as h:
+        record = await h.start("live", messages=[TEXT] * 10)
+        for n in range(6):
+            gates.let_go(f"r{n}")
+            await h.run(f"r{n}", messages=[TEXT])
+        assert "live" in await kept(h)
+        gates.let_go("live")
+        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+        assert [c.rollout_id for c in h.trainer.completions].count("live") == 1
+
+
+async def test_undelivered_ones_never_go_and_fill_the_server(hosting):
+    async with hosting(done, memory_budget=40_000) as h:
+        away = h.Trainer()
+        away.answers = [Unavailable("away")] * 100_000
+        names = [f"r{n}" for n in range(10)]
+        accepted = []
+        with pytest.raises(ResourceExhausted, match="undelivered") as raised:
+            for name in names:
+                record = await h.start(name, messages=[TEXT], trainer=away)
+                accepted.append(name)
+                await h.until(lambda record=record: record.undelivered)
+        assert raised.value.retry_after > 0
+        assert 2 < len(accepted) < 10
+        assert await kept(h) == accepted
+        assert h.engine.capacity().undelivered == len(accepted)
+        with pytest.raises(ResourceExhausted):
+            await h.init("r9", messages=[TEXT])
+        assert (await h.init("r0", messages=[TEXT], trainer=away))[1] is False
+
+        away.answers = []
+        await h.until(lambda: h.engine.capacity().undelivered == 0)
+        assert {c.rollout_id for c in away.completions} == set(accepted)
+        assert (await h.run("r9", messages=[TEXT])).status is CompletionStatus.COMPLETED
+
+
+async def test_delivered_ones_go_before_older_undelivered_ones(hosting):
+    async with hosting(done, memory_budget=40_000) as h:
+        away = h.Trainer()
+        away.answers = [Unavailable("away")] * 100_000
+        stuck = await h.start("stuck", messages=[TEXT], trainer=away)
+        await h.until(lambda: stuck.undelivered)
+        for n in range(6):
+            await h.run(f"r{n}", messages=[TEXT])
+        left = await kept(h)
+        assert left[0] == "stuck"
+        assert "r0" not in left
+        assert left[-1] == "r5"
+
+
+async def test_what_has_ended_is_kept_for_its_time(hosting):
+    runs = []
+
+    async def run(ctx):
+        runs.append(ctx.request.rollout_id)
+        return ctx.complete([USER])
+
+    async with hosting(run, record_ttl=100.0) as h:
+        record = await h.start("r1")
+        await h.settled(record)
+        h.clock.ahead += 90.0
+        await asyncio.sleep(0.06)
+        assert await h.init("r1") == (record, False)
+        h.clock.ahead += 11.0
+        await h.until(lambda: not h.engine.rollouts("me")[0])
+        with pytest.raises(NotFound):
+            h.engine.get("me", "r1")
+        assert h.engine.log.store.events("r1", 1, 0, 10) == []
+        again, started = await h.init("r1")
+        assert started
+        await h.settled(again)
+        assert runs == ["r1", "r1"]
+
+
+async def test_what_lives_has_no_such_time(hosting):
+    gates = Gates()
+    async with hosting(gates, record_ttl=100.0, max_concurrent=1) as h:
+        running, queued = await h.start("running"), await h.start("queued")
+        h.clock.ahead += 1000.0
+        await asyncio.sleep(0.06)
+        assert await kept(h) == ["running", "queued"]
+        gates.let_go("running", "queued")
+        for record in (running, queued):
+            assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+
+
+async def test_rollouts_are_listed_in_pages(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=3) as h:
+        for n in range(7):
+            await h.start(f"r{n}")
+        await h.start("theirs", owner="another")
+        pages, place = [], 0
+        while True:
+            rows, place = h.engine.rollouts("me", place, 3)
+            pages.append([row.rollout_id for row in rows])
+            if not place:
+                break
+        assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
+        queued, _ = h.engine.rollouts("me", states=[RolloutState.QUEUED])
+        assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
+        assert [row.rollout_id for row in h.engine.rollouts("another")[0]] == ["theirs"]

@@ -1,0 +1,33 @@
+"""Real processes for tests: a server that says when it is ready."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def server_process(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tuple[subprocess.Popen, str]]:
+    """`python -m osmosis_grpc.serve ... --json` on a free port: the process and its HOST:PORT."""
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", "--json", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options
+    )  # fmt: skip
+    with process:
+        try:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield process, json.loads(line)["grpc"]
+        finally:
+            process.kill()
+
+
+def run(*arguments: str, cwd: Path = ROOT, timeout: float = 50, **options) -> subprocess.CompletedProcess:
+    """A Python command line to its end."""
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False, **options
+    )

@@ -1,0 +1,92 @@
+"""Health, reflection, one server per port, and the drain."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.types import CompletionStatus
+
+SERVICE = "osmosis.rollout.v1.RolloutService"
+
+
+class Waiter(RolloutAgentLoop):
+    """Runs until it is let go."""
+
+    name = "waiter"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await self.go.wait()
+        return ctx.complete([])
+
+
+async def health(address):
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        names = ("", SERVICE, "liveness")
+        answers = [await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in names]
+        return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status) for answer in answers]
+
+
+async def test_health_and_reflection(serve):
+    server = await serve()
+    assert await health(server.address) == ["SERVING"] * 3
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        async for answer in stub.ServerReflectionInfo(asked):
+            names = {service.name for service in answer.list_services_response.service}
+    assert SERVICE in names
+    await server.drain()
+    assert await health(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
+
+
+async def test_two_servers_do_not_share_a_port(serve):
+    server = await serve()
+    with pytest.raises(OSError, match="in use"):
+        async with AgentServer([CalculatorAgent()], port=server.port):
+            pass
+
+
+def test_a_public_host_is_refused():
+    with pytest.raises(ValueError, match="token or TLS"):
+        AgentServer([CalculatorAgent()], host="0.0.0.0")
+
+
+async def test_drain_lets_what_runs_finish(serve, train):
+    waiter = Waiter()
+    server, trainer = await serve(waiter), await train(ToolCallingMock())
+    async with RolloutClient(server.address) as client:
+        await client.init(rollout_id="r", callback=trainer.callback())
+        stopping = asyncio.create_task(server.stop(30.0))
+        await asyncio.sleep(0.05)
+        assert await health(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
+        waiter.go.set()
+        await asyncio.wait_for(stopping, 10)
+    assert (await trainer.completion("r")).status is CompletionStatus.COMPLETED
+
+
+async def test_what_does_not_finish_ends_failed_and_retryable(serve, train):
+    server, trainer = await serve(Waiter(), max_concurrent=1), await train(ToolCallingMock())
+    async with RolloutClient(server.address) as client:
+        await client.init(rollout_id="running", callback=trainer.callback())
+        await client.init(rollout_id="queued", callback=trainer.callback())
+        await asyncio.wait_for(server.stop(0.1), 10)
+    for rollout_id in ("running", "queued"):
+        completion = await asyncio.wait_for(trainer.completion(rollout_id), 10)
+        assert completion.status is CompletionStatus.FAILED
+        assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+        assert completion.reward is None

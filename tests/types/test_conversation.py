@@ -1,0 +1,213 @@
+"""The tree of a sample: which earlier chat a history continues."""
+
+import copy
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.conversation import Conversation, Node, path
+
+
+def user(text, **more):
+    return {"role": "user", "content": text, **more}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def chat(tree: Conversation, number: int, history: list, reply: dict) -> tuple[int, int]:
+    """Ask and answer a chat; what it continued, and how many messages that covers."""
+    place = tree.place(history)
+    assert path(place.node) == history
+    tree.answer(place.node, copy.deepcopy(reply), number)
+    return place.continues, place.covered
+
+
+def outline(node: Node) -> list:
+    """A tree as plain values, to compare."""
+    return [node.message, node.chat, [outline(child) for child in node.children]]
+
+
+def test_a_linear_conversation_continues_the_newest_chat():
+    tree, history = Conversation(), [user("a")]
+    for number in range(1, 6):
+        covered = 0 if number == 1 else len(history) - 1
+        assert chat(tree, number, history, said(f"reply {number}")) == (number - 1, covered)
+        history = [*history, said(f"reply {number}"), user(f"next {number}")]
+
+
+def test_several_messages_between_replies():
+    tree = Conversation()
+    history = [{"role": "system", "content": "s"}, user("a")]
+    assert chat(tree, 1, history, said("x")) == (0, 0)
+    history = [*history, said("x"), {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}, user("b")]
+    assert chat(tree, 2, history, said("y")) == (1, 3)
+
+
+def test_a_rewind_continues_an_older_chat():
+    tree = Conversation()
+    chat(tree, 1, [user("a")], said("x"))
+    chat(tree, 2, [user("a"), said("x"), user("b")], said("y"))
+    assert chat(tree, 3, [user("a"), said("x"), user("c")], said("z")) == (1, 2)
+    assert chat(tree, 4, [user("a"), said("x"), user("b"), said("y"), user("d")], said("w")) == (2, 4)
+    assert chat(tree, 5, [user("a"), said("x"), user("c"), said("z"), user("d")], said("v")) == (3, 4)
+
+
+def test_another_beginning_continues_nothing():
+    tree = Conversation()
+    chat(tree, 1, [user("a")], said("x"))
+    assert chat(tree, 2, [user("b"), said("x"), user("c")], said("y")) == (0, 0)
+    assert chat(tree, 3, [said("x")], said("y")) == (0, 0)
+
+
+def test_a_reply_that_the_loop_rewrote_is_not_continued():
+    tree = Conversation()
+    chat(tree, 1, [user("a")], said("x"))
+    assert chat(tree, 2, [user("a"), said("x, shortened"), user("b")], said("y")) == (0, 0)
+    assert chat(tree, 3, [user("a"), {**said("x"), "name": "n"}, user("b")], said("y")) == (0, 0)
+
+
+def test_a_history_that_ends_in_a_reply_continues_it():
+    tree = Conversation()
+    chat(tree, 1, [user("a")], said("x"))
+    assert chat(tree, 2, [user("a"), said("x")], said("y")) == (1, 2)
+
+
+def test_the_same_chat_twice_with_other_replies():
+    tree = Conversation()
+    assert chat(tree, 1, [user("a")], said("x")) == (0, 0)
+    assert chat(tree, 2, [user("a")], said("y")) == (0, 0)
+    assert tree.place([user("a"), said("x"), user("b")]).continues == 1
+    assert tree.place([user("a"), said("y"), user("b")]).continues == 2
+
+
+def test_of_equal_chats_with_equal_replies_the_newest_is_continued():
+    tree = Conversation()
+    for number in (1, 2, 3):
+        chat(tree, number, [user("a")], said("x"))
+        assert tree.place([user("a"), said("x"), user("b")])[1:] == (number, 2)
+    assert tree.reply(1) is tree.reply(2) is tree.reply(3)
+
+
+def test_the_newest_is_the_one_with_the_highest_number_whichever_was_answered_last():
+    """Chats asked at the same time are answered in any order, and not in the same one at both ends."""
+    tree = Conversation()
+    place = tree.place([user("a")])
+    for number in (2, 3, 1):
+        tree.answer(place.node, said("x"), number)
+    assert tree.place([user("a"), said("x"), user("b")]).continues == 3
+
+
+def test_equal_histories_end_in_the_same_node():
+    tree = Conversation()
+    one = tree.place([user("a"), user("b")])
+    assert tree.place([user("a"), user("b")]) == one
+    assert tree.place([user("a"), user("b", name=None)]).node is not one.node
+    assert tree.place([{"content": "a", "role": "user"}, user("b")]).node is one.node
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (1.0, True), (0, False), (0.0, -0.0), (0, 0.0)])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"deep": [0, value]}], ids=["plain", "deep"])
+def test_equal_numbers_of_other_kinds_are_other_messages(one, other, wrap):
+    tree = Conversation()
+    places = [tree.place([user("a", n=wrap(value))]).node for value in (one, other)]
+    assert places[0] is not places[1]
+    tree.answer(places[0], said("x"), 1)
+    assert tree.place([user("a", n=wrap(one)), said("x")]).continues == 1
+    assert tree.place([user("a", n=wrap(other)), said("x")]).continues == 0
+
+
+def test_changing_a_message_after_the_call_does_not_reach_the_tree():
+    tree, history = Conversation(), [user(["p", {"q": [1]}])]
+    place = tree.place(history)
+    tree.answer(place.node, said("x"), 1)
+    before = copy.deepcopy(history)
+    history[0]["content"][1]["q"].append(2)
+    history[0]["more"] = 1
+    assert path(place.node) == before
+    assert tree.place([*before, said("x")]).continues == 1
+    assert tree.place([*history, said("x")]).continues == 0
+
+
+def test_tuples_are_lists():
+    tree = Conversation()
+    assert tree.place([user(["a"])]).node is tree.place([user(("a",))]).node
+
+
+def test_an_unknown_chat_has_no_place_after_it():
+    tree = Conversation()
+    assert tree.place_after(1, [user("b")]) is None
+    assert tree.reply(1) is None
+    chat(tree, 1, [user("a")], said("x"))
+    assert tree.place_after(1, [user("b")]) == tree.place([user("a"), said("x"), user("b")])
+    assert tree.place_after(2, [user("b")]) is None
+
+
+class Odd:
+    """Equal to everything, as a mock is."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+BAD = [
+    {"role": "robot", "content": "a"}, {"content": "a"}, "text", None, user(float("nan")), user("\ud800"), user({1: 2}),
+    user(object()), user("a", n=Decimal(1)), user("a", n=np.int64(1)), user(np.array([1, 2])), user(Odd()), Odd(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: ascii(bad)[:40])
+def test_a_bad_message_leaves_the_tree_as_it_was(bad):
+    """Whatever stands in the tree already, equal in Python's eyes or not."""
+    tree = Conversation()
+    chat(tree, 1, [user("a", n=1)], said("x"))
+    tree.place([user("a")])
+    before = copy.deepcopy(outline(tree.root))
+    known = [user("a", n=1), said("x")]
+    for history in ([bad], [*known, bad], [*known, user("new"), bad], [user("new"), bad, user("newer")]):
+        with pytest.raises(InvalidArgument) as refusal:
+            tree.place(history, "messages")
+        assert refusal.value.violations[0][0].startswith(f"messages[{history.index(bad)}]")
+        assert outline(tree.root) == before
+    with pytest.raises(InvalidArgument):
+        tree.place_after(1, [user("new"), bad])
+    assert outline(tree.root) == before
+
+
+TEXT = st.sampled_from(["a", "b", 1, 1.0, None])
+TURN = st.tuples(st.integers(0, 5), st.lists(TEXT, max_size=2), TEXT)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(TURN, min_size=1, max_size=8))
+def test_placing_in_full_equals_placing_after_the_chat(turns):
+    """Whatever form a history travels in, it ends in one node and continues one chat."""
+    tree, twin = Conversation(), Conversation()
+    histories: dict[int, list] = {0: []}
+    for number, (back, texts, reply) in enumerate(turns, start=1):
+        continues = max(0, number - 1 - back)
+        new = [user(text) for text in texts]
+        full = histories[continues] + new
+        place = tree.place(full)
+        assert path(place.node) == full
+        if continues:
+            assert tree.place_after(continues, new) == place
+            assert twin.place_after(continues, new)[1:] == place[1:]
+        else:
+            assert twin.place(full)[1:] == place[1:]
+        known = [n for n, h in histories.items() if n and repr(full[: len(h)]) == repr(h)]
+        longest = max((len(histories[n]) for n in known), default=0)
+        assert place.covered == longest
+        assert place.continues == max((n for n in known if len(histories[n]) == longest), default=0)
+        tree.answer(place.node, said(reply), number)
+        twin.answer(twin.place(full).node, said(reply), number)
+        histories[number] = [*full, said(reply)]
+        assert path(tree.reply(number)) == histories[number]
+    assert outline(tree.root) == outline(twin.root)

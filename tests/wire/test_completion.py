@@ -1,0 +1,218 @@
+"""A rollout's end and where it stands, there and back; what is refused; what is left out when it is too large."""
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import (
+    Activity,
+    Cause,
+    Completion,
+    CompletionStatus,
+    Failure,
+    Group,
+    RolloutInfo,
+    RolloutMetrics,
+    RolloutState,
+    Sample,
+    Segment,
+)
+from osmosis_grpc.wire.rollout import (
+    completion_from_wire,
+    completion_to_wire,
+    fit,
+    rollout_from_wire,
+    rollout_to_wire,
+    state_from_wire,
+)
+
+SEGMENT = Segment(
+    ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
+)
+ALONE = Sample(messages=[{"role": "user", "content": "x" * 100}], segments=(SEGMENT,), reward=0.0, trainable=True)
+METRICS = RolloutMetrics(**{field.name: index + 1 for index, field in enumerate(fields(RolloutMetrics))})
+DONE = Completion(
+    rollout_id="r", attempt=2, result_id="abc", status=CompletionStatus.COMPLETED, finish_reason="stop",
+    messages=ALONE.messages, reward=0.0, samples={"main": ALONE}, metrics=METRICS, extra_fields={"score": {"a": None}},
+)  # fmt: skip
+JUDGED = replace(
+    DONE, reward=None, messages=[{"role": "user", "content": "y" * 1000}],
+    samples={"main": ALONE, "sample-2": replace(ALONE, trainable=False, not_trainable_reason="no ids", segments=())},
+)  # fmt: skip
+BROKEN = Completion(
+    rollout_id="r", status=CompletionStatus.FAILED, finish_reason="error", messages=[], metrics=METRICS,
+    failure=Failure("tool", "it broke", True, (Cause("ToolExecutionError", "it broke"), Cause("OSError", ""))),
+)  # fmt: skip
+FIXTURES = {
+    "done": DONE,
+    "two samples": JUDGED,
+    "failed": BROKEN,
+    "late": replace(BROKEN, status=CompletionStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
+    "cancelled": replace(BROKEN, status=CompletionStatus.CANCELLED, failure=None),
+    "nothing said": Completion(rollout_id="r", status=CompletionStatus.COMPLETED, messages=[]),
+    "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
+}
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def named(message: pb.Completion) -> str:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidArgument) as refusal:
+        completion_from_wire(over_the_wire(message), "completion")
+    return refusal.value.violations[0][0]
+
+
+@pytest.mark.parametrize("completion", FIXTURES.values(), ids=FIXTURES.keys())
+def test_a_completion_survives(completion):
+    assert completion_from_wire(over_the_wire(completion_to_wire(completion)), "completion") == completion
+
+
+@pytest.mark.parametrize("reward", [None, 0.0, -0.0, 1.0, -1e300, 5e-324])
+def test_an_unset_reward_is_not_zero(reward):
+    completion = replace(DONE, reward=reward, samples={"main": replace(ALONE, reward=reward)})
+    back = completion_from_wire(over_the_wire(completion_to_wire(completion)), "completion")
+    assert repr(back.reward) == repr(back.samples["main"].reward) == repr(reward)
+
+
+def test_metrics_are_told_apart():
+    metrics = RolloutMetrics(
+        total_latency_ms=1234.5678, queue_time=0.000001, overhead_time=3600.25, num_llm_calls=2**31
+    )
+    back = completion_from_wire(completion_to_wire(replace(DONE, metrics=metrics)), "completion").metrics
+    for field in fields(RolloutMetrics):
+        assert getattr(back, field.name) == pytest.approx(getattr(metrics, field.name)), field.name
+
+
+def test_messages_of_the_only_sample_travel_once():
+    wire = completion_to_wire(DONE)
+    assert len(wire.messages) == 1
+    assert not wire.samples["main"].messages
+    assert len(completion_to_wire(JUDGED).samples["main"].messages) == 1
+
+
+def test_a_head_has_no_messages_and_no_tokens():
+    for completion in (DONE, JUDGED):
+        back = completion_from_wire(completion_to_wire(completion, head=True), "completion")
+        bare = {name: replace(sample, messages=[], segments=()) for name, sample in completion.samples.items()}
+        assert back == replace(completion, messages=[], samples=bare)
+
+
+def completion_message(**changes) -> pb.Completion:
+    return pb.Completion(**{"rollout_id": "r", "status": pb.COMPLETION_STATUS_COMPLETED, **changes})
+
+
+FAILED, CANCELLED = pb.COMPLETION_STATUS_FAILED, pb.COMPLETION_STATUS_CANCELLED
+BAD = [
+    ("completion.rollout_id", {"rollout_id": ""}),
+    ("completion.rollout_id", {"rollout_id": "a/b"}),
+    ("completion.status", {"status": pb.COMPLETION_STATUS_UNSPECIFIED}),
+    ("completion.status", {"status": 99}),
+    ("completion.reward", {"reward": math.nan}),
+    ("completion.reward", {"reward": math.inf}),
+    ("completion.reward", {"reward": 0.0, "status": FAILED}),
+    ("completion.reward", {"reward": 1.0, "status": CANCELLED}),
+    ("completion.reward", {"reward": 1.0, "status": pb.COMPLETION_STATUS_DEADLINE_EXCEEDED}),
+    ("completion.failure.boundary", {"status": FAILED, "failure": pb.Failure(message="x")}),
+    ("completion.failure.boundary", {"status": FAILED, "failure": pb.Failure(boundary=99)}),
+    ("completion.messages[1].role", {"messages": [message_pb2.Message(role="user"), message_pb2.Message()]}),
+    ("completion.extra_json", {"extra_json": "[]"}),
+    ("completion.extra_json", {"extra_json": '{"a":NaN}'}),
+    ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=math.nan)}}),
+    ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=0.0)}, "status": FAILED}),
+    ("completion.samples[a].segments[0].mask_runs",
+     {"samples": {"a": tokens_pb2.Sample(segments=[tokens_pb2.Segment(ids=[1])])}}),
+    ("completion.samples[a].messages[0].role",
+     {"samples": {"a": tokens_pb2.Sample(messages=[message_pb2.Message(role="x")]), "b": tokens_pb2.Sample()}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "changes"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_out_of_bounds_is_refused_by_name(field, changes):
+    assert named(completion_message(**changes)) == field
+
+
+# What `fit` leaves out, in its order; messages go all at once.
+STEPS = [
+    [],
+    ["samples[main].segments"],
+    ["samples[main].segments", "samples[sample-2].segments"],
+    ["samples[main].segments", "samples[sample-2].segments",
+     "messages", "samples[main].messages", "samples[sample-2].messages"],
+    ["samples[main].segments", "samples[sample-2].segments",
+     "messages", "samples[main].messages", "samples[sample-2].messages", "extra_json"],
+]  # fmt: skip
+LARGE = replace(
+    JUDGED, extra_fields={"log": "z" * 3000},
+    samples={"sample-2": replace(ALONE, segments=(SEGMENT, SEGMENT)), "main": replace(ALONE, segments=(SEGMENT,))},
+)  # fmt: skip
+
+
+def test_fit_leaves_out_segments_then_messages_then_extra():
+    whole = completion_to_wire(LARGE)
+    seen = []
+    for limit in range(whole.ByteSize() + 10, 300, -50):
+        fitted = fit(over_the_wire(whole), limit)
+        assert fitted.ByteSize() <= limit
+        omitted = list(fitted.omitted)
+        if not seen or omitted != seen[-1]:
+            seen.append(omitted)
+        for name, sample in fitted.samples.items():
+            assert bool(sample.segments) == (f"samples[{name}].segments" not in omitted)
+            assert bool(sample.messages) == (f"samples[{name}].messages" not in omitted)
+        assert bool(fitted.messages) == ("messages" not in omitted)
+        assert bool(fitted.extra_json) == ("extra_json" not in omitted)
+        back = completion_from_wire(over_the_wire(fitted), "completion")
+        assert back.omitted == tuple(omitted)
+        assert (back.status, back.result_id, back.metrics) == (LARGE.status, LARGE.result_id, LARGE.metrics)
+    assert seen == STEPS
+
+
+def test_fit_keeps_what_fits():
+    whole = completion_to_wire(LARGE)
+    assert fit(over_the_wire(whole), whole.ByteSize()) == whole
+
+
+def test_fit_names_nothing_that_was_not_there():
+    """What is named in `omitted` is read from the events before the completion counts as recorded."""
+    only_extra = completion_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
+    assert list(fit(only_extra, 1000).omitted) == ["extra_json"]
+    nothing = completion_to_wire(replace(BROKEN, failure=Failure("agent", "z" * 3000)))
+    assert list(fit(nothing, 1000).omitted) == []
+
+
+INFO = RolloutInfo(
+    rollout_id="r", attempt=2, agent_loop="calculator", state=RolloutState.COMPLETED,
+    activity=Activity("delivering", 1_700_000_000.25), group=Group("g", 1, 2), accept_time=1_700_000_000.5,
+    start_time=1_700_000_001.0, end_time=1_700_000_002.75, last_number=2**40, undelivered=True, completion=DONE,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])
+def test_where_a_rollout_stands_survives(info):
+    assert rollout_from_wire(over_the_wire(rollout_to_wire(info))) == info
+
+
+@pytest.mark.parametrize("state", RolloutState)
+def test_every_state_survives(state):
+    wire = rollout_to_wire(replace(INFO, state=state))
+    assert rollout_from_wire(wire).state is state
+    assert state_from_wire(wire.state) is state
+
+
+def test_every_number_of_the_protocol_is_known():
+    states = {state_from_wire(number) for number in pb.RolloutState.values()}
+    assert states == {*RolloutState, None}
+    for number in set(pb.CompletionStatus.values()) - {0}:
+        assert completion_from_wire(pb.Completion(rollout_id="r", status=number), "c").status in CompletionStatus
+    for number in set(pb.FailureBoundary.values()) - {0}:
+        message = pb.Completion(rollout_id="r", status=FAILED, failure=pb.Failure(boundary=number, message="x"))
+        back = completion_from_wire(message, "c")
+        assert completion_to_wire(back).failure.boundary == number

@@ -1,0 +1,198 @@
+"""Every kind of trajectory event has a fixture here and survives there and back."""
+
+from dataclasses import MISSING, fields, replace
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import (
+    Callback,
+    ChatPurpose,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    EventKind,
+    Failure,
+    InitRequest,
+    Outcome,
+    RolloutRequest,
+    Sample,
+    Segment,
+    Tensor,
+    TokenBlock,
+    TraceContext,
+    TrajectoryEvent,
+    VersionSpan,
+    events,
+)
+from osmosis_grpc.wire.event import _KINDS, event_from_wire, event_to_wire
+from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, init_from_wire
+
+USER = {"role": "user", "content": [{"type": "text", "text": "2+3?"}], "vendor": None}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}, "index": 0}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SEGMENT = Segment(ids=np.arange(3, dtype="<u4"), logprobs=np.zeros(2, dtype="<f4"), mask_runs=(1, 2))
+INIT = InitRequest(
+    request=RolloutRequest(rollout_id="r", messages=[USER], metadata={"n": 1}),
+    callback=Callback(target="127.0.0.1:1", credential="the-secret-token", state=b"the-secret-state"),
+    trace=TraceContext("00-aa", "v=1"),
+)
+RESPONSE = ChatResponse(
+    message={"role": "assistant", "content": None, "tool_calls": [CALL]},
+    finish_reason="tool_calls",
+    usage={"prompt_tokens": 7, "details": {"cached": 1}},
+    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of([1.5, 2.5])}),
+    prompt_ids=np.array([1, 2, 3], dtype="<u4"),
+    prompt_prefix=4,
+    versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),
+    extra={"matched_stop": 1},
+)
+COMPLETION = Completion(
+    rollout_id="r", attempt=2, result_id="abc", status=CompletionStatus.COMPLETED, finish_reason="stop",
+    messages=[USER], reward=0.5, samples={"main": Sample(messages=[USER], segments=(SEGMENT,), reward=0.5)},
+    extra_fields={"a": 1}, omitted=("messages",),
+)  # fmt: skip
+
+FIXTURES: list[EventKind] = [
+    events.Accepted(INIT, [TOOL]),
+    events.Started(1.25),
+    events.Resumed(17),
+    events.ChatRequested(
+        sample="main", number=2, continues=1, messages=[USER], params={"temperature": 0.5, "min_p": 0.1}, tools=[TOOL],
+        purpose=ChatPurpose.JUDGE,
+    ),
+    events.ChatAnswered(sample="main", number=2, response=RESPONSE, latency=0.125, recorded_number=2**33),
+    events.ChatFailed(sample="main", number=2, code=14, message="away", will_retry=True),
+    events.ToolCalled(CALL),
+    events.ToolReturned(
+        tool_call_id="c1", name="add", message={"role": "tool", "content": "5", "tool_call_id": "c1"}, error="oh",
+        latency=0.5,
+    ),
+    events.Logged("note", {"a": [1, 1.0, True, None]}),
+    events.SampleAdded("judge"),
+    events.SegmentClosed(sample="main", index=1, chats=(1, 3), tokens=9, sampled_tokens=4, drift_index=0),
+    events.CancelAsked("because"),
+    events.Graded("main", 0.0),
+    events.Ended(COMPLETION),
+    events.Delivered(Outcome.CONFLICT, "expired", 3),
+]  # fmt: skip
+SPARSE: list[EventKind] = [
+    events.Accepted(InitRequest(request=RolloutRequest(rollout_id="r", messages=[])), []),
+    events.Started(),
+    events.Resumed(),
+    events.ChatRequested(sample="main", number=1, messages=[]),
+    events.ChatRequested(sample="main", number=1, messages=[], tools=[]),
+    events.ChatAnswered(sample="main", number=1, response=ChatResponse(message={"role": "assistant"})),
+    events.ChatFailed(sample="main", number=1),
+    events.ToolCalled({}),
+    events.ToolReturned(tool_call_id="", name=""),
+    events.Logged("note"),
+    events.SegmentClosed(sample="main", index=0),
+    events.CancelAsked(),
+    events.Graded("main"),
+    events.Ended(
+        Completion(rollout_id="r", status=CompletionStatus.FAILED, failure=Failure("agent", "x"), messages=[])
+    ),
+    events.Delivered(),
+]
+
+
+def comes_back_as(kind: EventKind) -> EventKind:
+    """What is left of a kind on purpose: no secrets, no digest, only a completion's head."""
+    match kind:
+        case events.Accepted(init, tools):
+            callback = init.callback and replace(init.callback, credential="", state=b"")
+            return events.Accepted(replace(init, callback=callback, digest=b"", size=0), tools)
+        case events.ChatAnswered():
+            return replace(kind, response=replace(kind.response, size=0))
+        case events.Ended(completion):
+            samples = {n: replace(s, messages=[], segments=()) for n, s in completion.samples.items()}
+            return events.Ended(replace(completion, messages=[], samples=samples))
+    return kind
+
+
+def name(kind: EventKind) -> str:
+    return type(kind).__name__
+
+
+def trip(kind: EventKind) -> EventKind:
+    event = TrajectoryEvent("r", 3, 2**40, 1_700_000_000.0, kind)
+    wire = event_to_wire(event)
+    back = event_from_wire(pb.TrajectoryEvent.FromString(wire.SerializeToString()))
+    assert (back.rollout_id, back.attempt, back.number, back.time) == ("r", 3, 2**40, 1_700_000_000.0)
+    return back.kind
+
+
+def test_every_kind_has_a_row_a_field_and_a_fixture():
+    kinds = set(get_args(EventKind))
+    assert set(_KINDS) == kinds
+    assert {type(kind) for kind in FIXTURES} == kinds
+    assert {type(kind) for kind in SPARSE} | {events.SampleAdded} == kinds
+    rows = [field for field, _, _ in _KINDS.values()]
+    assert sorted(rows) == sorted(field.name for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields)
+
+
+@pytest.mark.parametrize("kind", FIXTURES, ids=name)
+def test_the_fixture_tells_every_field(kind):
+    for field in fields(kind):
+        if field.default is not MISSING:
+            assert getattr(kind, field.name) != field.default, field.name
+        elif field.default_factory is not MISSING:
+            assert getattr(kind, field.name) != field.default_factory(), field.name
+
+
+@pytest.mark.parametrize("kind", FIXTURES + SPARSE, ids=name)
+def test_every_kind_survives(kind):
+    back = trip(kind)
+    assert type(back) is type(kind)
+    assert comes_back_as(back) == comes_back_as(kind)
+
+
+def test_an_answer_survives_in_every_part():
+    response = trip(events.ChatAnswered(sample="main", number=1, response=RESPONSE)).response
+    for field in fields(ChatResponse):
+        if field.name != "size":
+            assert np.array_equal(getattr(response, field.name), getattr(RESPONSE, field.name)), field.name
+
+
+def test_every_kind_can_be_compared():
+    for kind in FIXTURES:
+        assert replace(kind) == kind
+        assert all(kind != other for other in FIXTURES if other is not kind)
+    assert trip(FIXTURES[4]) != replace(FIXTURES[4], response=replace(RESPONSE, prompt_ids=np.zeros(3, "<u4")))
+
+
+def test_secrets_are_in_no_event():
+    event = TrajectoryEvent("r", 1, 1, 0.0, events.Accepted(INIT))
+    assert b"the-secret" not in event_to_wire(event).SerializeToString()
+    assert "the-secret" not in repr(event)
+    callback = trip(event.kind).init.callback
+    assert (callback.target, callback.credential, callback.state) == ("127.0.0.1:1", "", b"")
+
+
+def test_a_kind_of_a_newer_protocol_is_refused_by_name():
+    newer = pb.TrajectoryEvent(rollout_id="r", number=7)
+    newer.MergeFromString(bytes([0xFA, 0x01, 0x00]))  # field 31
+    with pytest.raises(InvalidArgument) as refusal:
+        event_from_wire(newer)
+    assert refusal.value.violations[0][0] == "kind"
+    assert "7" in str(refusal.value)
+
+
+def test_what_a_server_accepted_can_be_read_whatever_its_limits():
+    """An event tells what happened: the reader's own limits, and what it would not serve, do not matter."""
+    large = rollout_pb2.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
+    init = init_from_wire(large, max_metadata_bytes=2 * MAX_METADATA_BYTES)
+    assert len(trip(events.Accepted(init)).init.request.metadata["a"]) == MAX_METADATA_BYTES
+
+
+def test_what_a_newer_server_accepted_can_be_read():
+    request = rollout_pb2.InitRequest(rollout_id="r", callback=rollout_pb2.Callback(target="x:1"))
+    request.grader_timeout.seconds = 5
+    request.callback.tls.server_name = "x"
+    event = pb.TrajectoryEvent(rollout_id="r", number=1, accepted=pb.AcceptedEvent(request=request))
+    assert event_from_wire(event).kind.init.request.grader_timeout == 5

@@ -1,0 +1,241 @@
+"""What starts a rollout and how it ended, there and back; and what is refused by name."""
+
+import math
+from dataclasses import MISSING, fields, replace
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Callback, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, NOT_SERVED, init_from_wire, init_to_wire
+
+NOT_ON_THE_WIRE = {"server_url", "api_key"}  # they come with the HTTP contract
+INIT = InitRequest(
+    request=RolloutRequest(
+        rollout_id="rollout 1-2",
+        messages=[{"role": "user", "content": "2+3?", "vendor": None}],
+        completion_params={"temperature": 0.5, "max_tokens": 9, "min_p": 0.1},
+        max_turns=0,
+        max_tokens_total=77,
+        metadata={"a": [1, 1.0, None]},
+        label="",
+        attempt=3,
+        agent_loop="calculator",
+        group=Group("g", 2, 8),
+        priority=-4,
+        agent_timeout=1.5,
+        tool_server_url="http://tools",
+        idempotency_key="key",
+    ),
+    callback=Callback(target="127.0.0.1:1", credential="secret-token", state=b"\x00secret-state"),
+    trace=TraceContext("00-aa-bb-01", "vendor=1"),
+)
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def named(call, *args) -> str:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidArgument) as refusal:
+        call(*args)
+    return refusal.value.violations[0][0]
+
+
+def test_the_fixture_tells_every_field():
+    for field in fields(RolloutRequest):
+        if field.name not in NOT_ON_THE_WIRE | set(NOT_SERVED) and field.default is not MISSING:
+            assert getattr(INIT.request, field.name) != field.default, field.name
+
+
+def test_a_request_survives():
+    wire = over_the_wire(init_to_wire(INIT))
+    back = init_from_wire(wire)
+    assert replace(back, digest=b"", size=0) == INIT
+    assert back.size == wire.ByteSize()
+
+
+def test_a_request_that_says_little_survives():
+    init = InitRequest(request=RolloutRequest(rollout_id="r", messages=[]))
+    back = init_from_wire(over_the_wire(init_to_wire(init)))
+    assert replace(back, digest=b"", size=0) == init
+
+
+def test_what_is_unset_has_its_default():
+    request = init_from_wire(pb.InitRequest(rollout_id="r")).request
+    assert (request.attempt, request.max_turns, request.max_tokens_total) == (1, 10, 8192)
+    assert (request.label, request.group, request.agent_timeout) == (None, None, None)
+    assert (request.tool_server_url, request.idempotency_key, request.metadata) == (None, None, {})
+
+
+def test_secrets_stay_behind_when_told():
+    wire = init_to_wire(INIT, secrets=False)
+    assert wire.callback.target == "127.0.0.1:1"
+    assert b"secret" not in wire.SerializeToString()
+    assert "secret" not in repr(INIT)
+
+
+def test_secrets_travel_with_the_request():
+    data = init_to_wire(INIT).SerializeToString()
+    assert b"secret-token" in data
+    assert b"\x00secret-state" in data
+
+
+# Another value for every field that is part of the body.
+OTHER = {
+    "rollout_id": "other", "attempt": 9, "agent_loop": "other", "max_turns": 10, "max_tokens_total": 8192,
+    "messages": [message_pb2.Message(role="user", text="2+4?")], "metadata_json": '{"a":[1,1,null]}',
+    "sampling": message_pb2.SamplingParams(temperature=0.25), "label": "x", "group": pb.Group(id="g", index=3, size=8),
+    "priority": 0, "agent_timeout": Duration(seconds=2), "tool_server_url": "http://other", "idempotency_key": "other",
+}  # fmt: skip
+NOT_IN_THE_BODY = {"callback", "trace_context"}
+
+
+def changed(name: str, value=None) -> pb.InitRequest:
+    message = init_to_wire(INIT)
+    message.ClearField(name)
+    if value is not None:
+        message.MergeFrom(pb.InitRequest(**{name: value}))
+    return message
+
+
+def test_every_field_is_part_of_the_body_or_is_not():
+    assert set(OTHER) | NOT_IN_THE_BODY | set(NOT_SERVED) == set(pb.InitRequest.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_body_has_another_digest(name):
+    digest = init_from_wire(init_to_wire(INIT)).digest
+    assert init_from_wire(changed(name, OTHER[name])).digest != digest
+    if name != "rollout_id":
+        assert init_from_wire(changed(name)).digest != digest
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        changed("callback"),
+        changed("trace_context"),
+        changed("callback", pb.Callback(target="x:1", credential="other", state=b"other")),
+        changed("trace_context", pb.TraceContext(traceparent="other")),
+    ],
+)
+def test_callback_and_trace_are_not_part_of_the_body(message):
+    assert init_from_wire(message).digest == init_from_wire(init_to_wire(INIT)).digest
+
+
+def test_attempt_0_is_attempt_1():
+    none, zero, one, two = (
+        init_from_wire(pb.InitRequest(rollout_id="r", **attempt))
+        for attempt in ({}, {"attempt": 0}, {"attempt": 1}, {"attempt": 2})
+    )
+    assert none.digest == zero.digest == one.digest != two.digest
+    assert zero.request.attempt == 1
+
+
+def test_reading_changes_nothing_in_the_message():
+    message = pb.InitRequest(rollout_id="r", callback=pb.Callback(target="x:1"))
+    before = message.SerializeToString()
+    init_from_wire(message)
+    assert message.SerializeToString() == before
+
+
+BAD_IDS = [
+    "",
+    " ",
+    "\u3000 ",
+    "x" * 257,
+    ".",
+    "..",
+    "a/b",
+    "/",
+    "a\\b",
+    "a\0b",
+    "\n",
+    "a\x1b",
+    "\x7f",
+    "\x85",
+    "\u2028",
+]
+GOOD_IDS = ["x", "x" * 256, "...", "字 ü", "a:b", "a.b", "-", "%2F", "🙂" * 256]
+
+
+@pytest.mark.parametrize("bad", BAD_IDS, ids=ascii)
+def test_a_bad_id_is_refused_by_name(bad):
+    assert named(init_from_wire, pb.InitRequest(rollout_id=bad)) == "rollout_id"
+    assert named(init_from_wire, pb.InitRequest(rollout_id="r", group=pb.Group(id=bad))) == "group.id"
+    if bad:
+        assert named(init_from_wire, pb.InitRequest(rollout_id="r", idempotency_key=bad)) == "idempotency_key"
+
+
+@pytest.mark.parametrize("good", GOOD_IDS, ids=ascii)
+def test_a_good_id_passes(good):
+    message = pb.InitRequest(rollout_id=good, group=pb.Group(id=good), idempotency_key=good)
+    assert init_from_wire(message).request.rollout_id == good
+
+
+USER, ROBOT = message_pb2.Message(role="user"), message_pb2.Message(role="robot")
+BAD_REQUESTS = [
+    ("messages[1].role", {"messages": [USER, ROBOT]}),
+    ("messages[0].extra_json", {"messages": [message_pb2.Message(role="user", extra_json="[]")]}),
+    ("metadata_json", {"metadata_json": "{"}),
+    ("metadata_json", {"metadata_json": "[]"}),
+    ("metadata_json", {"metadata_json": '{"a":NaN}'}),
+    ("metadata_json", {"metadata_json": '{"a":"\\ud800"}'}),
+    ("metadata_json", {"metadata_json": '{"a":1,"a":2}'}),
+    ("metadata_json", {"metadata_json": '{"a":' + "[" * 256 + "]" * 256 + "}"}),
+    ("sampling.temperature", {"sampling": message_pb2.SamplingParams(temperature=math.nan)}),
+    ("sampling.temperature", {"sampling": message_pb2.SamplingParams(temperature=-1)}),
+    ("sampling.top_p", {"sampling": message_pb2.SamplingParams(top_p=1.5)}),
+    ("sampling.max_tokens", {"sampling": message_pb2.SamplingParams(max_tokens=0)}),
+    ("sampling.extra_json", {"sampling": message_pb2.SamplingParams(extra_json='{"a":1e999}')}),
+    ("group.index", {"group": pb.Group(id="g", index=4, size=4)}),
+    ("agent_timeout", {"agent_timeout": Duration()}),
+    ("agent_timeout", {"agent_timeout": Duration(seconds=-1)}),
+    ("agent_timeout", {"agent_timeout": Duration(nanos=-1)}),
+    ("agent_timeout", {"agent_timeout": Duration(nanos=2**31 - 1)}),
+    ("agent_timeout", {"agent_timeout": Duration(seconds=2**62)}),
+    ("grader_timeout", {"grader_timeout": Duration(seconds=5)}),
+    ("callback.target", {"callback": pb.Callback()}),
+    ("callback.tls", {"callback": pb.Callback(target="x:1", tls=pb.CallbackTls())}),
+    ("callback.credential", {"callback": pb.Callback(target="x:1", credential="a\r\nb: c")}),
+    ("callback.credential", {"callback": pb.Callback(target="x:1", credential="ü")}),
+    ("trace_context.traceparent", {"trace_context": pb.TraceContext(traceparent="a\nb")}),
+    ("trace_context.tracestate", {"trace_context": pb.TraceContext(traceparent="a", tracestate="x" * 5000)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "bad"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_is_out_of_bounds_is_refused_by_name(field, bad):
+    assert named(init_from_wire, over_the_wire(pb.InitRequest(rollout_id="r", **bad))) == field
+
+
+def test_a_refusal_never_shows_the_credential():
+    callback = pb.Callback(target="x:1", credential="secret\n")
+    with pytest.raises(InvalidArgument) as refusal:
+        init_from_wire(pb.InitRequest(rollout_id="r", callback=callback))
+    assert "secret" not in str(refusal.value)
+
+
+def test_metadata_is_limited_in_bytes():
+    text = '{"a":"üüüü"}'
+    message = pb.InitRequest(rollout_id="r", metadata_json=text)
+    assert len(text) < len(text.encode())
+    assert init_from_wire(message, max_metadata_bytes=len(text.encode())).request.metadata == {"a": "üüüü"}
+    assert named(init_from_wire, message, len(text.encode()) - 1) == "metadata_json"
+    large = pb.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
+    assert named(init_from_wire, large) == "metadata_json"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-9, 1e9))
+def test_any_timeout_survives(seconds):
+    init = InitRequest(request=RolloutRequest(rollout_id="r", agent_timeout=seconds))
+    back = init_from_wire(init_to_wire(init)).request.agent_timeout
+    assert back == pytest.approx(seconds, rel=1e-12, abs=1e-9)

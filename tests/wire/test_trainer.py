@@ -1,0 +1,171 @@
+"""Chats and outcomes between server and trainer, there and back; and what is refused by name."""
+
+from dataclasses import MISSING, fields, replace
+
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Outcome, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.wire.trainer import (
+    chat_from_wire,
+    chat_to_wire,
+    outcome_from_wire,
+    outcome_to_wire,
+    purpose_from_wire,
+    purpose_to_wire,
+    reply_from_wire,
+    reply_to_wire,
+)
+
+NOT_ON_THE_WIRE = {"continues", "covered", "known_ids", "timeout"}  # found by the trainer; of the call
+CHAT = ChatRequest(
+    rollout_id="r", attempt=2, sample="judge", number=7, messages=[{"role": "user", "content": None, "x": 1.0}],
+    params={"temperature": 0.5, "min_p": 0.1}, tools=[{"type": "function", "function": {"name": "f"}}],
+    purpose=ChatPurpose.JUDGE, state=b"\x00state",
+)  # fmt: skip
+REPLY = ChatResponse(
+    message={"role": "assistant", "content": "5", "reasoning_content": None},
+    finish_reason="length",
+    usage={"prompt_tokens": 2**40, "completion_tokens": 2, "details": {"cached": 1}},
+    tokens=TokenBlock.of([5, 6], [-0.5, np.nan], {"entropy": Tensor.of([1.5, 2.5])}),
+    prompt_ids=np.array([1, 2, 3], dtype="<u4"),
+    prompt_prefix=4,
+    versions=(VersionSpan("v1", 1), VersionSpan("v2", 1)),
+    extra={"matched_stop": 1},
+)
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def named(call, message) -> str:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidArgument) as refusal:
+        call(over_the_wire(message))
+    return refusal.value.violations[0][0]
+
+
+def same(one: ChatResponse, other: ChatResponse) -> None:
+    for field in fields(ChatResponse):
+        if field.name != "size":
+            mine, others = getattr(one, field.name), getattr(other, field.name)
+            assert type(mine) is type(others), field.name
+            assert np.array_equal(mine, others), field.name
+
+
+def test_the_fixtures_tell_every_field():
+    for fixture in (CHAT, REPLY):
+        for field in fields(fixture):
+            if field.name not in {*NOT_ON_THE_WIRE, "size"} and field.default is not MISSING:
+                assert not np.array_equal(getattr(fixture, field.name), field.default), field.name
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [CHAT, replace(CHAT, tools=[]), replace(CHAT, tools=None, params={}), ChatRequest(rollout_id="r", messages=[])],
+)
+def test_a_chat_survives(chat):
+    assert chat_from_wire(over_the_wire(chat_to_wire(chat))) == chat
+    assert chat_from_wire(over_the_wire(chat_to_wire(chat)), 1.5).timeout == 1.5
+
+
+def test_what_is_unset_has_its_default():
+    chat = chat_from_wire(pb.ChatRequest(rollout_id="r", sample="main", number=1, full=pb.FullHistory()))
+    assert (chat.attempt, chat.tools, chat.params, chat.purpose) == (1, None, {}, ChatPurpose.POLICY)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        REPLY,
+        ChatResponse(message={"role": "assistant"}, finish_reason=""),
+        replace(REPLY, tokens=TokenBlock.of([]), versions=(), prompt_ids=np.empty(0, "<u4")),
+        replace(REPLY, tokens=None, versions=()),
+        replace(REPLY, usage={}),
+        replace(REPLY, versions=(VersionSpan("one for all", 1),)),
+    ],
+    ids=["full", "sparse", "empty arrays", "no tokens", "empty usage", "one version"],
+)
+def test_a_reply_survives(reply):
+    wire = over_the_wire(reply_to_wire(reply))
+    back = reply_from_wire(wire)
+    same(back, reply)
+    assert back.size == wire.ByteSize()
+
+
+def test_replies_can_be_compared():
+    assert replace(REPLY, prompt_ids=REPLY.prompt_ids.copy()) == REPLY
+    assert replace(REPLY, prompt_ids=np.array([1, 2, 4], dtype="<u4")) != REPLY
+
+
+def chat_message(**changes) -> pb.ChatRequest:
+    return pb.ChatRequest(**{"rollout_id": "r", "sample": "main", "number": 1, "full": pb.FullHistory(), **changes})
+
+
+def full(*messages: message_pb2.Message) -> dict[str, pb.FullHistory]:
+    return {"full": pb.FullHistory(messages=messages)}
+
+
+BAD_JSON = message_pb2.Message(role="user", extra_json='{"a":NaN}')
+BAD_TOOLS = message_pb2.Tools(tools=[message_pb2.Tool(), message_pb2.Tool(extra_json="[]")])
+BAD_CHATS = [
+    ("rollout_id", {"rollout_id": ""}),
+    ("rollout_id", {"rollout_id": "a/b"}),
+    ("sample", {"sample": ""}),
+    ("sample", {"sample": "x" * 257}),
+    ("sample", {"sample": "a\0b"}),
+    ("number", {"number": 0}),
+    ("history", {"full": None}),
+    ("delta", {"full": None, "delta": pb.DeltaHistory(continues=1)}),
+    ("full.messages[1].role", full(message_pb2.Message(role="user"), message_pb2.Message(role="robot"))),
+    ("full.messages[0].extra_json", full(BAD_JSON)),
+    ("sampling.temperature", {"sampling": message_pb2.SamplingParams(temperature=-1)}),
+    ("sampling.top_p", {"sampling": message_pb2.SamplingParams(top_p=float("nan"))}),
+    ("sampling.max_tokens", {"sampling": message_pb2.SamplingParams(max_tokens=0)}),
+    ("tools.tools[1].extra_json", {"tools": BAD_TOOLS}),
+    ("purpose", {"purpose": 9}),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), BAD_CHATS, ids=[field for field, _ in BAD_CHATS])
+def test_a_chat_out_of_bounds_is_refused_by_name(field, changes):
+    assert named(chat_from_wire, chat_message(**changes)) == field
+
+
+def reply_message(**changes) -> pb.ChatResponse:
+    return pb.ChatResponse(**{"message": message_pb2.Message(role="assistant"), **changes})
+
+
+ONE = tokens_pb2.TokenBlock(ids=[1])
+BAD_REPLIES = [
+    ("message.role", {"message": None}),
+    ("message.role", {"message": message_pb2.Message(role="user")}),
+    ("message.extra_json", {"message": message_pb2.Message(role="assistant", extra_json="1")}),
+    ("tokens.logprobs", {"tokens": tokens_pb2.TokenBlock(ids=[1, 2], logprobs=[-1])}),
+    ("tokens.logprobs", {"tokens": tokens_pb2.TokenBlock(ids=[1], logprobs=[0.5])}),
+    ("tokens.logprobs", {"tokens": tokens_pb2.TokenBlock(ids=[1], logprobs=[-np.inf])}),
+    ("prompt.logprobs", {"prompt": tokens_pb2.TokenBlock(ids=[1, 2], logprobs=[-1])}),
+    ("usage.total_tokens", {"usage": message_pb2.Usage(total_tokens=-1)}),
+    ("usage.extra_json", {"usage": message_pb2.Usage(extra_json="{")}),
+    ("versions", {"tokens": ONE, "versions": [tokens_pb2.VersionSpan(tokens=1), tokens_pb2.VersionSpan(tokens=1)]}),
+    ("extra_json", {"extra_json": '{"a":1,"a":2}'}),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), BAD_REPLIES, ids=[field for field, _ in BAD_REPLIES])
+def test_a_reply_out_of_bounds_is_refused_by_name(field, changes):
+    assert named(reply_from_wire, reply_message(**changes)) == field
+
+
+def test_every_purpose_and_outcome_is_known():
+    assert {purpose_from_wire(number) for number in pb.ChatPurpose.values()} == set(ChatPurpose)
+    for purpose in ChatPurpose:
+        assert purpose_from_wire(purpose_to_wire(purpose)) is purpose
+    assert {outcome_from_wire(number) for number in pb.CompleteOutcome.values()} == {*Outcome, None}
+    for outcome in Outcome:
+        assert outcome_from_wire(outcome_to_wire(outcome)) is outcome
+    assert outcome_from_wire(99) is None
