@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,7 +168,7 @@ class Engine:
     def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
         """A rollout of the owner's. Raises NotFound."""
         record = self._table.find(rollout_id, attempt) if attempt else self._table.highest(rollout_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or not record.accepted.done():
             raise NotFound(f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
                            kind="rollout", name=rollout_id)  # fmt: skip
         return record
@@ -180,7 +180,7 @@ class Engine:
         place = 0
         for record in self._table.after(after):
             group = record.init.request.group
-            if record.owner != owner or (states and record.state not in states):
+            if record.owner != owner or not record.accepted.done() or (states and record.state not in states):
                 continue
             if (group_id and (group is None or group.id != group_id)) or (undelivered and not record.undelivered):
                 continue
@@ -190,7 +190,9 @@ class Engine:
             place = record.sequence
         return rows, 0
 
-    def follow_all(self, owner: str, cursor: str, from_now: bool) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
+    def follow_all(
+        self, owner: str, cursor: str, from_now: bool
+    ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
         """All of the owner's events from a cursor onward."""
         start = self.log.store.last_position if from_now else 0
         position = self.log.position(cursor) if cursor else start

@@ -5,7 +5,7 @@ An event is shown only after its commit, so no number is ever used twice.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
@@ -67,7 +67,7 @@ class EventLog:
             raise InvalidArgument("cursor", "is ahead of the journal")
         return position
 
-    async def follow(self, record: Record, after: int) -> AsyncIterator[TrajectoryEvent | None]:
+    async def follow(self, record: Record, after: int) -> AsyncGenerator[TrajectoryEvent | None, None]:
         """A rollout's events above `after`, then live, until none can follow. None is a sign of life."""
         if after > record.last_number:
             raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.last_number}")
@@ -92,7 +92,7 @@ class EventLog:
 
     async def follow_all(
         self, position: int, mine: Callable[[TrajectoryEvent], bool]
-    ) -> AsyncIterator[tuple[int, TrajectoryEvent | None]]:
+    ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
         """All rollouts' events above a position, then live, without end. Each with its position."""
         waiter = asyncio.Event()
         self._waiters.add(waiter)

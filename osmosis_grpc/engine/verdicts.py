@@ -51,15 +51,16 @@ def returned(result: Any) -> Verdict:
         return replace(verdict, finish_reason=result.finish_reason or "error", result=result)
     if result.status != "COMPLETED":
         return failed("agent", f"the result's status is {result.status!r}, neither COMPLETED nor ERROR")
-    if not _is_reward(result.reward):
+    if not is_reward(result.reward):
         return failed("agent", f"the reward is {result.reward!r}, not a finite number")
     return Verdict(CompletionStatus.COMPLETED, str(result.finish_reason or "stop"), result=result)
 
 
-def _is_reward(reward: object) -> bool:
-    if reward is None:
-        return True
-    return isinstance(reward, numbers.Real) and not isinstance(reward, bool) and math.isfinite(float(reward))
+def is_reward(reward: object) -> bool:
+    """Whether it is a finite number, or None."""
+    if reward is None or isinstance(reward, bool):
+        return reward is None
+    return isinstance(reward, numbers.Real) and math.isfinite(float(reward))
 
 
 def completion(

@@ -4,6 +4,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -78,8 +79,9 @@ def _streaming(behavior: Callable[[Any, Any], Any], call_id: str) -> Callable[[A
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
         own_id = _begin(context, call_id)
         try:
-            async for response in behavior(_decoded(request), context):
-                yield response
+            async with aclosing(behavior(_decoded(request), context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await _abort(context, error, own_id)
 

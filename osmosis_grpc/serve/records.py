@@ -24,24 +24,17 @@ class Records:
 
 @contextlib.contextmanager
 def records(enabled: bool) -> Iterator[Records]:
-    """While enabled, stdout carries records only: everything else that is written to it, also by
-    C code and child processes, goes to stderr.
+    """When enabled, stdout carries records only, until the process ends: everything else that is
+    written to it, also by C code, child processes and exit handlers, goes to stderr.
     """
     if not enabled:
         yield Records(None)
         return
     sys.stdout.flush()
-    own = os.dup(1)
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        stream = os.fdopen(os.dup(own), "w", encoding="utf-8")
-        try:
-            yield Records(stream)
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        yield Records(stream)
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        os.dup2(own, 1)
-        os.close(own)
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = rollout_service_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
-LAST_DELIVERIES = 4.0
+LAST_DELIVERIES = 3.5
 """Seconds after the drain limit in which the last completions may still be delivered."""
 
 _Status = health_pb2.HealthCheckResponse
@@ -114,7 +114,7 @@ class AgentServer:
         undelivered = self.engine.outbox.undelivered
         if undelivered:
             log.error("%d completions were not delivered and are lost with this process", undelivered)
-        await self._server.stop(0.5)
+        await self._server.stop(0.25)
 
 
 async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:

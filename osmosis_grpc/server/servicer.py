@@ -1,7 +1,8 @@
 """RolloutService: from the wire, call the engine, to the wire."""
 
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from osmosis_grpc import __version__
@@ -63,29 +64,36 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
 
     async def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
-    ) -> AsyncIterator[pb.StreamEventsResponse]:
+    ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         wire.check_stream(request)
         stream = self._one(request, context) if request.rollout_id else self._all(request, context)
-        async for response in stream:
-            yield response
+        async with aclosing(stream):
+            async for response in stream:
+                yield response
 
-    async def _one(self, request: pb.StreamEventsRequest, context: Any) -> AsyncIterator[pb.StreamEventsResponse]:
+    async def _one(
+        self, request: pb.StreamEventsRequest, context: Any
+    ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
-        async for event in self._engine.log.follow(record, request.after):
-            if event is not None:
-                yield pb.StreamEventsResponse(event=event_to_wire(event))
-            else:
-                idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
-                yield pb.StreamEventsResponse(idle=idle)
+        async with aclosing(self._engine.log.follow(record, request.after)) as stream:
+            async for event in stream:
+                if event is not None:
+                    yield pb.StreamEventsResponse(event=event_to_wire(event))
+                else:
+                    idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
+                    yield pb.StreamEventsResponse(idle=idle)
 
-    async def _all(self, request: pb.StreamEventsRequest, context: Any) -> AsyncIterator[pb.StreamEventsResponse]:
-        stream = self._engine.follow_all(_owner(context), request.cursor, request.from_now)
-        async for position, event in stream:
-            cursor = self._engine.log.cursor(position)
-            if event is not None:
-                yield pb.StreamEventsResponse(event=event_to_wire(event), cursor=cursor)
-            else:
-                yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=cursor)
+    async def _all(
+        self, request: pb.StreamEventsRequest, context: Any
+    ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+        owner = _owner(context)
+        async with aclosing(self._engine.follow_all(owner, request.cursor, request.from_now)) as stream:
+            async for position, event in stream:
+                cursor = self._engine.log.cursor(position)
+                if event is not None:
+                    yield pb.StreamEventsResponse(event=event_to_wire(event), cursor=cursor)
+                else:
+                    yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=cursor)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine

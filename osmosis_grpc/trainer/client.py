@@ -1,6 +1,7 @@
 """RolloutService's client: start rollouts, watch them, cancel them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.options import client_options
-from osmosis_grpc.trainer.watch import Watch
+from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import Callback, Completion, InitRequest, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.wire.event import event_from_wire
@@ -35,15 +36,17 @@ class Started:
 class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError. `timeout` is the deadline of a unary call, in seconds.
+    Methods raise CallError. `timeout` is the deadline of a unary call; wait() and events() go on
+    over cuts until the server was away for `lost_after`. Both in seconds.
     """
 
-    def __init__(self, target: str, *, timeout: float = 30.0) -> None:
+    def __init__(self, target: str, *, timeout: float = 30.0, lost_after: float = 120.0) -> None:
         self.target = target
         self._timeout = timeout
+        self._lost_after = lost_after
         self._channel = grpc.aio.insecure_channel(target, options=client_options())
         self._stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
-        self._watch = Watch(self)
+        self._watch = Watch(self, lost_after)
 
     async def __aenter__(self) -> "RolloutClient":
         return self
@@ -106,33 +109,40 @@ class RolloutClient:
             setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
         return list((await self._call(self._stub.Cancel, request)).results)
 
-    async def events(self, rollout_id: str, *, after: int = 0, attempt: int = 0) -> AsyncIterator[TrajectoryEvent]:
+    async def events(
+        self, rollout_id: str, *, after: int = 0, attempt: int = 0
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
         """A rollout's events with numbers above `after`, then live, to its last one.
 
         A cut stream goes on where it was. Events of a newer protocol are left out.
         """
+        patience = Patience(self._lost_after)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             try:
-                async for response in self._stream(request):
-                    if response.HasField("event"):
-                        after = response.event.number
-                        if response.event.WhichOneof("kind"):
-                            yield event_from_wire(response.event)
+                async with aclosing(self._stream(request)) as stream:
+                    async for response in stream:
+                        patience.renew()
+                        if response.HasField("event"):
+                            after = response.event.number
+                            if response.event.WhichOneof("kind"):
+                                yield event_from_wire(response.event)
                 return
-            except Unavailable:
-                await self._watch.pause()
+            except Unavailable as error:
+                await patience.pause(error)
 
     async def all_events(
         self, cursor: str = "", *, from_now: bool = False
-    ) -> AsyncIterator[tuple[str, TrajectoryEvent | None]]:
+    ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
         """All rollouts' events from a cursor onward, without end: pairs of cursor and event.
 
         Signs of life come as None. A cut stream raises Unavailable; go on from the last cursor.
         """
-        async for response in self._stream(pb.StreamEventsRequest(cursor=cursor, from_now=from_now)):
-            known = response.HasField("event") and response.event.WhichOneof("kind")
-            yield response.cursor, event_from_wire(response.event) if known else None
+        request = pb.StreamEventsRequest(cursor=cursor, from_now=from_now)
+        async with aclosing(self._stream(request)) as stream:
+            async for response in stream:
+                known = response.HasField("event") and response.event.WhichOneof("kind")
+                yield response.cursor, event_from_wire(response.event) if known else None
 
     async def info(self) -> pb.GetServerInfoResponse:
         """Who the server is, what it hosts and what it can take."""
@@ -145,7 +155,7 @@ class RolloutClient:
     async def _call(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout=self._timeout)
 
-    async def _stream(self, request: pb.StreamEventsRequest) -> AsyncIterator[pb.StreamEventsResponse]:
+    async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         stream: Any = self._stub.StreamEvents(request)
         try:
             async for response in stream:

@@ -11,9 +11,9 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2_grpc
 from osmosis_grpc.agent.ports import ChatModel
-from osmosis_grpc.errors import Cancelled
+from osmosis_grpc.errors import Cancelled, Internal
 from osmosis_grpc.link.interceptors import StatusInterceptor
-from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.options import MAX_REPLY_BYTES, server_options
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.types import Callback, Completion
@@ -124,7 +124,10 @@ class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
         await asyncio.wait({task})
         if task.cancelled():
             raise Cancelled(f"the sampling of chat {chat.number} was stopped: rollout {chat.rollout_id} has ended")
-        return reply_to_wire(task.result())
+        reply = reply_to_wire(task.result())
+        if reply.ByteSize() > MAX_REPLY_BYTES:
+            raise Internal(f"the reply to chat {chat.number} has {reply.ByteSize()} bytes, more than {MAX_REPLY_BYTES}")
+        return reply
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         completion = completion_from_wire(request.completion, "completion")

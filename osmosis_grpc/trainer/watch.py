@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange
@@ -13,41 +15,62 @@ if TYPE_CHECKING:
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
 
+class Patience:
+    """With a server that is away: growing pauses, until it was away for too long."""
+
+    def __init__(self, lost_after: float) -> None:
+        self._lost_after = lost_after
+        self.renew()
+
+    def renew(self) -> None:
+        """The server was heard of."""
+        self._heard = time.monotonic()
+        self._pause = _FIRST_PAUSE
+
+    async def pause(self, error: CallError) -> None:
+        """Wait before the next try. Raises `error` when nothing was heard for too long."""
+        if not error.retryable or time.monotonic() - self._heard > self._lost_after:
+            raise error
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(_LONGEST_PAUSE, self._pause * 2)
+
+
 class Watch:
     """Begun with the first wait, ended with the client."""
 
-    def __init__(self, client: "RolloutClient") -> None:
+    def __init__(self, client: "RolloutClient", lost_after: float) -> None:
         self._client = client
+        self._lost_after = lost_after
         self._ended: dict[str, set[asyncio.Event]] = {}
         self._live = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._pause = _FIRST_PAUSE
 
     async def wait(self, rollout_id: str, attempt: int) -> Completion:
-        """The completion, once there is one. Raises NotFound."""
+        """The completion, once there is one. Raises NotFound, and Unavailable when the server is lost."""
         if self._task is None or self._task.done():
             self._live.clear()
             self._task = asyncio.create_task(self._follow())
         ended = asyncio.Event()
         waiting = self._ended.setdefault(rollout_id, set())
         waiting.add(ended)
+        patience = Patience(self._lost_after)
         try:
             await self._live.wait()
             while True:
                 ended.clear()
-                info = await self._client.get(rollout_id, attempt)
+                try:
+                    info = await self._client.get(rollout_id, attempt)
+                except CallError as error:
+                    await patience.pause(error)
+                    continue
                 if info.completion is not None:
                     return info.completion
                 await ended.wait()
+                patience.renew()
         finally:
             waiting.discard(ended)
             if not waiting:
                 self._ended.pop(rollout_id, None)
-
-    async def pause(self) -> None:
-        """Wait a little before the next try."""
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(_LONGEST_PAUSE, self._pause * 2)
 
     async def close(self) -> None:
         """End the stream."""
@@ -58,19 +81,23 @@ class Watch:
     async def _follow(self) -> None:
         """Follow all events; after a gap, let everyone who waits look again."""
         cursor = ""
+        patience = Patience(float("inf"))  # whoever waits gives up by itself
         while True:
             try:
-                async for place, event in self._client.all_events(cursor, from_now=not cursor):
-                    cursor = place
-                    self._pause = _FIRST_PAUSE
-                    self._live.set()
-                    if event is not None and isinstance(event.kind, events.Ended):
-                        self._wake(event.rollout_id)
+                async with aclosing(self._client.all_events(cursor, from_now=not cursor)) as stream:
+                    async for place, event in stream:
+                        cursor = place
+                        patience.renew()
+                        self._live.set()
+                        if event is not None and isinstance(event.kind, events.Ended):
+                            self._wake(event.rollout_id)
             except (FailedPrecondition, OutOfRange):
                 cursor = ""
-            except CallError:
+            except CallError as error:
                 self._live.set()  # let the first GetRollout tell the caller what is wrong
-                await self.pause()
+                if not error.retryable:
+                    raise
+                await patience.pause(error)
             for rollout_id in list(self._ended):
                 self._wake(rollout_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent.validator import HINTS as STATIC
-from osmosis_grpc.cli.validate import HINTS as RUN
+from osmosis_grpc.cli.trial import HINTS as RUN
 
 HINTS = STATIC | RUN
 
@@ -33,6 +33,7 @@ class Good(RolloutAgentLoop):
 
 COMMAND = """
 import typer
+import osmosis_grpc.cli.trial as trial
 import osmosis_grpc.cli.validate as command
 {before}
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -260,7 +261,9 @@ def test_a_missing_run_is_told_with_what_else_is_wrong(here):
 
 def test_what_the_module_prints_does_not_reach_stdout(here):
     here.write("""
-        import os, subprocess
+        import atexit, os, subprocess
+
+        atexit.register(print, "printed at the exit")
 
         def noise(where):
             print("printed by", where)
@@ -286,6 +289,7 @@ def test_what_the_module_prints_does_not_reach_stdout(here):
     ]
     assert set(rows[0]) == {"event", "module", "agent", "code", "message", "hint", "file", "line", "severity"}
     assert set(rows[1]) == {"event", "module", "agent", "valid", "errors", "warnings"}
+    assert "printed at the exit" in done.stderr
     for verb in ("printed", "written", "echoed"):
         assert f"{verb} by the module" in done.stderr
         assert f"{verb} by get_tools" in done.stderr
@@ -414,7 +418,7 @@ def test_a_run_that_fails_without_an_exception(here, body):
 def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
     found = running(here, """
         await asyncio.sleep(60)  # waits
-    """, before="command.AGENT_TIMEOUT = 0.5")  # fmt: skip
+    """, before="trial.AGENT_TIMEOUT = 0.5")  # fmt: skip
     assert found == [("RUN_FAILED", here.place("waits"))]
 
 
@@ -425,14 +429,14 @@ def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 pass
-    """, before="command.AGENT_TIMEOUT = 0.5")  # fmt: skip
+    """, before="trial.AGENT_TIMEOUT = 0.5")  # fmt: skip
     assert [code for code, _ in found] == ["RUN_FAILED"]
 
 
 def test_a_run_that_blocks_forever_does_not_keep_the_command(here):
     found = running(here, """
         time.sleep(3600)  # blocks
-    """, before="command.AGENT_TIMEOUT, command.GRACE = 0.5, 0.5")  # fmt: skip
+    """, before="trial.AGENT_TIMEOUT, trial.GRACE = 0.5, 0.5")  # fmt: skip
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 

@@ -65,8 +65,10 @@ class Trainer:
 class Host:
     """A running engine and its trainer."""
 
-    def __init__(self, engine, clock):
+    def __init__(self, engine, clock, escaped):
         self.engine = engine
+        self.escaped = escaped
+        """What reached the loop's exception handler."""
         self.clock = clock
         self.trainer = Trainer()
         self.Trainer = Trainer
@@ -136,7 +138,7 @@ async def _hosting(*agents, get_tools=lambda request: [], sinks=(), **config):
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: escaped.append(context))
     clock, loops = Clock(), [as_loop(agent, get_tools) for agent in agents]
     async with Engine(loops, EngineConfig(**{**FAST, **config}), clock=clock, sinks=sinks) as engine:
-        yield Host(engine, clock)
+        yield Host(engine, clock, escaped)
     for _ in range(10):
         await asyncio.sleep(0)
     assert escaped == []

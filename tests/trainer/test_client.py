@@ -81,7 +81,7 @@ async def test_wait_of_an_unknown_rollout(pair):
 
 
 async def test_wait_without_a_server():
-    async with RolloutClient("127.0.0.1:1", timeout=2) as client:
+    async with RolloutClient("127.0.0.1:1", timeout=1, lost_after=0.5) as client:
         with pytest.raises((Unavailable, DeadlineExceeded)):
             await asyncio.wait_for(client.wait("r"), 30)
 
@@ -128,6 +128,22 @@ async def test_server_info_and_drain(pair):
             client.init(rollout_id="t", agent_loop="sleeper", callback=trainer.callback()), 60
         )
     assert caught.value.retry_after == 5.0
+
+
+async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
+    client, trainer = pair
+    await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
+    record = client.server.engine.get("", "s")
+    stream = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(rollout_id="s"))
+    everything = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest())
+    await stream.read()
+    await everything.read()
+    assert len(record.waiters) == len(client.server.engine.log._waiters) == 1
+    stream.cancel()
+    everything.cancel()
+    async with asyncio.timeout(10):
+        while record.waiters or client.server.engine.log._waiters:
+            await asyncio.sleep(0.01)
 
 
 async def test_signs_of_life(pair):

@@ -1,0 +1,89 @@
+"""The documents describe what is: their commands run, their code runs, their links lead somewhere."""
+
+import ast
+import asyncio
+import re
+import tomllib
+
+import pytest
+
+from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing import run_rollout
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from tests.processes import ROOT, run, server_process
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def test_the_readme_starts_with_two_commands():
+    first = blocks("bash")[0].split("\n")
+    assert first[:2] == ["make demo", "make test"]
+    assert README.index("make demo") < 200
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    assert {"venv", "demo", "test", "check", "generate", "compat-newest"} <= set(targets)
+
+
+async def test_the_agent_of_the_readme_runs():
+    names = {}
+    exec(blocks("python")[0], names)
+    question = [{"role": "user", "content": "hi"}]
+    completion = await run_rollout(names["agent_loop"], ScriptedPolicy(["hello you"]), question)
+    assert completion.reward == 1.0
+
+
+def test_the_commands_of_the_readme_run(tmp_path):
+    (tmp_path / "server.py").write_text(blocks("python")[0])
+    _, validate, serve = blocks("bash")[1].strip().split("\n")
+    program, *arguments = validate.split()
+    assert program == "osmosis-grpc"
+    result = run("-m", "osmosis_grpc", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    program, command, *arguments = serve.split()
+    assert (program, command) == ("osmosis-grpc", "serve")
+    with server_process(*arguments, cwd=tmp_path) as (_, address):
+        assert address
+
+
+async def test_the_trainer_of_the_readme_trains():
+    source = blocks("python")[1].replace('"127.0.0.1:50051"', "target")
+    trained = []
+    async with AgentServer([CalculatorAgent()], port=0) as server:
+        names = {
+            "TrainerServer": TrainerServer, "RolloutClient": RolloutClient, "policy": ToolCallingMock(),
+            "target": server.address, "messages": [{"role": "user", "content": "What is (2 + 3) * (4 + 5)?"}],
+            "train_on": lambda *what: trained.append(what),
+        }  # fmt: skip
+        code = compile(source, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        await asyncio.wait_for(eval(code, names), 30)
+    ((ids, mask, logprobs, reward),) = trained
+    assert len(ids) == len(mask)
+    assert mask.sum() == len(logprobs)
+    assert reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_lead_somewhere(name):
+    path = ROOT / name
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_picture_shows_the_rooms_there_are():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    picture = re.search(r"```\n(rollout .*?)```", text, re.S)[1]
+    names = set(re.findall(r"^([a-z_| ]+?)(?:  |$)", picture, re.M))
+    shown = {name for row in names for name in re.split(r"[ |]+", row) if name}
+    package = ROOT / "osmosis_grpc"
+    rooms = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert shown == rooms - {"__init__", "__main__"}
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    floors = [[name.strip() for name in row.split("|")] for row in layers]
+    assert {name for row in floors for name in row if not name.startswith("(")} - {"__main__"} == shown
+    for path in re.findall(r"\| `([a-z_/]+\.py)`", text):
+        assert (package / path).exists(), path

@@ -1,0 +1,367 @@
+"""Delivery: at least once, until it is settled; and how an engine closes."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+from osmosis_grpc.types import Callback, CompletionStatus, Outcome, RolloutState, events
+
+USER = {"role": "user", "content": "hello"}
+
+
+async def done(ctx):
+    return ctx.complete([USER], reward=1.0)
+
+
+async def hangs(ctx):
+    await asyncio.Event().wait()
+
+
+def delivered(h, record):
+    return h.kinds(record, events.Delivered)
+
+
+async def test_a_completion_is_told_once(hosting):
+    async with hosting(done) as h:
+        record = await h.start()
+        completion = await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 1)]
+        assert h.trainer.completions == [completion]
+        assert (record.undelivered, h.engine.capacity().undelivered) == (False, 0)
+
+
+async def test_every_result_has_an_id_of_its_own(hosting):
+    async with hosting(done) as h:
+        ids = {(await h.run(f"r{n}")).result_id for n in range(20)}
+        assert len(ids) == 20
+        assert "" not in ids
+
+
+TRANSIENT = [
+    Unavailable("away"), ResourceExhausted("full"), DeadlineExceeded("slow"), Internal("broken"), NotFound("who?"),
+    Cancelled("given up"), RuntimeError("a bug"), OSError("no route"), TimeoutError(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
+async def test_it_is_tried_again_with_the_same_result(hosting, error):
+    async with hosting(done) as h:
+        h.trainer.answers = [error] * 3
+        record = await h.start()
+        completion = await h.settled(record)
+        assert h.trainer.results("r1") == [completion.result_id] * 4
+        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 4)]
+        assert completion.status is CompletionStatus.COMPLETED
+        assert completion.reward == 1.0
+
+
+async def test_a_sink_that_is_cancelled_does_not_take_the_engine_along(hosting):
+    async with hosting(done) as h:
+        h.trainer.answers = [asyncio.CancelledError()]
+        record = await h.start()
+        await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 2)]
+        assert (await h.run("next")).status is CompletionStatus.COMPLETED
+
+
+@pytest.mark.parametrize("answer", [Outcome.ALREADY_RECORDED, Outcome.CONFLICT])
+async def test_every_outcome_settles(hosting, answer):
+    async with hosting(done) as h:
+        h.trainer.answers = [answer]
+        record = await h.start()
+        await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(answer, "", 1)]
+        await asyncio.sleep(0.06)
+        assert len(h.trainer.completions) == 1
+        assert h.engine.capacity().undelivered == 0
+        assert h.engine.outbox.expired == 0
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidArgument("messages", "are not mine"), Aborted("attempt 2 stands"), Unimplemented("no Complete")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+async def test_a_final_refusal_settles(hosting, error):
+    async with hosting(done) as h:
+        h.trainer.answers = [Unavailable("away"), error]
+        record = await h.start()
+        await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(None, f"refused: {error}", 2)]
+        await asyncio.sleep(0.06)
+        assert len(h.trainer.completions) == 2
+        assert (record.undelivered, h.engine.capacity().undelivered) == (False, 0)
+        assert record.state is RolloutState.COMPLETED
+
+
+async def test_it_expires_with_its_record(hosting):
+    async with hosting(done, record_ttl=100.0) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        record = await h.start()
+        await h.until(lambda: len(h.trainer.completions) > 2)
+        h.clock.ahead += 99.0
+        await asyncio.sleep(0.06)
+        assert (record.undelivered, h.engine.outbox.expired) == (True, 0)
+        h.clock.ahead += 2.0
+        await h.settled(record)
+        tries = len(h.trainer.completions)
+        assert (record.undelivered, h.engine.outbox.expired) == (False, 1)
+        assert h.engine.capacity().undelivered == 0
+        await h.until(lambda: not h.engine.rollouts("me")[0])
+        assert len(h.trainer.completions) == tries
+
+
+async def test_its_expiry_is_told(hosting):
+    seen = []
+    async with hosting(done, record_ttl=0.05, sinks=[seen.append]) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        await h.start()
+        await h.until(lambda: seen and type(seen[-1].kind) is events.Delivered)
+        kind = seen[-1].kind
+        assert (kind.outcome, kind.given_up, kind.tries) == (None, "expired", len(h.trainer.completions))
+
+
+async def test_it_waits_as_long_as_it_is_told(hosting):
+    async with hosting(done, outbox_delay=(0.001, 60.0)) as h:
+        h.trainer.answers = [Unavailable("paused", retry_after=30.0)]
+        record = await h.start()
+        await h.until(lambda: h.trainer.completions)
+        await asyncio.sleep(0.1)
+        assert len(h.trainer.completions) == 1
+        assert record.undelivered
+
+
+async def test_it_waits_no_longer_than_it_is_told(hosting):
+    async with hosting(done, outbox_delay=(60.0, 60.0)) as h:
+        h.trainer.answers = [Unavailable("paused", retry_after=0.001)] * 3
+        record = await h.start()
+        await h.settled(record)
+        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 4)]
+
+
+async def test_it_never_waits_longer_than_the_longest_pause(hosting):
+    async with hosting(done, outbox_delay=(0.01, 0.02)) as h:
+        h.trainer.answers = [Unavailable("paused", retry_after=1000.0)]
+        record = await h.start()
+        await h.settled(record)
+        assert delivered(h, record)[0].tries == 2
+
+
+async def test_while_it_is_undelivered_it_is_told(hosting):
+    async with hosting(done) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        record = await h.start()
+        await h.until(lambda: h.trainer.completions)
+        other = h.Trainer()
+        await h.settled(await h.start("r2", trainer=other))
+        info = record.info(with_completion=True)
+        assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
+        assert info.completion.reward == 1.0
+        assert [row.rollout_id for row in h.engine.rollouts("me", undelivered=True)[0]] == ["r1"]
+        assert h.engine.capacity().undelivered == 1
+        assert h.engine.completed == 2
+        h.trainer.answers = []
+        await h.settled(record)
+        info = record.info(with_completion=False)
+        assert (info.undelivered, info.activity.description, info.completion) == (False, "ended", None)
+        assert h.engine.rollouts("me", undelivered=True) == ([], 0)
+
+
+# To another place
+
+
+async def test_delivery_goes_to_where_an_equal_init_came_from(hosting):
+    async with hosting(done, outbox_delay=(60.0, 60.0)) as h:
+        old, new = h.Trainer(key="old"), h.Trainer(key="new")
+        old.answers = [Unavailable("away")]
+        record = await h.start(trainer=old)
+        await h.until(lambda: old.completions)
+        assert await h.init(trainer=new, callback=Callback(target="new:1")) == (record, False)
+        completion = await h.settled(record)
+        assert (old.results("r1"), new.results("r1")) == ([completion.result_id], [completion.result_id])
+        assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 2)]
+
+
+async def test_delivery_leaves_a_place_that_does_not_answer(hosting):
+    async with hosting(done) as h:
+        asked = asyncio.Event()
+
+        async def silent(completion):
+            asked.set()
+            await asyncio.Event().wait()
+
+        old, new = h.Trainer(key="old"), h.Trainer(key="new")
+        old.peer = type(old.peer)(old.chat, silent, "old")
+        record = await h.start(trainer=old)
+        await asked.wait()
+        await h.init(trainer=new)
+        completion = await h.settled(record)
+        assert new.results("r1") == [completion.result_id]
+
+
+async def test_a_settled_one_is_not_told_again(hosting):
+    async with hosting(done) as h:
+        record = await h.start()
+        await h.settled(record)
+        new = h.Trainer(key="new")
+        assert await h.init(trainer=new) == (record, False)
+        await asyncio.sleep(0.06)
+        assert new.completions == []
+        h.check_whole(record)
+
+
+# Drain and close
+
+
+async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
+    release = asyncio.Event()
+
+    async def run(ctx):
+        await release.wait()
+        return ctx.complete([USER])
+
+    async with hosting(run, max_concurrent=1) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        records = [await h.start(f"r{n}") for n in range(3)]
+        assert await h.engine.drained(0.03) is False
+        release.set()
+        await h.until(lambda: all(record.undelivered for record in records))
+        assert await h.engine.drained(0.03) is False
+        waiting = asyncio.ensure_future(h.engine.drained(30.0))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        h.trainer.answers = []
+        async with asyncio.timeout(3):
+            assert await waiting is True
+        assert h.engine.capacity().undelivered == 0
+        assert {c.rollout_id for c in h.trainer.completions} == {"r0", "r1", "r2"}
+
+
+async def test_an_empty_engine_is_drained(hosting):
+    async with hosting(done) as h:
+        assert await h.engine.drained(0.0) is True
+        await h.run()
+        assert await h.engine.drained(0.0) is True
+
+
+async def test_drained_notices_that_an_init_was_refused(hosting):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(1)
+        await gate.wait()
+        raise ValueError("no")
+
+    async with hosting(done, get_tools=get_tools) as h:
+        asking = asyncio.create_task(h.init())
+        await h.until(lambda: calls)
+        h.engine.drain()
+        waiting = asyncio.ensure_future(h.engine.drained(1.0))
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(Internal):
+            await asking
+        assert await waiting is True
+
+
+async def test_closing_ends_what_lives_and_delivers_it(hosting):
+    async with hosting(hangs, max_concurrent=2) as h:
+        ended = await h.start("r0", agent_timeout=0.02)
+        await h.settled(ended)
+        records = [await h.start(f"r{n}") for n in range(1, 5)]
+        await asyncio.sleep(0.01)
+        await h.engine.close(3.0)
+        for record in records:
+            completion = record.completion
+            assert (completion.status, completion.finish_reason) == (CompletionStatus.FAILED, "shutdown")
+            assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+            assert completion.reward is None
+            h.check_whole(record)
+        assert ended.completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        with pytest.raises(Unavailable):
+            await h.init("late")
+
+
+async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
+    async def stubborn(ctx):
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                pass
+
+    release = asyncio.Event()
+    async with hosting(stubborn) as h:
+        record = await h.start()
+        await asyncio.sleep(0.01)
+        await h.engine.close(3.0)
+        assert record.completion.failure.boundary == "server"
+        h.check_whole(record)
+        release.set()
+        await h.until(lambda: h.engine.capacity().abandoned == 0)
+
+
+async def test_closing_gives_up_after_its_limit(hosting):
+    async with hosting(done) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        record = await h.start()
+        await h.until(lambda: h.trainer.completions)
+        await h.engine.close(0.03)
+        assert record.undelivered
+        assert delivered(h, record) == []
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["stops at once", "takes a while to stop"])
+async def test_leaving_the_engine_ends_what_runs(hosting, waits):
+    async def run(ctx):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if waits:
+                await asyncio.sleep(0.05)
+
+    before = asyncio.all_tasks()
+    async with hosting(run, max_concurrent=1) as h:
+        running, queued = await h.start("running"), await h.start("queued")
+        await asyncio.sleep(0.01)
+    await h.until(lambda: asyncio.all_tasks() == before)
+    for record in (running, queued):
+        assert record.state is RolloutState.FAILED
+        assert (record.completion.failure.boundary, record.completion.failure.retryable) == ("server", True)
+    await asyncio.sleep(0.01)
+    assert h.escaped == []
+
+
+async def test_leaving_the_engine_refuses_what_was_not_accepted_yet(hosting):
+    async def get_tools(request):
+        calls.append(1)
+        await asyncio.Event().wait()
+
+    calls = []
+    before = asyncio.all_tasks()
+    async with hosting(done, get_tools=get_tools) as h:
+        asking = asyncio.create_task(h.init())
+        await h.until(lambda: calls)
+    with pytest.raises(Unavailable):
+        await asking
+    await h.until(lambda: asyncio.all_tasks() == before)
+
+
+async def test_leaving_the_engine_stops_deliveries(hosting):
+    before = asyncio.all_tasks()
+    async with hosting(done) as h:
+        h.trainer.answers = [Unavailable("away")] * 100_000
+        record = await h.start()
+        await h.until(lambda: h.trainer.completions)
+    assert asyncio.all_tasks() == before
+    assert record.undelivered

@@ -1,0 +1,311 @@
+"""The policy that asks an OpenAI-compatible server, against servers on a real socket."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from osmosis_grpc.errors import (
+    CallError,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.testing import run_rollout
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.types import ChatRequest, ChatResponse, CompletionStatus, VersionSpan
+from osmosis_grpc.wire.trainer import reply_from_wire, reply_to_wire
+
+KEY = "sk-very-secret"
+QUESTION = [{"role": "user", "content": "2+3?"}]
+REPLY = {"role": "assistant", "content": "#### 5", "reasoning_content": None}
+LOGPROBS = {"content": [{"token": "5", "logprob": -0.25, "top_logprobs": []}, {"token": "", "logprob": None}]}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+CHOICE = {"index": 0, "message": REPLY, "finish_reason": "stop", "logprobs": LOGPROBS}
+
+PLAIN = {"id": "x", "choices": [CHOICE], "usage": USAGE}
+VLLM = {**PLAIN, "choices": [{**CHOICE, "token_ids": [20, 21]}], "prompt_token_ids": [1, 2, 3]}
+SGLANG = {**PLAIN, "choices": [{**CHOICE, "token_ids": [20, 21], "prompt_token_ids": [1, 2, 3]}]}
+NULLS = {**VLLM, "choices": [{**CHOICE, "token_ids": None}], "prompt_token_ids": None}
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    return {**VLLM, "choices": [{**VLLM["choices"][0], **changes}]}
+
+
+Seen = list[tuple[web.Request, dict[str, Any]]]
+
+
+@asynccontextmanager
+async def model_server(
+    answer: Callable[[web.Request], Any] | dict[str, Any] | web.Response,
+) -> AsyncIterator[tuple[str, Seen]]:
+    """A model server on a free port: its base URL, and what it was asked."""
+    seen: Seen = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append((request, await request.json()))
+        made = answer(request) if callable(answer) else answer
+        return web.json_response(made) if isinstance(made, dict) else await made if asyncio.iscoroutine(made) else made
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", seen
+    finally:
+        await runner.cleanup()
+
+
+async def ask(answer: Any, request: ChatRequest | None = None, **options: Any) -> ChatResponse:
+    """One chat with a server that answers so."""
+    async with model_server(answer) as (url, _), OpenAIPolicy(url, "m", api_key=KEY, **options) as policy:
+        return await policy(request or ChatRequest(rollout_id="r", messages=QUESTION))
+
+
+@pytest.mark.parametrize("body", [VLLM, SGLANG], ids=["vLLM", "SGLang"])
+async def test_token_ids_are_kept_where_the_server_gives_them(body):
+    response = await ask(body, version="step-7")
+    assert response.message == REPLY
+    assert (response.finish_reason, response.usage) == ("stop", USAGE)
+    assert response.tokens.ids.tolist() == [20, 21]
+    assert np.array_equal(response.tokens.logprobs, [-0.25, np.nan], equal_nan=True)
+    assert response.prompt_ids.tolist() == [1, 2, 3]
+    assert response.versions == (VersionSpan("step-7", 2),)
+    assert reply_from_wire(reply_to_wire(response)).message == REPLY
+
+
+@pytest.mark.parametrize("body", [PLAIN, NULLS], ids=["unaware", "null"])
+async def test_without_token_ids_nothing_is_made_up(body):
+    response = await ask(body)
+    assert (response.tokens, response.prompt_ids, response.versions) == (None, None, ())
+    assert response.message == REPLY
+
+
+@pytest.mark.parametrize("logprobs", [None, {}, {"content": None}, {"content": LOGPROBS["content"][:1]}])
+async def test_logprobs_that_cannot_be_matched_to_tokens_are_left_out(logprobs):
+    response = await ask(choice(logprobs=logprobs))
+    assert response.tokens.ids.tolist() == [20, 21]
+    assert response.tokens.logprobs is None
+
+
+async def test_what_is_asked():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [*QUESTION, {"role": "assistant", "content": None, "vendor": 1}, {"role": "user", "content": "ü"}]
+    request = ChatRequest(
+        rollout_id="r",
+        messages=messages,
+        tools=tools,
+        params={"temperature": 0.5, "min_p": 0.1, "logprobs": False, "n": 1},
+    )
+    async with model_server(PLAIN) as (url, seen):
+        async with OpenAIPolicy(url + "/", "the-model", api_key=KEY) as policy:
+            await policy(request)
+        async with OpenAIPolicy(url, "the-model", token_ids=False) as policy:
+            await policy(ChatRequest(rollout_id="r", messages=QUESTION, params={"model": "other", "stream": True}))
+    (first, body), (second, bare) = seen
+    assert body == {
+        "model": "the-model", "messages": messages, "tools": tools, "temperature": 0.5, "min_p": 0.1,
+        "logprobs": False, "n": 1, "stream": False, "return_token_ids": True,
+    }  # fmt: skip
+    assert bare == {"model": "the-model", "messages": QUESTION, "logprobs": True, "stream": False}
+    assert first.headers["Authorization"] == f"Bearer {KEY}"
+    assert "Authorization" not in second.headers
+
+
+async def test_a_rollout_with_tokens_is_trainable():
+    body = choice(logprobs={"content": [{"logprob": -1}, {"logprob": -2}]})
+    async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:
+        completion = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
+    assert completion.samples["main"].trainable is True
+    assert completion.samples["main"].segments[0].ids.tolist() == [1, 2, 3, 20, 21]
+    assert completion.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"), [(PLAIN, "token ids"), (VLLM, "logprobs")], ids=["no ids", "a logprob missing"]
+)
+async def test_a_rollout_without_tokens_completes_and_is_not_trainable(body, reason):
+    async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:
+        completion = await run_rollout(CalculatorAgent(), policy, QUESTION, label="5")
+    sample = completion.samples["main"]
+    assert completion.status is CompletionStatus.COMPLETED
+    assert sample.trainable is False
+    assert sample.segments == ()
+    assert sample.not_trainable_reason.startswith("chat 1: ")
+    assert reason in sample.not_trainable_reason
+    assert completion.messages[-1] == REPLY
+
+
+async def test_a_rollouts_tools_are_offered():
+    """The agent's tools, where the chat names no others, reach the model."""
+    async with model_server(VLLM) as (url, seen), OpenAIPolicy(url, "m") as policy:
+        await run_rollout(CalculatorAgent(), policy, QUESTION)
+    assert [tool["function"]["name"] for tool in seen[0][1].get("tools", [])] == [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+    ]
+
+
+# What goes wrong
+
+
+def echo(status: int, **headers: str) -> Callable[[web.Request], web.Response]:
+    """A server that shows the caller what it was sent, the credential included."""
+
+    def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=f"bad luck: {dict(request.headers)}", headers=headers)
+
+    return answer
+
+
+STATUSES = [
+    (400, InvalidArgument), (401, Unauthenticated), (403, PermissionDenied), (404, InvalidArgument),
+    (408, Unavailable), (422, InvalidArgument), (429, ResourceExhausted), (500, Unavailable), (502, Unavailable),
+    (503, Unavailable), (302, InvalidArgument),
+]  # fmt: skip
+
+
+async def failure(answer: Any, **options: Any) -> CallError:
+    """The error of a chat; whatever went wrong, the key is nowhere in it."""
+    with pytest.raises(CallError) as raised:
+        await ask(answer, **options)
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert KEY not in f"{error} {error!r} {vars(error)}"
+        error = None if error.__suppress_context__ else error.__cause__ or error.__context__
+    return raised.value
+
+
+@pytest.mark.parametrize(("status", "kind"), STATUSES)
+async def test_a_status_is_an_error_of_its_kind(status, kind):
+    """And not even a server that echoes the request's headers brings the key into it."""
+    headers = {"Location": "http://127.0.0.1:9/"} if status == 302 else {}
+    error = await failure(echo(status, **headers))
+    assert type(error) is kind
+    assert str(status) in str(error)
+    assert error.retryable == (status in (408, 429) or status >= 500)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_what_the_server_said_is_told(status):
+    error = await failure(web.Response(status=status, text="the context is too long" + "x" * 10_000))
+    assert "the context is too long" in str(error)
+    assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, ResourceExhausted), (503, Unavailable)])
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), (" 2 ", 2.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None), ("", None)]
+)
+async def test_the_time_to_come_back_is_kept(status, kind, header, seconds):
+    error = await failure(web.Response(status=status, headers={"Retry-After": header}))
+    assert type(error) is kind
+    assert error.retry_after == seconds
+
+
+def raw(body: bytes, content_type: str = "application/json", charset: str | None = None) -> web.Response:
+    return web.Response(body=body, content_type=content_type, charset=charset)
+
+
+GARBAGE = {
+    "not JSON": raw(b"<html>nginx</html>"),
+    "not JSON, and says so": raw(b"<html>nginx</html>", "text/html"),
+    "nothing": raw(b""),
+    "half of it": raw(json.dumps(VLLM).encode()[:-20]),
+    "not UTF-8": raw(b'{"choices": "\xff\xfe"}', charset="utf-8"),
+    "too deep": raw(b"[" * 100_000),
+    "a list": raw(b"[]"),
+    "null": raw(b"null"),
+    "an error": raw(b'{"error": {"message": "overloaded"}}'),
+    "no choice": raw(b'{"choices": []}'),
+    "choices that are text": raw(b'{"choices": "abc"}'),
+    "a choice without a message": raw(b'{"choices": [{}]}'),
+    "a message that is null": choice(message=None),
+    "a message that is text": choice(message="hello"),
+    "a message that is a list": choice(message=[]),
+    "another role": choice(message={"role": "user", "content": "x"}),
+    "an unpaired surrogate": choice(message={"role": "assistant", "content": "\ud800"}),
+    "ids that are text": choice(token_ids="abc"),
+    "ids that are negative": choice(token_ids=[-1, 2]),
+    "ids that are too large": choice(token_ids=[2**32, 2]),
+    "ids that are fractions": choice(token_ids=[1.5, 2]),
+    "ids of two dimensions": choice(token_ids=[[1, 2], [3, 4]]),
+    "ids of no shape": choice(token_ids=[[1], [2, 3]]),
+    "ids that are a number": choice(token_ids=5),
+    "prompt ids of no shape": {**VLLM, "prompt_token_ids": [[1], [2, 3]]},
+    "prompt ids that are objects": {**VLLM, "prompt_token_ids": {"a": 1}},
+    "logprobs that are a list": choice(logprobs=[-1.0, -2.0]),
+    "logprobs that are numbers": choice(logprobs={"content": [-1.0, -2.0]}),
+    "logprobs that are text": choice(logprobs={"content": [{"logprob": "a"}, {"logprob": "b"}]}),
+    "logprobs that are lists": choice(logprobs={"content": [{"logprob": [1]}, {"logprob": [1, 2]}]}),
+    "logprobs above zero": choice(logprobs={"content": [{"logprob": 0.5}, {"logprob": -1}]}),
+    "a finish reason that is a number": choice(finish_reason=5),
+    "usage that is a list": {**VLLM, "usage": [1]},
+}
+
+
+@pytest.mark.parametrize("body", GARBAGE.values(), ids=GARBAGE.keys())
+async def test_a_body_that_cannot_be_read_is_internal(body):
+    error = await failure(lambda request: raw(body.body, body.content_type) if isinstance(body, web.Response) else body)
+    assert type(error) is Internal
+
+
+async def test_an_error_body_that_cannot_be_read_keeps_its_status():
+    error = await failure(
+        lambda request: web.Response(status=500, body=b"\xff\xfe\xff", content_type="text/plain", charset="utf-8")
+    )
+    assert type(error) is Unavailable
+
+
+async def test_a_server_that_is_silent_runs_out_of_time():
+    async def silent() -> web.Response:
+        await asyncio.sleep(5)
+        return web.Response()
+
+    error = await failure(lambda request: silent(), timeout=0.1)
+    assert type(error) is DeadlineExceeded
+    assert error.retryable
+
+
+async def test_a_server_that_hangs_up_is_unavailable():
+    async def hang_up(request: web.Request) -> web.Response:
+        request.transport.abort()
+        return web.Response()
+
+    assert type(await failure(hang_up)) is Unavailable
+
+
+async def test_no_server_is_unavailable():
+    async with model_server(PLAIN) as (url, _):
+        pass
+    async with OpenAIPolicy(url, "m", api_key=KEY) as policy:
+        with pytest.raises(Unavailable) as refusal:
+            await policy(ChatRequest(rollout_id="r", messages=QUESTION))
+    assert KEY not in str(refusal.value)
+    assert KEY not in repr(policy)
+
+
+async def test_a_policy_is_used_by_many_at_once_and_again_after_it_was_closed():
+    async with model_server(VLLM) as (url, seen):
+        policy = OpenAIPolicy(url, "m", connections=4)
+        for _ in range(2):
+            async with policy:
+                request = ChatRequest(rollout_id="r", messages=QUESTION)
+                replies = await asyncio.gather(*(policy(request) for _ in range(20)))
+                assert all(reply.message == REPLY for reply in replies)
+    assert len(seen) == 40

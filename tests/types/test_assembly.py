@@ -1,0 +1,283 @@
+"""Segments: no sampled token under mask 1 twice, none left out, whatever shape the chats of a sample have."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import ChatPurpose, ChatResponse, Segment, TokenBlock, VersionSpan
+from osmosis_grpc.types.assembly import Assembler
+
+POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
+
+
+def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResponse:
+    """A reply; its logprobs are -1/(id + 1) unless told otherwise."""
+    logprobs = [-1 / (token + 1) for token in reply] if logprobs is None else logprobs
+    return ChatResponse(
+        message={"role": "assistant"}, tokens=TokenBlock.of(reply, logprobs), prompt_prefix=prefix, versions=versions,
+        prompt_ids=np.array(prompt, dtype="<u4"),
+    )  # fmt: skip
+
+
+def assembled(*chats) -> tuple[Segment, ...]:
+    """The segments of chats given as (continues, prompt, reply)."""
+    assembler = Assembler()
+    for number, (continues, prompt, reply) in enumerate(chats, start=1):
+        assembler.add(number, continues, response(prompt, reply), POLICY)
+    return assembler.segments()
+
+
+def shape(segment: Segment) -> tuple:
+    return segment.ids.tolist(), segment.mask().tolist(), segment.chats, segment.drift_index
+
+
+def test_one_chat():
+    (segment,) = assembled((0, [1, 2], [3]))
+    assert shape(segment) == ([1, 2, 3], [0, 0, 1], (1,), None)
+    assert segment.logprobs.tolist() == [-0.25]
+
+
+def test_a_linear_conversation_is_its_newest_prompt_and_reply():
+    (segment,) = assembled((0, [1, 2], [3]), (1, [1, 2, 3, 4], [5, 6]), (2, [1, 2, 3, 4, 5, 6, 7], [8]))
+    assert shape(segment) == ([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 1, 0, 1, 1, 0, 1], (1, 2, 3), None)
+    assert segment.mask_runs == (2, 1, 1, 2, 1, 1)
+
+
+def test_a_branch_begins_a_segment():
+    first, second = assembled((0, [1], [2]), (1, [1, 2, 3], [4]), (1, [1, 2, 9], [5]))
+    assert shape(first) == ([1, 2, 3, 4], [0, 1, 0, 1], (1, 2), None)
+    assert shape(second) == ([1, 2, 9, 5], [0, 0, 0, 1], (3,), None)
+
+
+def test_drift_begins_a_segment_and_tells_where():
+    first, second = assembled((0, [1], [2, 3]), (1, [1, 2, 9, 4], [5]))
+    assert shape(first) == ([1, 2, 3], [0, 1, 1], (1,), None)
+    assert shape(second) == ([1, 2, 9, 4, 5], [0, 0, 0, 0, 1], (2,), 2)
+    assert assembled((0, [1], [2]), (1, [9], [5]))[1].drift_index == 0
+    assert assembled((0, [1], [2, 3]), (1, [1, 2], [5]))[1].drift_index == 2, "the prompt ends early"
+
+
+def test_what_follows_a_branch_or_drift_grows_its_segment():
+    _, second = assembled((0, [1], [2]), (1, [1, 9], [3]), (2, [1, 9, 3, 4], [5]))
+    assert shape(second) == ([1, 9, 3, 4, 5], [0, 0, 1, 0, 1], (2, 3), 1)
+
+
+def test_the_same_chat_twice_is_two_segments():
+    segments = assembled((0, [1], [2]), (0, [1], [2]), (1, [1, 2, 3], [4]), (1, [1, 2, 3], [4]))
+    assert [segment.chats for segment in segments] == [(1, 3), (2,), (4,)]
+    assert sum(segment.sampled for segment in segments) == 4
+
+
+def test_segments_are_frozen_when_they_are_taken():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY)
+    (before,) = assembler.segments()
+    assembler.add(2, 1, response([1, 2, 3], [4]), POLICY)
+    assert shape(before) == ([1, 2], [0, 1], (1,), None)
+    for array in (before.ids, before.logprobs):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+UNTOLD = [
+    ({"tokens": None}, "without token ids"),
+    ({"prompt_ids": None}, "prompt"),
+    ({"tokens": TokenBlock.of([5])}, "logprobs"),
+    ({"tokens": TokenBlock.of([5, 6], [-1.0, np.nan])}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=["no ids", "no prompt", "no logprobs", "one missing"])
+def test_what_is_untold_makes_no_segments_and_a_reason(lacking, word):
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY)
+    assert assembler.reason == ""
+    assembler.add(2, 1, replace(response([1, 2, 3], [4]), **lacking), POLICY)
+    assembler.add(3, 2, replace(response([1, 2, 3, 4], [5]), tokens=None), POLICY)
+    assert assembler.segments() == ()
+    assert assembler.reason.startswith("chat 2: ")
+    assert word in assembler.reason
+    assembler.add(4, 0, response([1], [2]), POLICY)
+    assert assembler.segments() == (), "a later chat mends nothing"
+
+
+def test_an_empty_reply_is_trainable():
+    """There is no token in it that lacks anything, whether an empty array was told or none."""
+    for tokens in (TokenBlock.of([], []), TokenBlock.of([])):
+        assembler = Assembler()
+        assembler.add(1, 0, replace(response([1, 2], []), tokens=tokens), POLICY)
+        assembler.add(2, 1, response([1, 2, 3], [4]), POLICY)
+        assert assembler.reason == ""
+        (segment,) = assembler.segments()
+        assert shape(segment) == ([1, 2, 3, 4], [0, 0, 0, 1], (1, 2), None)
+
+
+def test_a_judge_never_appears():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY)
+    assembler.add(2, 1, response([1, 2, 3], [4]), JUDGE)
+    assembler.add(3, 0, ChatResponse(message={"role": "assistant"}), JUDGE)
+    assembler.add(4, 1, response([1, 2, 5], [6]), POLICY)
+    (segment,) = assembler.segments()
+    assert shape(segment) == ([1, 2, 5, 6], [0, 1, 0, 1], (1, 4), None)
+    assert len(assembler.tokens(2)) == 0
+
+
+def test_a_prefix_that_is_longer_than_what_is_continued_is_refused():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY)
+    for continues, prefix in ((1, 3), (0, 1), (7, 1)):
+        with pytest.raises(InvalidArgument) as refusal:
+            assembler.add(2, continues, response([9], [4], prefix=prefix), POLICY)
+        assert refusal.value.violations[0][0] == "prompt_prefix"
+    assert [segment.chats for segment in assembler.segments()] == [(1,)]
+
+
+@dataclass
+class Chat:
+    """One chat of a made-up sample, and the tokens it really had."""
+
+    number: int
+    continues: int
+    purpose: ChatPurpose
+    prompt: list[int]
+    reply: list[int]
+    logprobs: list[float]
+    versions: tuple[VersionSpan, ...]
+    tokens: list[int] = field(init=False)
+
+    def __post_init__(self):
+        self.tokens = self.prompt + self.reply
+
+    def response(self, prefix: int = 0) -> ChatResponse:
+        return response(self.prompt[prefix:], self.reply, self.logprobs, prefix=prefix, versions=self.versions)
+
+
+IDS = st.lists(st.integers(0, 3), max_size=4)  # few ids, so that prompts agree by accident too
+
+
+@st.composite
+def samples(draw) -> list[Chat]:
+    """Chats that go on, rewind, drift, begin anew, repeat one another, or judge."""
+    chats: dict[int, Chat] = {}
+    for number in range(1, draw(st.integers(1, 8)) + 1):
+        continues = draw(st.sampled_from([number - 1, number - 1, *range(number)]))
+        base = chats[continues].tokens if continues else []
+        prompt = base + draw(IDS)
+        if base and draw(st.integers(0, 3)) == 0:
+            prompt = base[: draw(st.integers(0, len(base)))] + draw(IDS)
+        reply = draw(IDS)
+        logprobs = [-(number + index / 16) for index in range(len(reply))]
+        cut = draw(st.integers(0, len(reply)))
+        versions = draw(
+            st.sampled_from(
+                [
+                    (VersionSpan("a", len(reply)),),
+                    (VersionSpan("a", 12345),),  # one stands for all
+                    (VersionSpan("a", cut), VersionSpan("b", len(reply) - cut)),
+                    (),
+                ]
+            )
+        )
+        purpose = JUDGE if draw(st.integers(0, 7)) == 0 else POLICY
+        chats[number] = Chat(number, continues, purpose, prompt, reply, logprobs, versions)
+    return list(chats.values())
+
+
+def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment, ...]:
+    assembler = Assembler()
+    for chat in chats:
+        assembler.add(chat.number, chat.continues, chat.response(prefix(assembler, chat)), chat.purpose)
+    assert assembler.reason == ""
+    segments = assembler.segments()
+    assert assembler.sampled == sum(segment.sampled for segment in segments)
+    for chat in chats:
+        assert assembler.tokens(chat.number).tolist() == (chat.tokens if chat.purpose is POLICY else [])
+    return segments
+
+
+@settings(max_examples=300, deadline=None)
+@given(samples())
+def test_every_sampled_token_is_trained_on_exactly_once(chats):
+    segments = build(chats)
+    policy = {chat.number: chat for chat in chats if chat.purpose is POLICY}
+    assert sorted(number for segment in segments for number in segment.chats) == sorted(policy)
+    assert sum(int(segment.mask().sum()) for segment in segments) == sum(len(c.reply) for c in policy.values())
+    for segment in segments:
+        segment.check("segment")
+        trained = np.zeros(len(segment.ids), dtype=np.uint8)
+        logprobs: list[float] = []
+        for chat in (policy[number] for number in segment.chats):
+            end = len(chat.tokens)
+            assert segment.ids[:end].tolist() == chat.tokens, "a segment begins with all tokens of each of its chats"
+            assert not trained[len(chat.prompt) :].any()
+            trained[len(chat.prompt) : end] = 1
+            logprobs += chat.logprobs
+        assert len(segment.ids) == end, "and ends with its newest"
+        assert segment.mask().tolist() == trained.tolist()
+        assert segment.logprobs.tolist() == logprobs
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples())
+def test_a_segment_begins_where_it_has_to_and_nowhere_else(chats):
+    policy = {chat.number: chat for chat in chats if chat.purpose is POLICY}
+    for segment in build(chats):
+        first, *others = (policy[number] for number in segment.chats)
+        before = first
+        for chat in others:
+            assert chat.prompt[: len(before.tokens)] == before.tokens
+            assert policy[chat.continues].tokens == before.tokens
+            before = chat
+        base = policy[first.continues].tokens if first.continues in policy else []
+        shared = next((i for i, token in enumerate(base) if first.prompt[i : i + 1] != [token]), None)
+        assert segment.drift_index == shared
+        if base and shared is None:
+            later = [c for c in policy.values() if c.number < first.number and c.tokens[: len(base)] == base]
+            assert any(len(chat.tokens) > len(base) for chat in later), "neither drift nor a branch"
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples())
+def test_versions_add_up_or_are_not_told(chats):
+    by_number = {chat.number: chat for chat in chats}
+    for segment in build(chats):
+        if not all(by_number[number].versions for number in segment.chats):
+            assert segment.versions == ()
+            continue
+        assert sum(span.tokens for span in segment.versions) == segment.sampled
+        told = [
+            version
+            for number in segment.chats
+            for span in by_number[number].versions
+            for version in [span.version] * (len(by_number[number].reply) if span.tokens == 12345 else span.tokens)
+        ]
+        assert [span.version for span in segment.versions for _ in range(span.tokens)] == told
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples(), st.randoms())
+def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
+    def shared(assembler: Assembler, chat: Chat) -> int:
+        return assembler.shared_prefix(chat.continues, np.array(chat.prompt, dtype="<u4"))
+
+    def fewer(assembler: Assembler, chat: Chat) -> int:
+        return random.randint(0, shared(assembler, chat))
+
+    assert build(chats) == build(chats, shared) == build(chats, fewer)
+
+
+def test_a_long_sample_of_short_prompts():
+    """Four hundred turns, each sending only what is new."""
+    assembler, prompt = Assembler(), list(range(50))
+    for number in range(1, 401):
+        assembler.add(number, number - 1, response(prompt[-50:], range(50), prefix=len(prompt) - 50), POLICY)
+        prompt = [*prompt, *range(50), *range(50)]
+    (segment,) = assembler.segments()
+    assert segment.ids.tolist() == prompt[:-50]
+    assert segment.mask_runs == (50, 50) * 400
+    assert segment.mask().tolist() == ([0] * 50 + [1] * 50) * 400
