@@ -335,10 +335,10 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
         running, queued = await h.start("running"), await h.start("queued")
         await asyncio.sleep(0.01)
     await h.until(lambda: asyncio.all_tasks() == before)
+    await asyncio.sleep(0.01)
     for record in (running, queued):
         assert record.state is RolloutState.FAILED
         assert (record.completion.failure.boundary, record.completion.failure.retryable) == ("server", True)
-    await asyncio.sleep(0.01)
     assert h.escaped == []
 
 

@@ -1,0 +1,186 @@
+"""What an agent loop holds in its hands while it runs."""
+
+import enum
+import json
+
+import numpy as np
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.testing import collect_rollout
+from osmosis_grpc.types import CompletionStatus, events, jsontext
+
+USER = {"role": "user", "content": "hello"}
+
+
+class Scripted(RolloutAgentLoop):
+    """Does with its context what it is given."""
+
+    name = "scripted"
+
+    def __init__(self, use, tools=()):
+        self.use = use
+        self.tools = list(tools)
+
+    def get_tools(self, request):
+        return self.tools
+
+    async def run(self, ctx):
+        result = self.use(ctx)
+        return result if result is not None else ctx.complete([USER])
+
+
+async def outcome(use, tools=(), **request):
+    """The completion, and what was logged."""
+    completion, seen = await collect_rollout(Scripted(use, tools), EchoPolicy(), [USER], **request)
+    return completion, [event.kind for event in seen if isinstance(event.kind, events.Logged)]
+
+
+async def logged(*names, **data):
+    """The one event that a log_event made."""
+    completion, found = await outcome(lambda ctx: ctx.log_event(*names, **data))
+    assert completion.status is CompletionStatus.COMPLETED
+    assert len(found) == 1
+    return found[0]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Odd:
+    def __repr__(self):
+        return "<odd>"
+
+
+async def test_json_is_logged_as_it_is():
+    data = {"a": None, "b": True, "c": 1, "d": 1.5, "e": "é", "f": [1, [2]], "g": {"h": {"i": []}}}
+    kind = await logged("step", **data)
+    assert (kind.name, dict(kind.data)) == ("step", data)
+
+
+async def test_an_event_may_have_no_data():
+    assert dict((await logged("step")).data) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (Odd(), "<odd>"), (b"a", "b'a'"),
+        (Color.RED, "<Color.RED: 'red'>"), (Level.HIGH, 3), (1j, "1j"), ((1, 2), [1, 2]), ({1}, [1]),
+        ({1: 2, None: 3}, {"1": 2, "None": 3}), ([Odd(), float("nan")], ["<odd>", "nan"]), ("\ud800", "?"),
+        ({"\ud800": "\ud800"}, {"?": "?"}), (np.float64(0.5), 0.5), (np.int64(3), "np.int64(3)"), (range(2), "range(0, 2)"),
+        (10**5000, None),
+    ],
+    ids=lambda value: repr(value)[:30] if not isinstance(value, int) or value < 10 else "5,000 digits",
+)  # fmt: skip
+async def test_what_is_not_json_is_logged_as_its_repr(value, told):
+    kind = await logged("step", value=value)
+    text = jsontext.render(dict(kind.data))
+    text.encode()
+    if told is not None:
+        assert json.loads(text) == {"value": told}
+
+
+async def test_a_value_without_a_bottom_is_cut():
+    circle = []
+    circle.append(circle)
+    kind = await logged("step", circle=circle)
+    assert jsontext.render(dict(kind.data)).startswith('{"circle":[[[')
+    jsontext.copy(dict(kind.data), "data")
+
+
+async def test_a_value_that_cannot_even_be_told_does_not_end_the_rollout():
+    class Worse:
+        def __repr__(self):
+            raise RuntimeError("no repr")
+
+    assert "value" in (await logged("step", value=Worse())).data
+
+
+async def test_later_changes_do_not_reach_the_event():
+    data = {"list": [1]}
+
+    def use(ctx):
+        ctx.log_event("step", data=data)
+        data["list"].append(2)
+
+    _, found = await outcome(use)
+    assert dict(found[0].data) == {"data": {"list": [1]}}
+
+
+async def test_the_name_stands_beside_data_of_any_name():
+    names = {"event_name": 1, "name": 2, "self": 3, "data": 4, "kind": 5, "event": 6}
+    kind = await logged("step", **names)
+    assert (kind.name, dict(kind.data)) == ("step", names)
+
+
+@pytest.mark.parametrize(("name", "told"), [("", ""), (5, "5"), ("é", "é"), ("\ud800", "?")])
+async def test_a_name_becomes_text_that_can_travel(name, told):
+    assert (await logged(name)).name.encode() == told.encode()
+
+
+async def test_a_key_becomes_text_that_can_travel():
+    kind = await logged("step", **{"\ud800": 1, "": 2})
+    jsontext.render(dict(kind.data)).encode()
+    assert sorted(kind.data.values()) == [1, 2]
+
+
+# What it holds
+
+
+async def test_the_request_and_the_tools_are_the_agents_own():
+    tool = {"type": "function", "function": {"name": "add"}}
+    seen = []
+
+    def use(ctx):
+        seen.append((list(ctx.request.messages), dict(ctx.request.metadata), list(ctx.tools)))
+        ctx.request.messages.append(USER)
+        ctx.request.metadata["added"] = 1
+        ctx.tools.append(tool)
+
+    agent = Scripted(use, [tool])
+    messages, metadata = [dict(USER)], {"kept": 1}
+    for _ in range(2):
+        completion, _ = await collect_rollout(agent, EchoPolicy(), messages, metadata=metadata)
+        assert completion.status is CompletionStatus.COMPLETED
+    assert seen == [([USER], {"kept": 1}, [tool])] * 2
+    assert (messages, metadata) == ([USER], {"kept": 1})
+
+
+async def test_complete_says_it_all():
+    def use(ctx):
+        return ctx.complete([USER], finish_reason="length", reward=0.25, extra_fields={"a": [1]})
+
+    completion, _ = await outcome(use)
+    assert (completion.status, completion.finish_reason, completion.reward) == ("COMPLETED", "length", 0.25)
+    assert (completion.messages, completion.extra_fields, completion.failure) == ([USER], {"a": [1]}, None)
+
+
+async def test_complete_needs_no_more_than_messages():
+    completion, _ = await outcome(lambda ctx: ctx.complete([USER]))
+    assert (completion.finish_reason, completion.reward, completion.extra_fields) == ("stop", None, {})
+
+
+async def test_error_gives_up():
+    completion, _ = await outcome(lambda ctx: ctx.error("too hard", [USER]))
+    assert (completion.status, completion.finish_reason, completion.reward) == ("FAILED", "error", None)
+    assert (completion.failure.boundary, completion.failure.message) == ("agent", "too hard")
+    assert completion.failure.retryable is False
+    assert completion.messages == [USER]
+
+
+async def test_recorded_tool_calls_are_counted():
+    def use(ctx):
+        ctx.record_tool_call()
+        ctx.record_tool_call(latency_ms=20)
+        ctx.record_tool_call(np.float32(22.0))
+
+    completion, _ = await outcome(use)
+    assert completion.metrics.num_tool_calls == 3
+    assert completion.metrics.tool_latency_ms == pytest.approx(42.0)
