@@ -25,6 +25,10 @@ Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
 """Who failed."""
 
 
+LONGEST_PAUSE = 86_400.0
+"""Seconds; nobody is asked to wait longer."""
+
+
 class OsmosisRolloutError(Exception):
     """The root of everything this project raises on purpose."""
 
@@ -46,8 +50,9 @@ class CallError(OsmosisRolloutError):
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
-        """Seconds after which the other side wants to be asked again, if it said so."""
+        sensible = retry_after is not None and 0 <= retry_after <= LONGEST_PAUSE
+        self.retry_after = retry_after if sensible else None
+        """Seconds after which the other side wants to be asked again, if it said so sensibly."""
 
 
 class OsmosisValidationError(CallError):

@@ -1,11 +1,11 @@
 """What an agent loop holds in its hands while it runs."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
 
 
@@ -70,21 +70,31 @@ class RolloutContext:
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
         """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""
-        self._session.record(events.Logged(str(event_name), {key: _loggable(value) for key, value in data.items()}))
+        told = {_text(str(key)): _loggable(value) for key, value in data.items()}
+        self._session.record(events.Logged(_text(str(event_name)), told))
 
 
 def _loggable(value: Any, levels: int = 32) -> Any:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
-    if isinstance(value, str):
-        return _text(value)
-    if levels and isinstance(value, Mapping):
-        return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}
-    if levels and isinstance(value, list | tuple | set | frozenset):
-        return [_loggable(item, levels - 1) for item in value]
-    return _text(repr(value))
+    """A value as JSON; what is not JSON as its repr."""
+    try:
+        if isinstance(value, Mapping) and levels:
+            return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}
+        if isinstance(value, list | tuple | set | frozenset) and levels:
+            return [_loggable(item, levels - 1) for item in value]
+        if isinstance(value, str):
+            return _text(value)
+        return jsontext.copy(value, "data", 0)
+    except InvalidArgument:
+        return _told(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be told"
+
+
+def _told(value: Any) -> str:
+    try:
+        return _text(repr(value))
+    except Exception:
+        return f"a {type(value).__name__} that cannot be told"
 
 
 def _text(text: str) -> str:

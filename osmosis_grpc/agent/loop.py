@@ -46,7 +46,7 @@ class RolloutAgentLoop(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        abstract = any(getattr(getattr(cls, m, None), "__isabstractmethod__", False) for m in ("get_tools", "run"))
+        abstract = any(getattr(getattr(cls, m, None), "__isabstractmethod__", False) for m in dir(cls))
         problem = None if abstract else name_problem(getattr(cls, "name", None))
         if problem:
             raise AgentNameError(problem[0], f"{cls.__name__}: {problem[1]}")

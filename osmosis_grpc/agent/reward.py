@@ -2,9 +2,11 @@
 
 import functools
 import inspect
-import math
+import reprlib
 from collections.abc import Callable
 from typing import Any
+
+from osmosis_grpc.types.completion import is_reward
 
 _EXPECTED = ("solution_str", "ground_truth")
 
@@ -28,8 +30,8 @@ def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     def checked(*args: Any, **kwargs: Any) -> float:
         known = kwargs if takes_all else {key: value for key, value in kwargs.items() if key in names}
         reward = function(*args, **known)
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise TypeError(f"{function.__name__} returned {reward!r}, not a finite number")
+        if not is_reward(reward):
+            raise TypeError(f"{function.__name__} returned {reprlib.repr(reward)}, not a finite number")
         return float(reward)
 
     return checked

@@ -8,20 +8,22 @@ from typing import Any
 
 from osmosis_grpc.agent.current import current_session
 from osmosis_grpc.agent.ports import Session
-from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError
+from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.types import Message, events, jsontext
 from osmosis_grpc.types.completion import clip, describe
 
 
-def get_tool_call_info(tool_call: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
     """The id, function name and parsed arguments of a tool call.
 
     Raises ToolArgumentError, which carries the call's id and name, when the arguments are not
     a JSON object. Empty arguments are an empty object.
     """
-    function = tool_call.get("function") or {}
-    call_id, name = str(tool_call.get("id") or ""), str(function.get("name") or "")
-    arguments = function.get("arguments")
+    call_id, name = _names(tool_call)
+    function: Any = tool_call.get("function") if isinstance(tool_call, Mapping) else tool_call
+    if function is not None and not isinstance(function, Mapping):
+        raise ToolArgumentError("the call has no function with a name and arguments", call_id, name)
+    arguments = function.get("arguments") if function else None
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return call_id, name, {}
     if isinstance(arguments, str):
@@ -66,36 +68,45 @@ async def execute_tool_calls(
 
 async def _execute(call: Mapping[str, Any], executor: Callable[[Any], Awaitable[Any]]) -> Message:
     session = current_session.get()
-    call_id = str(call.get("id") or "unknown")
-    name = str((call.get("function") or {}).get("name") or "")
+    call_id, name = _names(call)
+    call_id = call_id or "unknown"
     _record(session, lambda: events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
     done = session.tool_running(name) if session else None
     began = time.monotonic()
     error = ""
     try:
-        result = await executor(call)
-        if result is None:
-            error = "the tool returned nothing"
+        message = _message(call_id, await executor(call))
     except RolloutEndedError:
         raise
     except Exception as raised:
-        error = describe(raised)
+        error = clip(describe(raised))
+        message = create_tool_error_result(call_id, error)
     finally:
         if done:
             done()
-    message: Message
-    if error:
-        message = create_tool_error_result(call_id, error)
-    elif isinstance(result, dict) and "role" in result:
-        message = result
-    else:
-        message = create_tool_result(call_id, serialize_tool_result(result))
     latency = time.monotonic() - began
     _record(session, lambda: events.ToolReturned(
-        tool_call_id=call_id, name=name, latency=latency, error=clip(error),
+        tool_call_id=call_id, name=name, latency=latency, error=error,
         message=jsontext.copy(message, "message"),
     ))  # fmt: skip
     return message
+
+
+def _names(call: Any) -> tuple[str, str]:
+    """A call's id and function name, as far as it has them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    return str(call_id or ""), str(name or "")
+
+
+def _message(call_id: str, result: Any) -> Message:
+    """What an executor returned as the message that answers the call."""
+    if result is None:
+        raise ToolExecutionError("the tool returned nothing", call_id)
+    if isinstance(result, dict) and "role" in result:
+        return result
+    return create_tool_result(call_id, serialize_tool_result(result))
 
 
 def _record(session: Session | None, make: Callable[[], events.EventKind]) -> None:

@@ -182,8 +182,8 @@ def _shown(watched: _Watched, completion: "Completion") -> "Iterator[tuple[str, 
     """What a rollout's end shows: code, message, and the place where it is not that of run."""
     from osmosis_grpc.agent.results import RolloutResult
     from osmosis_grpc.agent.validator import one_line, place_of_error
-    from osmosis_grpc.engine.verdicts import is_reward
     from osmosis_grpc.types import CompletionStatus
+    from osmosis_grpc.types.completion import is_reward
 
     result, error, status = watched.result, watched.error, completion.status
     text = completion.failure.message if completion.failure else str(status)
@@ -191,7 +191,7 @@ def _shown(watched: _Watched, completion: "Completion") -> "Iterator[tuple[str, 
     completed = is_result and result.status == "COMPLETED"
     if failed and watched.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
-    elif failed and completed and not is_reward(result.reward):
+    elif failed and completed and result.reward is not None and not is_reward(result.reward):
         yield "NON_FINITE_REWARD", text, None
     elif status is not CompletionStatus.COMPLETED:
         at = place_of_error(error) if error else (None, None)

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.runner import Runner
+from osmosis_grpc.engine.runner import Runner, own_copy
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.errors import (
@@ -90,7 +90,7 @@ class Engine:
         self._table = RecordTable(self.config, self.log.store)
         self._admission = Admission(self.config.max_concurrent, self.config.queue_limit)
         self._runner = Runner(
-            self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended
+            self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended, self.outbox.drop
         )  # fmt: skip
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -136,13 +136,14 @@ class Engine:
         record.accepted.add_done_callback(_retrieve)
         self._table.add(record)
         try:
-            tools = self.agent_loops[name].get_tools(request)
+            tools = self.agent_loops[name].get_tools(own_copy(request))
+        except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
+            self._refuse(record, error)
+        else:
             if inspect.isawaitable(tools):
                 self._tasks.start_soon(self._accept_later, record, tools)
             else:
                 self._accept(record, tools)
-        except Exception as error:
-            self._refuse(record, error)
         await asyncio.shield(record.accepted)
         return record, True
 
@@ -154,20 +155,25 @@ class Engine:
             live = [r for r in self._table.live() if r.owner == owner]
             return [self._cancel(r, reason) for r in live if not group_id or (
                 r.init.request.group is not None and r.init.request.group.id == group_id)]  # fmt: skip
-        known = self._table.highest(rollout_id)
+        pending = [
+            r for r in self._table.pending(rollout_id) if r.owner == owner and r.attempt <= (attempt or r.attempt)
+        ]
+        rows = [self._cancel(record, reason) for record in pending]
+        known = self._table.accepted(rollout_id)
         if known is None or known.owner != owner:
-            self._table.bury(owner, rollout_id, attempt, self.clock.monotonic())
-            return [CancelRow(rollout_id)]
+            if not rows:
+                self._table.bury(owner, rollout_id, attempt, self.clock.monotonic())
+            return rows or [CancelRow(rollout_id)]
         if attempt and attempt < known.attempt:
             older = self._table.find(rollout_id, attempt)
             return [CancelRow(rollout_id, attempt, state=older.state if older else None)]
-        if attempt > known.attempt:
+        if attempt > known.attempt and not rows:
             self._table.bury(owner, rollout_id, attempt, self.clock.monotonic())
-        return [self._cancel(known, reason)]
+        return [self._cancel(known, reason), *rows]
 
     def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
         """A rollout of the owner's. Raises NotFound."""
-        record = self._table.find(rollout_id, attempt) if attempt else self._table.highest(rollout_id)
+        record = self._table.find(rollout_id, attempt) if attempt else self._table.accepted(rollout_id)
         if record is None or record.owner != owner or not record.accepted.done():
             raise NotFound(f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
                            kind="rollout", name=rollout_id)  # fmt: skip
@@ -230,15 +236,22 @@ class Engine:
         return False
 
     async def close(self, limit: float) -> None:
-        """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it."""
+        """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.
+
+        Agents are waited for as long as it takes to stop one, whatever the limit.
+        """
         self.draining = True
+        shutdown = verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
         for record in self._table.live():
             if record.accepted.done():
-                self._runner.decide(
-                    record, verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
-                )
+                self._runner.decide(record, shutdown)
+        began = self.clock.monotonic()
+        with anyio.move_on_after(self._runner.longest_stop):
+            while any(record.accepted.done() for record in self._table.live()):
+                self._changed.clear()
+                await self._changed.wait()
         if limit:
-            await self.drained(limit)
+            await self.drained(max(0.0, began + limit - self.clock.monotonic()))
 
     def _agent_loop(self, name: str) -> str:
         if not name and len(self.agent_loops) == 1:
@@ -266,37 +279,42 @@ class Engine:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
-        record.repointed.set()
-        for call in list(record.calls):
-            call.cancel()
+        record.turn()
 
-    async def _accept_later(self, record: Record, tools: Any) -> None:
+    async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
         """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
-        task = asyncio.ensure_future(tools)
+        task = asyncio.create_task(_settled(tools))
         try:
             done, _ = await asyncio.wait({task}, timeout=self.config.get_tools_timeout)
-            if not done:
-                task.cancel()
-                raise TimeoutError(f"it took longer than {self.config.get_tools_timeout:g} s")
-            self._accept(record, task.result())
         except asyncio.CancelledError:
             task.cancel()
             self._refuse(record, Unavailable("the server is shutting down"))
             raise
-        except Exception as error:
+        if not done:
+            task.cancel()
+            self._refuse(record, TimeoutError(f"it took longer than {self.config.get_tools_timeout:g} s"))
+            return
+        result, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
+        if error is not None:
             self._refuse(record, error)
+        else:
+            self._accept(record, result)
 
     def _accept(self, record: Record, tools: Any) -> None:
         """Commit a rollout: from here on it ends exactly once."""
         newest = self._table.highest(record.rollout_id)
-        if newest is not None and newest is not record:
-            raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
-                          rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
-        record.tools = tool_dicts(tools)
+        try:
+            if newest is not None and newest is not record:
+                raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
+                              rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
+            record.tools = tool_dicts(tools)
+        except CallError as error:
+            self._refuse(record, error)
+            return
         older = self._table.attempts_below(record)
         self.log.append(record, events.Accepted(record.init, record.tools))
         for other in older:
-            self._runner.decide(other, verdicts.cancelled("superseded", superseded=True))
+            self._runner.supersede(other)
         buried = self._table.dig_up(record, self.clock.monotonic())
         record.accepted.set_result(None)
         if record.cancel_reason is None and not buried:
@@ -308,10 +326,9 @@ class Engine:
 
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Keep nothing of a rollout that was not accepted."""
-        if record.accepted.done():
-            raise error
         self._table.remove(record)
         self._admission.release()
+        self._changed.set()
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
@@ -333,7 +350,8 @@ class Engine:
         assert record.verdict is not None
         if record.verdict.deliver:
             self.outbox.put(record)
-            self._tasks.start_soon(self._deliver, record)
+            if not self._stopping.is_set():
+                self._tasks.start_soon(self._deliver, record)
         self._table.ended(record)
         self._changed.set()
 
@@ -354,6 +372,16 @@ class Engine:
         while True:
             await anyio.sleep(self.config.sweep_interval)
             self._table.sweep(self.clock.monotonic())
+
+
+async def _settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What an awaitable gives, or what it raises: SystemExit, too, must not leave its task."""
+    try:
+        return await tools, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
 
 
 def _retrieve(future: "asyncio.Future[None]") -> None:

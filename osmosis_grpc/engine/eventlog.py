@@ -6,6 +6,7 @@ An event is shown only after its commit, so no number is ever used twice.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NoReturn
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
@@ -96,20 +97,25 @@ class EventLog:
         """All rollouts' events above a position, then live, without end. Each with its position."""
         waiter = asyncio.Event()
         self._waiters.add(waiter)
+        gone = self.store.forgotten_position
         try:
             yield position, None
             while True:
                 waiter.clear()
+                if self.store.forgotten_position > max(gone, position):
+                    self._raise_gone()
                 batch = self.store.all_events(position, BATCH)
                 for position, event in batch:
                     if mine(event):
                         yield position, event
-                if position < self.store.forgotten_position and not batch:
-                    position = self.store.last_position
                 if not batch and not await self._woken(waiter):
                     yield position, None
         finally:
             self._waiters.discard(waiter)
+
+    def _raise_gone(self) -> NoReturn:
+        first = self.cursor(self.store.forgotten_position)
+        raise OutOfRange("events after this cursor are no longer kept", first_cursor=first)
 
     async def _woken(self, waiter: asyncio.Event) -> bool:
         try:

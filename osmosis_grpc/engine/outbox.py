@@ -34,6 +34,12 @@ class Outbox:
         record.undelivered = True
         self.undelivered += 1
 
+    def drop(self, record: Record) -> None:
+        """A higher attempt stands: what is undelivered of this one is of no more use."""
+        if record.undelivered:
+            record.dropped = True
+            record.turn()
+
     async def deliver(self, record: Record) -> None:
         """Try until it is settled. Cancelled, it stays undelivered."""
         assert record.completion is not None
@@ -42,11 +48,19 @@ class Outbox:
         delay, longest = self._config.outbox_delay
         tries = 0
         while True:
+            if record.dropped:
+                return self._settle(record, events.Delivered(None, "superseded", tries))
             tries += 1
             record.repointed.clear()
+            call = asyncio.ensure_future(record.peer.complete(record.completion))
+            record.calls.add(call)
             try:
-                outcome = await record.peer.complete(record.completion)
-                return self._settle(record, events.Delivered(outcome, tries=tries))
+                return self._settle(record, events.Delivered(await call, tries=tries))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                pause = 0.0 if record.repointed.is_set() else delay
             except FINAL as error:
                 log.warning("the completion of rollout %s was refused: %s", record.rollout_id, error)
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
@@ -58,6 +72,8 @@ class Outbox:
                         "the completion of rollout %s did not reach its trainer (%s); trying again",
                         record.rollout_id, describe(error),
                     )  # fmt: skip
+            finally:
+                record.calls.discard(call)
             left = gives_up - self._clock.monotonic()
             if left <= 0:
                 self.expired += 1

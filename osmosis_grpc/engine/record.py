@@ -73,6 +73,8 @@ class Record:
     verdict: Verdict | None = None
     completion: Completion | None = None
     undelivered: bool = False
+    dropped: bool = False
+    """Superseded while it was undelivered."""
     settled: bool = False
     """No further event is possible."""
     last_number: int = 0
@@ -100,6 +102,12 @@ class Record:
     def live(self) -> bool:
         """Not ended yet."""
         return self.state not in TERMINAL
+
+    def turn(self) -> None:
+        """Where its calls go has changed: those on their way are given up and made anew."""
+        self.repointed.set()
+        for call in list(self.calls):
+            call.cancel()
 
     def activity(self) -> Activity:
         """What it is doing now."""

@@ -25,6 +25,8 @@ from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.types import RolloutRequest, events, jsontext
+from osmosis_grpc.types.completion import describe
+from osmosis_grpc.types.messages import copy_messages
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Runner:
 
     def __init__(
         self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
-        event_log: EventLog, clock: Clock, on_end: Callable[[Record], None],
+        event_log: EventLog, clock: Clock, on_end: Callable[[Record], None], on_dropped: Callable[[Record], None],
     ) -> None:  # fmt: skip
         self._agent_loops = agent_loops
         self._config = config
@@ -44,8 +46,14 @@ class Runner:
         self._log = event_log
         self._clock = clock
         self._on_end = on_end
+        self._on_dropped = on_dropped
         self.abandoned: set[asyncio.Task[Any]] = set()
         """Agents that did not stop."""
+
+    @property
+    def longest_stop(self) -> float:
+        """Seconds that it takes at most to end a rollout that runs."""
+        return (self._config.stop_again_after or (0.0,))[-1] + 2 * _LAST_WORD
 
     def admit(self, record: Record) -> None:
         """An accepted rollout gets its slot or its place in the queue; its clock runs already."""
@@ -70,16 +78,24 @@ class Runner:
             self._stop(record)
         return True
 
+    def supersede(self, record: Record) -> None:
+        """A higher attempt stands: this one ends CANCELLED and sends nothing."""
+        if record.ended is not None:
+            self._on_dropped(record)
+        elif not self.decide(record, verdicts.cancelled("superseded", superseded=True)):
+            assert record.verdict is not None
+            record.verdict = dataclasses.replace(record.verdict, deliver=False)
+
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, Step.START)
         record.start_time = self._clock.time()
         waited = record.meter.started(self._clock.monotonic())
         self._log.append(record, events.Started(waited))
         request = record.init.request
-        session = RolloutSession(record, self._log, self._config, self._clock)
+        session = RolloutSession(record, self._log, self._config, self._clock, self.supersede)
         record.session = session
         context = RolloutContext(
-            request=_own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
+            request=own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
         )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
@@ -119,8 +135,7 @@ class Runner:
         task.cancel()
         for after in self._config.stop_again_after:
             record.timers.append(loop.call_later(after, task.cancel))
-        last = (self._config.stop_again_after or (0.0,))[-1] + _LAST_WORD
-        record.timers.append(loop.call_later(last, self._abandon, record))
+        record.timers.append(loop.call_later(self.longest_stop - _LAST_WORD, self._abandon, record))
 
     def _abandon(self, record: Record) -> None:
         assert record.task is not None
@@ -140,7 +155,12 @@ class Runner:
         if session is not None:
             session.close()
         now = self._clock.monotonic()
-        completion = verdicts.completion(record, record.verdict, session, uuid.uuid4().hex, now)
+        try:
+            completion = verdicts.completion(record, record.verdict, session, uuid.uuid4().hex, now)
+        except Exception as error:
+            log.exception("the completion of rollout %s could not be built", record.rollout_id)
+            failed = verdicts.failed("server", f"the completion could not be built: {describe(error)}", retryable=True)
+            completion = verdicts.completion(record, failed, None, uuid.uuid4().hex, now)
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._log.append(record, events.SegmentClosed(
@@ -166,14 +186,16 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
     """The agent's run as a verdict: nothing that it raises gets past here but its cancellation."""
     try:
         return verdicts.returned(await agent.run(context))
-    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
         return verdicts.raised(error)
 
 
-def _own_copy(request: RolloutRequest) -> RolloutRequest:
+def own_copy(request: RolloutRequest) -> RolloutRequest:
     """The agent's own copy of its request: what it does to the messages stays with it."""
     return dataclasses.replace(
-        request, messages=jsontext.copy(list(request.messages), "messages"),
+        request, messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(dict(request.completion_params), "sampling"),
         metadata=jsontext.copy(dict(request.metadata), "metadata_json"),
     )  # fmt: skip

@@ -6,16 +6,20 @@ is away. What it sends, it has written to the log before.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.errors import CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
+from osmosis_grpc.errors import Aborted, CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
@@ -47,8 +51,12 @@ class _SampleState:
 class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
 
-    def __init__(self, record: Record, log: EventLog, config: EngineConfig, clock: Clock) -> None:
+    def __init__(
+        self, record: Record, log: EventLog, config: EngineConfig, clock: Clock,
+        on_superseded: Callable[[Record], None],
+    ) -> None:  # fmt: skip
         self._record = record
+        self._on_superseded = on_superseded
         self._log = log
         self._config = config
         self._clock = clock
@@ -82,13 +90,12 @@ class RolloutSession:
     def add_sample(self, name: str | None) -> str:
         self.check_open()
         if name is None:
-            name = f"sample-{len(self._samples) + 1}"
+            numbers = itertools.count(len(self._samples) + 1)
+            name = next(made for n in numbers if (made := f"sample-{n}") not in self._samples)
+        with _agents_mistake():
+            check_id(name, "sample")
         if name in self._samples:
             raise ValueError(f"there is a sample named {name!r} already")
-        try:
-            check_id(name, "sample")
-        except InvalidArgument as error:
-            _blame_agent(error)
         self._samples[name] = _SampleState()
         self._log.append(self._record, events.SampleAdded(name))
         return name
@@ -101,20 +108,19 @@ class RolloutSession:
         if sample not in self._samples:
             self.add_sample(sample)
         state, record = self._samples[sample], self._record
-        try:
-            place = state.conversation.place([_plain(message) for message in messages])
+        with _agents_mistake():
+            place = state.conversation.place(_plain(messages, "messages"))
             chat_tools = None if tools is None else tool_dicts(tools)
             params = jsontext.copy(dict(params), "params")
             check_params(params, "params")
-        except InvalidArgument as error:
-            _blame_agent(error)
         state.chats += 1
         number = state.chats
         history = path(place.node)
         known = state.assembler.tokens(place.continues)
         request = ChatRequest(
             rollout_id=record.rollout_id, attempt=record.attempt, sample=sample, number=number, messages=history,
-            params=params, tools=chat_tools, purpose=purpose, continues=place.continues, covered=place.covered,
+            params=params, tools=record.tools if chat_tools is None else chat_tools, purpose=purpose,
+            continues=place.continues, covered=place.covered,
             known_ids=known if len(known) else None,
         )  # fmt: skip
         self._log.append(record, events.ChatRequested(
@@ -131,6 +137,8 @@ class RolloutSession:
             state.assembler.add(number, place.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
+            if isinstance(error, Aborted):
+                self._on_superseded(record)
             raise
         finally:
             over()
@@ -211,7 +219,7 @@ class RolloutSession:
     def frozen(self, messages: Sequence[Any], field: str) -> list[Message]:
         """Messages as this run's own copies. Raises InvalidArgument."""
         state = self._samples.get("main") or next(iter(self._samples.values()), None) or _SampleState()
-        return path(state.conversation.place([_plain(m) for m in messages], field).node)
+        return path(state.conversation.place(_plain(messages, field), field).node)
 
     def newest_messages(self) -> list[Message]:
         """The first sample's conversation up to its newest reply."""
@@ -237,9 +245,17 @@ class RolloutSession:
             call.cancel()
 
 
-def _plain(message: Any) -> Any:
-    return message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
+def _plain(messages: Any, field: str) -> list[Any]:
+    """Messages as an agent has them, dicts or pydantic models, as dicts. Raises InvalidArgument."""
+    if not isinstance(messages, list | tuple):
+        raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
+    return [m.model_dump(exclude_none=True) if isinstance(m, BaseModel) else m for m in messages]
 
 
-def _blame_agent(error: InvalidArgument) -> NoReturn:
-    raise ValueError(str(error)) from error
+@contextlib.contextmanager
+def _agents_mistake() -> Iterator[None]:
+    """What cannot travel is the agent's mistake, told as a plain ValueError."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from error

@@ -31,14 +31,23 @@ class RecordTable:
         return self._records.get(rollout_id, {}).get(attempt)
 
     def highest(self, rollout_id: str) -> Record | None:
-        """The newest attempt."""
+        """The newest attempt, be it accepted or still on its way there."""
         attempts = self._records.get(rollout_id)
         return attempts[max(attempts)] if attempts else None
 
+    def accepted(self, rollout_id: str) -> Record | None:
+        """The newest accepted attempt."""
+        attempts = [r for r in self._records.get(rollout_id, {}).values() if r.accepted.done()]
+        return max(attempts, key=lambda record: record.attempt, default=None)
+
+    def pending(self, rollout_id: str) -> list[Record]:
+        """The attempts that are on their way to acceptance."""
+        return [r for r in self._records.get(rollout_id, {}).values() if not r.accepted.done()]
+
     def attempts_below(self, record: Record) -> list[Record]:
-        """The live attempts that this one supersedes."""
+        """The accepted attempts that this one supersedes."""
         attempts = self._records[record.rollout_id].items()
-        return [r for a, r in attempts if a < record.attempt and r.live and r.accepted.done()]
+        return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
     def after(self, sequence: int) -> Iterator[Record]:
         """Records in order of arrival."""
@@ -64,6 +73,7 @@ class RecordTable:
         attempts.pop(record.attempt, None)
         if not attempts:
             self._records.pop(record.rollout_id, None)
+        if not any(other.init.request.idempotency_key for other in attempts.values()):
             key = self._keys.pop((record.owner, record.rollout_id), None)
             if key:
                 self._aliases.pop((record.owner, key), None)
@@ -86,7 +96,9 @@ class RecordTable:
 
     def bury(self, owner: str, rollout_id: str, attempt: int, now: float) -> None:
         """Remember a cancel whose Init may still come; without an attempt it means any."""
-        self._tombstones[owner, rollout_id] = (attempt or _ANY_ATTEMPT, now + self._config.tombstone_ttl)
+        before = self._tombstones.get((owner, rollout_id), (0, 0.0))
+        upto = max(attempt or _ANY_ATTEMPT, before[0] if before[1] > now else 0)
+        self._tombstones[owner, rollout_id] = (upto, now + self._config.tombstone_ttl)
 
     def dig_up(self, record: Record, now: float) -> bool:
         """Whether a cancel came before this Init; it is used up."""

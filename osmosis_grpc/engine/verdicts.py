@@ -1,7 +1,7 @@
 """From what an agent did to how its rollout ends."""
 
-import math
-import numbers
+import reprlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, Message, RolloutState, jsontext
-from osmosis_grpc.types.completion import clip
+from osmosis_grpc.types.completion import clip, describe, is_reward
 
 
 def failed(boundary: Boundary, message: str, *, retryable: bool = False, reason: str = "error") -> Verdict:
@@ -47,20 +47,13 @@ def returned(result: Any) -> Verdict:
     if not isinstance(result, RolloutResult):
         return failed("agent", f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
     if result.status == "ERROR":
-        verdict = failed("agent", result.error_message or "the agent gave up without a reason")
-        return replace(verdict, finish_reason=result.finish_reason or "error", result=result)
+        verdict = failed("agent", _text(result.error_message) or "the agent gave up without a reason")
+        return replace(verdict, finish_reason=_text(result.finish_reason) or "error", result=result)
     if result.status != "COMPLETED":
-        return failed("agent", f"the result's status is {result.status!r}, neither COMPLETED nor ERROR")
-    if not is_reward(result.reward):
-        return failed("agent", f"the reward is {result.reward!r}, not a finite number")
-    return Verdict(CompletionStatus.COMPLETED, str(result.finish_reason or "stop"), result=result)
-
-
-def is_reward(reward: object) -> bool:
-    """Whether it is a finite number, or None."""
-    if reward is None or isinstance(reward, bool):
-        return reward is None
-    return isinstance(reward, numbers.Real) and math.isfinite(float(reward))
+        return failed("agent", f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
+    if result.reward is not None and not is_reward(result.reward):
+        return failed("agent", f"the reward is {reprlib.repr(result.reward)}, not a finite number")
+    return Verdict(CompletionStatus.COMPLETED, _text(result.finish_reason) or "stop", result=result)
 
 
 def completion(
@@ -91,9 +84,14 @@ def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[list[Mess
         return [], {}
     if result is None:
         return session.newest_messages(), {}
-    if not isinstance(result.final_messages, list | tuple):
-        raise InvalidArgument("final_messages", f"is a {type(result.final_messages).__name__}, not a list")
-    return (
-        session.frozen(result.final_messages, "final_messages"),
-        jsontext.copy(dict(result.extra_fields or {}), "extra_fields"),
-    )
+    extra: Any = {} if result.extra_fields is None else result.extra_fields
+    if not isinstance(extra, Mapping):
+        raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
+    return session.frozen(result.final_messages, "final_messages"), jsontext.copy(dict(extra), "extra_fields")
+
+
+def _text(value: Any) -> str:
+    """A text that can travel, of whatever an agent gave for one."""
+    if value is None:
+        return ""
+    return clip(describe(value) if isinstance(value, BaseException) else str(value))

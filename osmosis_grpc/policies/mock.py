@@ -8,16 +8,20 @@ answer to a whole number, so that not every reward is 1.
 
 import ast
 import asyncio
+import contextlib
 import json
 import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from osmosis_grpc.agent.tools import get_tool_call_info
+from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message
 
-_EXPRESSION = re.compile(r"[-(\d][-+*/().\d\s]*[-+*/][-+*/().\d\s]*[)\d]")
+_RUN = re.compile(r"[-+*/().\d\s]+")
+_LONGEST = 1000  # characters of an expression
 _TOOLS: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"
 }  # fmt: skip
@@ -52,13 +56,12 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
     try:
         if not users:
             raise _Stuck("nobody asked anything")
-        found = _EXPRESSION.search(messages[users[-1]]["content"])
-        if found is None:
-            raise _Stuck("there is no expression in the question")
         wanted: dict[_Call, None] = {}
-        value = _reduce(_parse(found.group()), _results(messages[users[-1] :]), wanted)
+        value = _reduce(_parse(messages[users[-1]]["content"]), _results(messages[users[-1] :]), wanted)
     except _Stuck as stuck:
         return f"I cannot answer that: {stuck}."
+    except RecursionError:
+        return "I cannot answer that: the expression is too long for me."
     if wanted:
         return {"role": "assistant", "content": None, "tool_calls": [
             {"id": f"call_{number}_{i}", "type": "function",
@@ -66,13 +69,21 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
             for i, (name, a, b) in enumerate(wanted)
         ]}  # fmt: skip
     assert value is not None
-    return f"The tools say {value:g}.\n#### {round(value)}"
-
-
-def _parse(text: str) -> ast.expr:
     try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError):
+        return f"The tools say {value:g}.\n#### {round(value)}"
+    except (OverflowError, ValueError):
+        return "I cannot answer that: the number is too large for me."
+
+
+def _parse(question: str) -> ast.expr:
+    """The first run of digits and operators in a question that has both."""
+    runs = (run.strip(" .\n\t") for run in _RUN.findall(question))
+    text = next((run for run in runs if re.search(r"\d\s*[)]*\s*[-+*/]", run)), "")
+    if not text or len(text) > _LONGEST:
+        raise _Stuck("there is no expression in the question")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError):
         raise _Stuck("the expression is broken") from None
 
 
@@ -81,9 +92,13 @@ def _results(messages: Sequence[Message]) -> dict[_Call, str]:
     asked: dict[str, _Call] = {}
     said: dict[_Call, str] = {}
     for message in messages:
-        for call in message.get("tool_calls") or ():
-            arguments = json.loads(call["function"]["arguments"])
-            asked[call["id"]] = (call["function"]["name"], arguments["a"], arguments["b"])
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            with contextlib.suppress(ToolArgumentError):
+                call_id, name, arguments = get_tool_call_info(call)
+                a, b = arguments.get("a"), arguments.get("b")
+                if isinstance(a, int | float) and isinstance(b, int | float):
+                    asked[call_id] = (name, a, b)
         if message.get("role") == "tool" and message.get("tool_call_id") in asked:
             said[asked[message["tool_call_id"]]] = str(message.get("content"))
     return said

@@ -6,7 +6,7 @@ and its sample is not trainable; nothing is ever tokenized again.
 """
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, TokenBlock, VersionSpan, jsontext
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+T = TypeVar("T")
 
 
 class OpenAIPolicy:
@@ -65,16 +68,16 @@ class OpenAIPolicy:
         session = self._session or self._open()
         try:
             async with session.post(self._url, json=self._body(request), allow_redirects=False) as response:
-                if response.status != 200:
-                    raise _refused(response.status, await response.text(), response.headers.get("Retry-After"))
-                body = await response.json()
+                raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")
         except TimeoutError:
             raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}") from None
+        if status != 200:
+            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), retry_after)
         try:
-            return _read(body, self._version)
-        except (KeyError, IndexError, TypeError, AttributeError, InvalidArgument) as error:
+            return _read(jsontext.parse(raw.decode(), "body"), self._version)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
             raise Internal(f"the model server's reply cannot be read: {type(error).__name__}: {error}") from None
 
     def _open(self) -> "aiohttp.ClientSession":
@@ -88,6 +91,9 @@ class OpenAIPolicy:
             connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
         )  # fmt: skip
         return self._session
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         body: dict[str, Any] = {"logprobs": True, **request.params, "model": self._model, "stream": False}
@@ -105,15 +111,21 @@ def _read(body: dict[str, Any], version: str) -> ChatResponse:
     block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)))
     prompt = body.get("prompt_token_ids", choice.get("prompt_token_ids"))
     prompt_ids: Ids | None = None if prompt is None else TokenBlock.of(prompt).ids
-    message = dict(choice["message"])
-    message.setdefault("role", "assistant")
+    message = {"role": "assistant"} | _typed(choice["message"], dict)
+    finish_reason = _typed(choice.get("finish_reason") or "", str)
     response = ChatResponse(
-        message=message, finish_reason=choice.get("finish_reason") or "", usage=body.get("usage"), tokens=block,
+        message=message, finish_reason=finish_reason, usage=_typed(body.get("usage") or {}, dict) or None, tokens=block,
         prompt_ids=prompt_ids,
         versions=(VersionSpan(version, len(block.ids)),) if version and block is not None else (),
     )  # fmt: skip
     response.check()
     return response
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
+    return value
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | None":
@@ -126,7 +138,7 @@ def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | Non
 
 def _refused(status: int, text: str, retry_after: str | None) -> CallError:
     pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
-    message = f"the model server answered {status}: {text[:500]}"
+    message = f"the model server answered {status}: {text}"
     if status == 429:
         return ResourceExhausted(message, retry_after=pause)
     if status >= 500 or status == 408:

@@ -17,7 +17,7 @@ from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire import rollout_service as wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import activity_to_wire, init_from_wire, rollout_to_wire
+from osmosis_grpc.wire.rollout import activity_to_wire, check_served, init_from_wire, rollout_to_wire
 
 MAX_PAGE = 1000
 
@@ -38,7 +38,8 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._start_time = engine.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
-        init = init_from_wire(request, self._max_metadata)
+        check_served(request, self._max_metadata)
+        init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=_owner(context), peer=peer)
         tools = [tool_to_wire(tool) for tool in record.tools]

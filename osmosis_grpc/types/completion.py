@@ -1,5 +1,7 @@
 """How a rollout ended: a value, whatever happened."""
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,10 +66,10 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an escaped exception stands for."""
-        known = error if isinstance(error, OsmosisRolloutError) else None
+        known = _told(error)
         return cls(
             known.boundary if known else "agent", clip(describe(error)), known.retryable if known else False,
-            tuple(Cause(type(e).__name__, clip(str(e))) for e in _chain(error)),
+            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
         )  # fmt: skip
 
 
@@ -118,18 +120,42 @@ class Completion:
     """Field paths of what was left out for its size."""
 
 
+def is_reward(value: object) -> bool:
+    """Whether a value can be a reward: a finite number, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except (OverflowError, ValueError):
+        return False
+
+
 def describe(error: BaseException) -> str:
     """An exception's text, never empty."""
-    return str(error) or type(error).__name__
+    return _text(error) or type(error).__name__
 
 
-def clip(text: str) -> str:
-    """A text cut to MAX_FAILURE_TEXT bytes, and made to travel."""
+def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:
+    """A text cut to so many bytes, and made to travel."""
     raw = text.encode("utf-8", "replace")
-    if len(raw) <= MAX_FAILURE_TEXT:
+    if len(raw) <= limit:
         return raw.decode()
     mark = " [cut]"
-    return raw[: MAX_FAILURE_TEXT - len(mark)].decode(errors="ignore") + mark
+    return raw[: limit - len(mark)].decode(errors="ignore") + mark
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _told(error: BaseException) -> OsmosisRolloutError | None:
+    """The exception that says whose fault it was: this one, or the first such one of a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_told, error.exceptions)), None)
+    return error if isinstance(error, OsmosisRolloutError) else None
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -137,5 +163,8 @@ def _chain(error: BaseException) -> list[BaseException]:
     link: BaseException | None = error
     while link is not None and link not in found and len(found) < 16:
         found.append(link)
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            link = link.exceptions[0]
+        else:
+            link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return found

@@ -7,12 +7,17 @@ not so is refused with InvalidArgument naming the field, on the way in and on th
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from osmosis_grpc.errors import InvalidArgument
 
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
+
+_MAX_DIGITS = 4300  # what Python reads back
+_TOO_LARGE = 10**_MAX_DIGITS
+_PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
@@ -22,47 +27,50 @@ class _Refused(ValueError):
     pass
 
 
-def copy(value: Any, field: str) -> Any:
+def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
     """A deep copy of a JSON value, checked on the way: later changes to `value` do not reach it.
 
-    Tuples become lists. Raises InvalidArgument naming `field`.
+    Tuples become lists, and subclasses the plain types. Raises InvalidArgument naming `field`.
     """
-    return _copy(value, field, MAX_DEPTH)
-
-
-def _copy(value: Any, field: str, levels: int) -> Any:
     kind = type(value)
     if kind is str:
-        if not value.isascii():
-            _check_text(value, field)
+        return value if value.isascii() else check_text(value, field)
+    if value is None or kind is bool:
         return value
-    if value is None or kind is bool or kind is int:
+    if kind is int:
+        if not -_TOO_LARGE < value < _TOO_LARGE:
+            raise InvalidArgument(field, f"a whole number of more than {_MAX_DIGITS} digits cannot be sent")
         return value
     if kind is float:
         if not math.isfinite(value):
             raise InvalidArgument(field, f"{value} is not a JSON number")
         return value
-    if levels == 0 and isinstance(value, dict | list | tuple):
-        raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise InvalidArgument(field, f"the key {key!r} is not a string")
-            if not key.isascii():
-                _check_text(key, field)
-        return {key: _copy(item, field, levels - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy(item, field, levels - 1) for item in value]
-    if isinstance(value, str | int | float):  # subclasses, such as str enums
-        return _copy(str(value) if isinstance(value, str) else value + 0, field, levels)
+    if isinstance(value, dict | list | tuple):
+        if levels == 0:
+            raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
+        if isinstance(value, dict):
+            return {check_key(key, field): copy(item, field, levels - 1) for key, item in value.items()}
+        return [copy(item, field, levels - 1) for item in value]
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return copy(_PLAIN[plain](value), field, levels)
     raise InvalidArgument(field, f"a {kind.__name__} is not JSON")
 
 
-def _check_text(text: str, field: str) -> None:
+def check_key(key: Any, field: str) -> str:
+    """A key as a plain str. Raises InvalidArgument naming `field`."""
+    if not isinstance(key, str):
+        raise InvalidArgument(field, f"the key {key!r} is not a string")
+    return check_text(str.__str__(key), field)
+
+
+def check_text(text: str, field: str) -> str:
+    """A text that can be written as UTF-8. Raises InvalidArgument naming `field`."""
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(field, "holds an unpaired surrogate") from None
+    return text
 
 
 def render(value: Any) -> str:
@@ -75,12 +83,12 @@ def canonical(value: Any) -> str:
     return _encode_sorted(value)
 
 
-def parse(text: str, field: str) -> Any:
-    """The value of a JSON text. Raises InvalidArgument naming `field`."""
+def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
+    """The value of a JSON text of at most so many levels. Raises InvalidArgument naming `field`."""
     try:
         value = _decode(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH:
-            _copy(value, field, MAX_DEPTH)
+        if text.count("[") + text.count("{") > levels:
+            copy(value, field, levels)
         if "\\u" in text:
             _encode(value).encode()
     except UnicodeEncodeError:
@@ -92,11 +100,11 @@ def parse(text: str, field: str) -> Any:
     return value
 
 
-def parse_object(text: str, field: str) -> dict[str, Any]:
+def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:
     """The object of a JSON text; an empty text is an empty object."""
     if not text:
         return {}
-    value = parse(text, field)
+    value = parse(text, field, levels)
     if not isinstance(value, dict):
         raise InvalidArgument(field, "is not a JSON object")
     return value

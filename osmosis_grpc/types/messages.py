@@ -24,9 +24,7 @@ def copy_message(message: Any, field: str) -> Message:
     check_role(message.get("role"), field)
     copied: Message = {}
     for key, value in message.items():
-        if not isinstance(key, str):
-            raise InvalidArgument(field, f"the key {key!r} is not a string")
-        copied[key] = jsontext.copy(value, f"{field}.{key}")
+        copied[jsontext.check_key(key, field)] = jsontext.copy(value, f"{field}.{key}")
     return copied
 
 
@@ -37,7 +35,7 @@ def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
 
 def check_role(role: Any, field: str) -> None:
     """Refuse a role that no model server knows."""
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
 
 

@@ -1,11 +1,13 @@
 """What starts a rollout."""
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import Message
 
 MAX_ID_CHARS = 256
@@ -96,8 +98,11 @@ class InitRequest:
 
 def check_id(value: str, name: str) -> None:
     """Refuse an id that is not one visible path segment of 1 to 256 characters."""
+    if not isinstance(value, str):
+        raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
     if not value or len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, not 1 to {MAX_ID_CHARS}")
+    jsontext.check_text(value, name)
     if not value.strip():
         raise InvalidArgument(name, "is blank")
     if value in (".", "..") or "/" in value or "\\" in value:
@@ -112,13 +117,20 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
         value = params.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidArgument(f"{name}.{key}", f"{value!r} is not a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+            raise InvalidArgument(f"{name}.{key}", f"{reprlib.repr(value)} is not a finite number")
         if not low <= value <= high:
             raise InvalidArgument(f"{name}.{key}", f"{value} is " + ("negative" if value < low else f"above {high}"))
     limit = params.get("max_tokens")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InvalidArgument(f"{name}.max_tokens", f"{limit!r} is not a whole number of at least 1")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_seconds(value: float | None, name: str) -> None:

@@ -99,12 +99,12 @@ class TokenBlock(ArrayEquality):
         cls, ids: ArrayLike, logprobs: ArrayLike | None = None, extras: Mapping[str, Tensor] | None = None
     ) -> "TokenBlock":
         """A checked block of anything array-like. Raises InvalidArgument naming the field."""
-        given = np.asarray(ids)
+        given = _flat(ids, "ids")
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
             raise InvalidArgument("ids", "token ids are integers from 0 to 2**32 - 1")
         block = cls(
             np.ascontiguousarray(given, dtype="<u4"),
-            None if logprobs is None else np.ascontiguousarray(logprobs, dtype="<f4"),
+            None if logprobs is None else _flat(logprobs, "logprobs", "<f4"),
             dict(extras or {}),
         )
         block.check("tokens")
@@ -121,7 +121,7 @@ class TokenBlock(ArrayEquality):
     @property
     def complete(self) -> bool:
         """Whether every token has a logprob."""
-        return self.logprobs is not None and not bool(np.isnan(self.logprobs).any())
+        return not len(self.ids) or (self.logprobs is not None and not bool(np.isnan(self.logprobs).any()))
 
     @property
     def nbytes(self) -> int:
@@ -136,6 +136,18 @@ class VersionSpan:
 
     version: str
     tokens: int
+
+
+def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any]:
+    """A one-dimensional array of numbers."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(name, "is not a list of numbers") from None
+    if np.ndim(values) != 1:
+        raise InvalidArgument(name, f"has {np.ndim(values)} dimensions, not one")
+    return array
 
 
 def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message as Proto
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
 
@@ -55,7 +56,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
         out["content"] = message.text
     elif content == "parts":
         out["content"] = [
-            _object_from_wire(part, _TEXTS["part"], f"{field}.parts.parts[{i}]")
+            _object_from_wire(part, _TEXTS["part"], f"{field}.parts.parts[{i}]", _LEVELS["part"])
             for i, part in enumerate(message.parts.parts)
         ]
     elif content == "null_content":
@@ -67,7 +68,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
         out["tool_call_id"] = message.tool_call_id
     if message.HasField("name"):
         out["name"] = message.name
-    return _merge(out, message.extra_json, field) if message.extra_json else out
+    return _merge(out, message.extra_json, field, _LEVELS["message"]) if message.extra_json else out
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
@@ -82,7 +83,7 @@ def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
 
 def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
     """A tool call as a dict."""
-    return _nested_from_wire(call, _TEXTS["call"], _TEXTS["function_call"], field)
+    return _nested_from_wire(call, "call", "function_call", field)
 
 
 def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
@@ -98,13 +99,13 @@ def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
 
 def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
     """A tool schema as a dict."""
-    out = _nested_from_wire(tool, _TEXTS["tool"], _TEXTS["function"], field)
+    out = _nested_from_wire(tool, "tool", "function", field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
         function = out["function"]
         if "parameters" in function:
             raise InvalidArgument(f"{field}.function.extra_json", "repeats the typed key 'parameters'")
-        function["parameters"] = jsontext.parse(tool.function.parameters_json, path)
+        function["parameters"] = jsontext.parse(tool.function.parameters_json, path, _LEVELS["function"] - 1)
     return out
 
 
@@ -136,7 +137,7 @@ def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
     out: dict[str, Any] = {key: getattr(params, key) for key in _PARAMS if params.HasField(key)}  # type: ignore[arg-type]
     if params.stop:
         out["stop"] = list(params.stop)
-    out = _merge(out, params.extra_json, field)
+    out = _merge(out, params.extra_json, field, MAX_DEPTH)
     check_params(out, field)
     return out
 
@@ -148,10 +149,12 @@ def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
 
 def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
     """Token counts as a dict. Raises InvalidArgument for a negative one."""
+    out = _object_from_wire(usage, _COUNTS, field, MAX_DEPTH)
     for key in _COUNTS:
-        if getattr(usage, key) < 0:
+        count = out.get(key)
+        if isinstance(count, int | float) and count < 0:
             raise InvalidArgument(f"{field}.{key}", "is negative")
-    return _object_from_wire(usage, _COUNTS, field)
+    return out
 
 
 def _is_int64(value: object) -> bool:
@@ -173,6 +176,11 @@ _TEXTS = {
     "tool": ("type",),
     "function": ("name", "description"),
 }
+_LEVELS = {
+    "message": MAX_DEPTH + 1, "part": MAX_DEPTH - 1, "call": MAX_DEPTH - 1, "function_call": MAX_DEPTH - 2,
+    "tool": MAX_DEPTH, "function": MAX_DEPTH - 1,
+}  # fmt: skip
+"""The levels of each object, itself included, so that each key of a message and each tool nests at most 256."""
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _PARAMS: dict[str, Callable[[object], bool]] = {
     "temperature": _is_number, "top_p": _is_number, "max_tokens": _is_int64, "seed": _is_int64,
@@ -194,9 +202,9 @@ def _object_to_wire(
     return out
 
 
-def _object_from_wire(message: Any, keys: tuple[str, ...], field: str) -> dict[str, Any]:
+def _object_from_wire(message: Any, keys: tuple[str, ...], field: str, levels: int) -> dict[str, Any]:
     out = {key: getattr(message, key) for key in keys if message.HasField(key)}
-    return _merge(out, message.extra_json, field) if message.extra_json else out
+    return _merge(out, message.extra_json, field, levels) if message.extra_json else out
 
 
 def _nested_to_wire(out: P, value: Mapping[str, Any], keys: tuple[str, ...], function_keys: tuple[str, ...]) -> P:
@@ -209,19 +217,17 @@ def _nested_to_wire(out: P, value: Mapping[str, Any], keys: tuple[str, ...], fun
     return _object_to_wire(out, value, keys)
 
 
-def _nested_from_wire(
-    message: Any, keys: tuple[str, ...], function_keys: tuple[str, ...], field: str
-) -> dict[str, Any]:
-    out = _object_from_wire(message, keys, field)
+def _nested_from_wire(message: Any, outer: str, inner: str, field: str) -> dict[str, Any]:
+    out = _object_from_wire(message, _TEXTS[outer], field, _LEVELS[outer])
     if message.HasField("function"):
         if "function" in out:
             raise InvalidArgument(f"{field}.extra_json", "repeats the typed key 'function'")
-        out["function"] = _object_from_wire(message.function, function_keys, f"{field}.function")
+        out["function"] = _object_from_wire(message.function, _TEXTS[inner], f"{field}.function", _LEVELS[inner])
     return out
 
 
-def _merge(out: dict[str, Any], extra_json: str, field: str) -> dict[str, Any]:
-    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json").items():
+def _merge(out: dict[str, Any], extra_json: str, field: str, levels: int) -> dict[str, Any]:
+    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json", levels).items():
         if key in out:
             raise InvalidArgument(f"{field}.extra_json", f"repeats the typed key {key!r}")
         out[key] = value

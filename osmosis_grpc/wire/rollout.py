@@ -49,16 +49,22 @@ _BOUNDARIES: dict[_Boundary, pb.FailureBoundary.ValueType] = {
 _BOUNDARY_OF: dict[int, _Boundary] = {number: name for name, number in _BOUNDARIES.items()}
 
 
-def init_from_wire(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> InitRequest:
-    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
+    """Refuse what this server does not serve. Raises InvalidArgument naming the field."""
     for name in NOT_SERVED:
         if message.HasField(name):  # type: ignore[arg-type]
             raise InvalidArgument(name, "is not served by this server")
+    if message.callback.HasField("tls"):
+        raise InvalidArgument("callback.tls", "is not served by this server")
+    if len(message.metadata_json.encode()) > max_metadata_bytes:
+        raise InvalidArgument("metadata_json", f"is larger than {max_metadata_bytes} bytes")
+
+
+def init_from_wire(message: pb.InitRequest) -> InitRequest:
+    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     if message.idempotency_key:
         check_id(message.idempotency_key, "idempotency_key")
-    if len(message.metadata_json.encode()) > max_metadata_bytes:
-        raise InvalidArgument("metadata_json", f"is larger than {max_metadata_bytes} bytes")
     request = RolloutRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
@@ -75,6 +81,11 @@ def init_from_wire(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADA
         priority=message.priority,
         agent_timeout=(
             times.checked_seconds(message.agent_timeout, "agent_timeout") if message.HasField("agent_timeout") else None
+        ),
+        grader_timeout=(
+            times.checked_seconds(message.grader_timeout, "grader_timeout")
+            if message.HasField("grader_timeout")
+            else None
         ),
         tool_server_url=message.tool_server_url or None,
         idempotency_key=message.idempotency_key or None,
@@ -144,8 +155,6 @@ def _group_from_wire(group: pb.Group) -> Group:
 
 
 def _callback_from_wire(callback: pb.Callback) -> Callback:
-    if callback.HasField("tls"):
-        raise InvalidArgument("callback.tls", "is not served by this server")
     if not callback.target:
         raise InvalidArgument("callback.target", "is empty")
     _check_header(callback.credential, "callback.credential")
@@ -242,13 +251,14 @@ def fit(message: pb.Completion, limit: int) -> pb.Completion:
             message.samples[name].ClearField("segments")
             message.omitted.append(f"samples[{name}].segments")
     if message.ByteSize() > limit:
-        message.ClearField("messages")
-        message.omitted.append("messages")
+        if message.messages:
+            message.ClearField("messages")
+            message.omitted.append("messages")
         for name in sorted(message.samples):
             if message.samples[name].messages:
                 message.samples[name].ClearField("messages")
                 message.omitted.append(f"samples[{name}].messages")
-    if message.ByteSize() > limit:
+    if message.ByteSize() > limit and message.extra_json:
         message.ClearField("extra_json")
         message.omitted.append("extra_json")
     return message
@@ -266,6 +276,9 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
     messages = messages_from_wire(message.messages, f"{field}.messages")
     samples = {n: sample_from_wire(s, f"{field}.samples[{n}]") for n, s in sorted(message.samples.items())}
+    for name, sample in samples.items():
+        if sample.reward is not None and status is not CompletionStatus.COMPLETED:
+            raise InvalidArgument(f"{field}.samples[{name}].reward", f"a rollout that ended {status} carries no reward")
     return Completion(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,

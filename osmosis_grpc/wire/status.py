@@ -5,15 +5,17 @@ standard google.rpc messages wherever one fits, and as those of error.proto else
 ride in a header, so texts are kept short.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from google.protobuf import any_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.errors import CallError
+from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.wire import times
 
 CLASSES: dict[int, type[CallError]] = {
@@ -28,12 +30,13 @@ CLASSES: dict[int, type[CallError]] = {
 """The exception of every code but OK."""
 
 _MAX_TEXT = 1000
+_MAX_DETAIL = 200
 _MAX_VIOLATIONS = 8
 
 
 def to_status(error: CallError) -> status_pb2.Status:
     """The status that an exception travels as."""
-    status = status_pb2.Status(code=error.code, message=_short(str(error)))
+    status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status
@@ -50,29 +53,28 @@ def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> C
     for packed in details:
         for detail in _READ:
             if packed.TypeName() == detail.DESCRIPTOR.full_name:
-                found[detail] = detail.FromString(packed.value)
+                with contextlib.suppress(DecodeError):  # the code says what matters
+                    found[detail] = detail.FromString(packed.value)
     kind = CLASSES.get(code, errors.UnknownError)
     build = _BUILD.get(kind)
     error = build(message, found) if build else kind(message)
     retry = found.get(error_details_pb2.RetryInfo)
     if isinstance(retry, error_details_pb2.RetryInfo):
-        error.retry_after = times.seconds(retry.retry_delay)
+        error.retry_after = min(max(0.0, times.seconds(retry.retry_delay)), errors.LONGEST_PAUSE)
     return error
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 def _details(error: CallError) -> Iterator[Message]:
     if isinstance(error, errors.InvalidArgument):
-        yield error_details_pb2.BadRequest(field_violations=[
-            error_details_pb2.BadRequest.FieldViolation(field=_short(field)[:200], description=_short(problem)[:200])
-            for field, problem in error.violations[:_MAX_VIOLATIONS]
-        ])  # fmt: skip
+        bad = error_details_pb2.BadRequest()
+        for field, problem in error.violations[:_MAX_VIOLATIONS]:
+            bad.field_violations.add(field=clip(field, _MAX_DETAIL), description=clip(problem, _MAX_DETAIL))
+        yield bad
     elif isinstance(error, errors.NotFound) and error.kind:
         yield error_details_pb2.ResourceInfo(
-            resource_type=error.kind, resource_name=error.name, description=_short(str(error))
+            resource_type=clip(error.kind, _MAX_DETAIL),
+            resource_name=clip(error.name, _MAX_DETAIL),
+            description=clip(describe(error), _MAX_DETAIL),
         )
     elif isinstance(error, errors.AlreadyExists | errors.Aborted) and error.attempt:
         yield error_pb2.CurrentAttempt(rollout_id=error.rollout_id, attempt=error.attempt)
@@ -80,7 +82,9 @@ def _details(error: CallError) -> Iterator[Message]:
         yield error_pb2.EventsGone(first_number=error.first_number, first_cursor=error.first_cursor)
     elif isinstance(error, errors.FailedPrecondition) and error.kind:
         violation = error_details_pb2.PreconditionFailure.Violation(
-            type=error.kind, subject=error.subject, description=_short(str(error))
+            type=clip(error.kind, _MAX_DETAIL),
+            subject=clip(error.subject, _MAX_DETAIL),
+            description=clip(describe(error), _MAX_DETAIL),
         )
         yield error_details_pb2.PreconditionFailure(violations=[violation])
     if error.retry_after is not None:

@@ -1,5 +1,7 @@
 """Durations and timestamps as seconds."""
 
+import math
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -31,8 +33,9 @@ def checked_seconds(message: Duration, field: str) -> float:
 
 def timestamp(unix: float) -> Timestamp:
     """A Timestamp of Unix seconds."""
-    whole, rest = divmod(round(unix * _NANOS), _NANOS)
-    return Timestamp(seconds=whole, nanos=rest)
+    whole = math.floor(unix)
+    carry, nanos = divmod(round((unix - whole) * _NANOS), _NANOS)
+    return Timestamp(seconds=whole + carry, nanos=nanos)
 
 
 def unix(message: Timestamp) -> float:

@@ -40,7 +40,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("body", "code"), WRONG.values(), ids=WRONG)
 def test_a_wrong_name_is_refused_at_once(body, code):
-    with pytest.raises(AgentNameError, match="^Made: ") as raised:
+    with pytest.raises(AgentNameError, match=r"^Made: ") as raised:
         make(**body)
     assert raised.value.code == code
     assert isinstance(raised.value, TypeError)

@@ -89,7 +89,8 @@ def test_results_and_errors_are_tool_messages():
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, ""), ("text", "text"), ("", ""), ("é", "é"), (3, "3"), (0.5, "0.5"), (True, "true"), ([1, "é"], '[1, "é"]'),
+        (None, ""), ("text", "text"), ("", ""), ("é", "é"), (3, "3"), (0.5, "0.5"), (True, "true"),
+        ([1, "é"], '[1, "é"]'),
         ({"a": {"b": None}}, '{"a": {"b": null}}'), ((1, 2), "[1, 2]"), ({"error": ValueError("x")}, '{"error": "x"}'),
         (np.float64(0.5), "0.5"),
     ],
@@ -109,7 +110,8 @@ async def test_all_calls_run_at_the_same_time():
         return await answers(tool_call)
 
     async with asyncio.timeout(3):
-        assert contents(await execute_tool_calls(calls("a", "b", "c"), meets_the_others)) == ["a done", "b done", "c done"]
+        messages = await execute_tool_calls(calls("a", "b", "c"), meets_the_others)
+    assert contents(messages) == ["a done", "b done", "c done"]
 
 
 async def test_messages_come_in_the_order_of_the_calls():

@@ -124,11 +124,7 @@ def as_loop(agent, get_tools):
     """An agent loop: as it is, or made of its run method."""
     if isinstance(agent, RolloutAgentLoop):
         return agent
-    body = {
-        "name": "agent",
-        "run": lambda self, ctx: agent(ctx),
-        "get_tools": lambda self, request: get_tools(request),
-    }
+    body = {"name": "agent", "run": lambda self, ctx: agent(ctx), "get_tools": lambda self, request: get_tools(request)}
     return type("Agent", (RolloutAgentLoop,), body)()
 
 

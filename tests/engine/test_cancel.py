@@ -6,6 +6,7 @@ import random
 import pytest
 
 from osmosis_grpc.engine import CancelRow
+from osmosis_grpc.errors import Internal
 from osmosis_grpc.types import CompletionStatus, Group, Outcome, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
@@ -91,7 +92,8 @@ async def test_a_queued_rollout(hosting):
     async with hosting(counting(runs, hangs), max_concurrent=1) as h:
         await h.start("busy")
         record = await h.start()
-        assert h.engine.cancel("me", rollout_id="r1", reason="why") == [CancelRow("r1", 1, True, RolloutState.CANCELLED)]
+        rows = h.engine.cancel("me", rollout_id="r1", reason="why")
+        assert rows == [CancelRow("r1", 1, True, RolloutState.CANCELLED)]
         await h.settled(record)
         check_cancelled(h, record, "why")
         assert [type(kind) for kind in h.kinds(record)] == [
@@ -125,7 +127,8 @@ async def test_twice(hosting):
         record = await h.start()
         await asyncio.sleep(0.01)
         assert h.engine.cancel("me", rollout_id="r1", reason="first")[0].cancelled
-        assert h.engine.cancel("me", rollout_id="r1", reason="second") == [CancelRow("r1", 1, True, RolloutState.RUNNING)]
+        rows = h.engine.cancel("me", rollout_id="r1", reason="second")
+        assert rows == [CancelRow("r1", 1, True, RolloutState.RUNNING)]
         assert record.activity().description == "stopping"
         release.set()
         await h.settled(record)
@@ -144,7 +147,8 @@ async def test_while_get_tools_runs(hosting):
     async with hosting(counting(runs), get_tools=get_tools, max_concurrent=1, max_queued=0) as h:
         asking = asyncio.create_task(h.init())
         await h.until(lambda: calls)
-        assert h.engine.cancel("me", rollout_id="r1", reason="early") == [CancelRow("r1", 1, True, RolloutState.ACCEPTED)]
+        rows = h.engine.cancel("me", rollout_id="r1", reason="early")
+        assert rows == [CancelRow("r1", 1, True, RolloutState.ACCEPTED)]
         gate.set()
         record, started = await asking
         assert started
@@ -152,6 +156,27 @@ async def test_while_get_tools_runs(hosting):
         check_cancelled(h, record, "early")
         assert runs == []
         assert (await h.run("next")).status is CompletionStatus.COMPLETED
+
+
+async def test_while_a_further_attempt_is_being_accepted(hosting):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(request.attempt)
+        if request.attempt == 1:
+            return []
+        await gate.wait()
+        raise ValueError("no")
+
+    async with hosting(hangs, get_tools=get_tools) as h:
+        first = await h.start()
+        asking = asyncio.create_task(h.init(attempt=2))
+        await h.until(lambda: calls == [1, 2])
+        assert h.engine.cancel("me", rollout_id="r1")[0].cancelled
+        gate.set()
+        with pytest.raises(Internal):
+            await asking
+        assert (await h.settled(first)).status is CompletionStatus.CANCELLED
 
 
 # Before its Init

@@ -9,15 +9,7 @@ import pytest
 from osmosis_grpc import errors
 from osmosis_grpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy, answer
-from osmosis_grpc.types import (
-    Callback,
-    ChatPurpose,
-    ChatResponse,
-    CompletionStatus,
-    Outcome,
-    TokenBlock,
-    events,
-)
+from osmosis_grpc.types import Callback, ChatPurpose, ChatResponse, CompletionStatus, Outcome, TokenBlock, events
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -223,12 +215,12 @@ async def test_what_a_request_says(hosting):
         record = await started(h, callback=callback, agent_timeout=30.0)
         first, second = h.trainer.chats
         assert dict(first.params) == {"temperature": 0.5, "stop": ["x"], "seed": 7}
-        assert (first.tools, first.purpose) == (None, ChatPurpose.POLICY)
+        assert (first.tools, first.purpose) == (record.tools, ChatPurpose.POLICY)
         assert (dict(second.params), second.tools, second.purpose) == ({}, [TOOL], ChatPurpose.JUDGE)
         assert first.state == second.state == b"mine"
         assert 0 < second.timeout <= first.timeout <= 30.0
         told = [(dict(k.params), k.tools, k.purpose) for k in h.kinds(record, events.ChatRequested)]
-        assert told == [(dict(c.params), c.tools, c.purpose) for c in (first, second)]
+        assert told == [(dict(first.params), None, first.purpose), (dict(second.params), [TOOL], second.purpose)]
 
 
 async def test_a_try_waits_no_longer_than_its_limit(hosting):
@@ -711,10 +703,7 @@ async def test_metrics_count(hosting):
             ctx.record_tool_call(latency)
         return ctx.complete([])
 
-    usages = [
-        {"prompt_tokens": 10, "completion_tokens": 4},
-        {"prompt_tokens": 30, "completion_tokens": 1},
-    ]
+    usages = [{"prompt_tokens": 10, "completion_tokens": 4}, {"prompt_tokens": 30, "completion_tokens": 1}]
 
     async def policy(request):
         return ChatResponse(message=assistant("x"), usage=usages[request.number - 1])

@@ -138,6 +138,19 @@ async def test_duplicates_while_get_tools_runs_are_one_execution(hosting):
         h.check_whole(record)
 
 
+async def test_before_it_is_accepted_a_rollout_is_not_there(hosting):
+    gate, calls = asyncio.Event(), []
+    async with hosting(done, get_tools=gated(gate, calls)) as h:
+        asking = asyncio.create_task(h.init())
+        await h.until(lambda: calls)
+        with pytest.raises(NotFound):
+            h.engine.get("me", "r1")
+        assert h.engine.rollouts("me") == ([], 0)
+        gate.set()
+        record, _ = await asking
+        assert h.engine.get("me", "r1") is record
+
+
 async def test_duplicates_share_the_refusal(hosting):
     gate, calls = asyncio.Event(), []
     async with hosting(done, get_tools=gated(gate, calls, tools=["junk"])) as h:
@@ -171,7 +184,8 @@ async def test_a_caller_that_leaves_does_not_take_the_rollout_along(hosting):
 
 @pytest.mark.parametrize("raising", [sync_raising, async_raising])
 @pytest.mark.parametrize(
-    "error", [ValueError("no such database"), InvalidArgument("x", "is wrong"), TimeoutError("slow disk"), SystemExit(7)],
+    "error",
+    [ValueError("no such database"), InvalidArgument("x", "is wrong"), TimeoutError("slow disk"), SystemExit(7)],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
 async def test_get_tools_that_raises_refuses_and_leaves_nothing(hosting, raising, error):
@@ -275,24 +289,17 @@ async def test_junk_tools_refuse(hosting, junk):
 
 
 async def test_what_get_tools_does_to_its_request_stays_with_it(hosting):
-    seen = []
-
     def get_tools(request):
         request.messages[0]["content"] = "changed"
         request.messages.append({"role": "user", "content": object()})
         request.metadata["added"] = object()
         return []
 
-    async def run(ctx):
-        seen.append((ctx.request.messages, ctx.request.metadata))
-        return ctx.complete([USER])
-
-    async with hosting(run, get_tools=get_tools) as h:
+    async with hosting(done, get_tools=get_tools) as h:
         record = await h.start(messages=[dict(USER)], metadata={"kept": 1}, digest=b"1")
-        await h.settled(record)
+        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
         request = h.kinds(record, events.Accepted)[0].init.request
         assert (request.messages, request.metadata) == ([USER], {"kept": 1})
-        assert seen == [([USER], {"kept": 1})]
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -465,6 +472,29 @@ async def test_an_attempt_superseded_before_it_was_accepted_is_refused(hosting):
         with pytest.raises(NotFound):
             h.engine.get("me", "r1", 1)
         h.check_whole(second)
+
+
+async def test_until_an_attempt_is_accepted_the_one_before_stands(hosting):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(request.attempt)
+        if request.attempt == 2:
+            await gate.wait()
+        return []
+
+    async with hosting(hangs, get_tools=get_tools) as h:
+        first = await h.start()
+        asking = asyncio.create_task(h.init(attempt=2))
+        await h.until(lambda: calls == [1, 2])
+        assert h.engine.get("me", "r1") is first
+        assert [row.attempt for row in h.engine.rollouts("me")[0]] == [1]
+        with pytest.raises(NotFound):
+            h.engine.get("me", "r1", 2)
+        gate.set()
+        second, _ = await asking
+        assert h.engine.get("me", "r1") is second
+        assert (await h.settled(first)).finish_reason == "superseded"
 
 
 async def test_an_attempt_that_is_refused_supersedes_nothing(hosting):

@@ -1,6 +1,7 @@
 """Agents that do what agents should not: their rollout ends once, and says whose fault it was."""
 
 import asyncio
+import contextlib
 import time
 from collections import UserDict
 from dataclasses import dataclass, field
@@ -201,7 +202,7 @@ FAILURES = {
     "final_messages a dict": Case(completing(USER, reward=1.0), "final_messages"),
     "final_messages a generator": Case(completing((m for m in [USER]), reward=1.0), "final_messages"),
     "a message is a text": Case(completing(("hello",), reward=1.0), "final_messages[0]"),
-    "a message is a class": Case(completing((Report,), reward=1.0), "final_messages[0]"),
+    "a message is a class": Case(completing((Report,), reward=1.0), "the result cannot be sent"),
     "a message is an array": Case(completing((np.array([1, 2]),), chat_first=True), "final_messages[0]"),
     "a message holds an array": Case(
         completing(({"role": "user", "content": np.array([1, 2])},), chat_first=True), "final_messages[0]"),
@@ -268,8 +269,8 @@ async def test_a_chat_in_flight_at_the_deadline_is_the_trainers_fault(hosting):
 
 
 GOOD_REWARDS = {
-    "float32": (np.float32(0.5), 0.5), "float64": (np.float64(0.5), 0.5), "an int": (1, 1.0), "int64": (np.int64(2), 2.0),
-    "zero": (0.0, 0.0), "negative": (-1.5, -1.5), "a fraction": (Fraction(1, 4), 0.25), "none": (None, None),
+    "float32": (np.float32(0.5), 0.5), "float64": (np.float64(0.5), 0.5), "an int": (1, 1.0), "zero": (0.0, 0.0),
+    "int64": (np.int64(2), 2.0), "negative": (-1.5, -1.5), "a fraction": (Fraction(1, 4), 0.25), "none": (None, None),
 }  # fmt: skip
 
 
@@ -403,16 +404,15 @@ async def test_an_agent_that_never_stops_keeps_its_slot_and_loses_its_context(ho
         if ctx.request.rollout_id == "next":
             return ctx.complete([USER])
         while not release.is_set():
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await release.wait()
-            except asyncio.CancelledError:
-                pass
         for name, use in uses(ctx).items():
             try:
                 answer = use()
                 answers[name] = await answer if name == "chat" else answer
             except Exception as error:
                 answers[name] = type(error)
+        return None
 
     async with hosting(stubborn, max_concurrent=1) as h:
         before = asyncio.all_tasks()
@@ -440,10 +440,8 @@ async def test_whatever_an_abandoned_agent_does_in_the_end_frees_its_slot(hostin
 
     async def stubborn(ctx):
         while not release.is_set():
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await release.wait()
-            except asyncio.CancelledError:
-                pass
         if error is None:
             asyncio.current_task().cancel()
             await asyncio.sleep(0)

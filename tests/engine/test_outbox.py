@@ -1,6 +1,7 @@
 """Delivery: at least once, until it is settled; and how an engine closes."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -295,10 +296,8 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
 async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
     async def stubborn(ctx):
         while not release.is_set():
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 await release.wait()
-            except asyncio.CancelledError:
-                pass
 
     release = asyncio.Event()
     async with hosting(stubborn) as h:

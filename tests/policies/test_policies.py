@@ -1,7 +1,6 @@
 """The policies that know their replies: the mock's arithmetic, its tokens, the scripts."""
 
 import json
-import time
 import zlib
 
 import numpy as np
@@ -133,16 +132,26 @@ async def test_the_mock_calls_two_tools_at_once_and_then_one():
 
 
 @pytest.mark.parametrize(
-    ("question", "result"),
-    [("1 + 2", "3"), ("-4 * 2.5", "-10"), ("7/2-1", "2"), ("8 - (3 - 1)", "6"), ("2*3*4", "24"), ("1 - -2", "3")],
+    ("question", "result", "calls"),
+    [
+        ("1 + 2", "3", 1),
+        ("-4 * 2.5", "-10", 1),
+        ("7/2-1", "2", 2),
+        ("8 - (3 - 1)", "6", 2),
+        ("2*3*4", "24", 2),
+        ("1 - -2", "3", 1),
+    ],
 )
-async def test_the_mock_and_the_calculator_agree(question, result):
+async def test_the_mock_and_the_calculator_agree(question, result, calls):
     completion = await run_rollout(
         CalculatorAgent(), ToolCallingMock(), [user(f"Please work out {question}.")], label=result
     )
     assert completion.status is CompletionStatus.COMPLETED
     assert completion.messages[-1]["content"].endswith(f"#### {result}")
     assert completion.reward == 1.0
+    results = [message["content"] for message in completion.messages if message["role"] == "tool"]
+    assert len(results) == calls
+    assert not [text for text in results if text.startswith("Error")]
 
 
 async def test_a_tool_that_failed_ends_the_reckoning():
@@ -201,11 +210,10 @@ async def test_broken_input_never_raises(messages):
     assert copy_message(message, "m") == message, "a reply that can travel"
 
 
-@pytest.mark.parametrize("text", ["-" * 1200, "(" * 1200, "1 " * 1200, "1-" * 1200 + "x"])
-async def test_a_long_line_takes_no_long_time(text):
-    began = time.perf_counter()
-    await ToolCallingMock()(chat([user(text)]))
-    assert time.perf_counter() - began < 1
+@pytest.mark.parametrize("text", ["-", "(", "1 ", "1-"])
+async def test_a_long_line_is_answered_before_the_test_times_out(text):
+    reply = await ToolCallingMock()(chat([user(text * 50_000 + "x")]))
+    assert reply.message["role"] == "assistant"
 
 
 TEXT = st.text(alphabet="0123456789+-*/(). x", max_size=30)

@@ -121,7 +121,9 @@ def test_a_tensor_keeps_its_array(dtype):
         assert named(replace(tensor, dtype="float128").check, 2, "x") == "x.type"
 
 
-@pytest.mark.parametrize("bad", [["a"], [object()], [1 + 2j], np.array(["2026"], dtype="M8")], ids=str)
+@pytest.mark.parametrize(
+    "bad", [["a"], [object()], [1 + 2j], np.array(["2026"], dtype="M8")], ids=["text", "object", "complex", "date"]
+)
 def test_what_is_no_tensor_is_refused(bad):
     assert named(Tensor.of, bad) == "extras"
 

@@ -24,19 +24,25 @@ from osmosis_grpc.wire.message import (
 from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 
 TEXT = st.text(max_size=8)
-NUMBER = st.integers() | st.integers(2**53, 2**80) | st.floats(allow_nan=False, allow_infinity=False)
-JSON = st.recursive(
-    st.none() | st.booleans() | NUMBER | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
+NUMBER = (
+    st.integers(-2, 2) | st.integers() | st.integers(2**53, 2**80) | st.floats(allow_nan=False, allow_infinity=False)
 )
+SCALAR = st.none() | st.booleans() | NUMBER | TEXT
+NESTED = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
+)
+JSON = SCALAR | NESTED | NESTED
 # Keys that mean something to somebody, the protocol's own field names among them.
 UNKNOWN = st.sampled_from(["extra_json", "parts", "text", "null_content", "reasoning_content", "refusal"]) | TEXT
 
 
+def mostly(kind: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.sampled_from([kind, kind, JSON]).flatmap(lambda chosen: chosen)
+
+
 def an_object(required: dict[str, Any] | None = None, **typed: Any) -> st.SearchStrategy[dict[str, Any]]:
     """An object some of whose keys are typed: absent, of their type, or any JSON; and unknown keys."""
-    known = st.fixed_dictionaries(required or {}, optional={key: kind | JSON for key, kind in typed.items()})
+    known = st.fixed_dictionaries(required or {}, optional={key: mostly(kind) for key, kind in typed.items()})
     return st.builds(lambda rest, keys: {**rest, **keys}, st.dictionaries(UNKNOWN, JSON, max_size=2), known)
 
 
@@ -44,8 +50,8 @@ PART = an_object(type=TEXT, text=TEXT)
 CALL = an_object(id=TEXT, type=st.just("function"), function=an_object(name=TEXT, arguments=TEXT))
 MESSAGE = an_object(
     {"role": st.sampled_from(sorted(ROLES))},
-    content=TEXT | st.none() | st.lists(PART, max_size=3) | st.lists(PART | JSON, max_size=3),
-    tool_calls=st.lists(CALL, max_size=2) | st.lists(CALL | JSON, max_size=2),
+    content=TEXT | st.none() | st.lists(PART, max_size=3) | st.lists(mostly(PART), max_size=3),
+    tool_calls=st.lists(CALL, max_size=2) | st.lists(mostly(CALL), max_size=2),
     tool_call_id=TEXT,
     name=TEXT,
 )
@@ -161,6 +167,17 @@ def test_any_sampling_parameters_survive(params):
 @pytest.mark.parametrize("params", [{"temperature": 1}, {"top_p": 1}, {"temperature": 0, "top_p": 0}])
 def test_whole_numbers_of_a_double_keep_their_value(params):
     assert params_from_wire(over_the_wire(params_to_wire(params)), "sampling") == params
+
+
+@pytest.mark.parametrize(
+    "value", [True, 1, 1.0, None, 2**63 - 1, 2**63, -(2**63), "7", "", [], ["a"], ["a", 1], {}], ids=repr
+)
+@pytest.mark.parametrize("key", ["stop", "seed", "logprobs", "vendor"])
+def test_a_parameter_of_another_type_survives(key, value):
+    assert exact(params_from_wire(over_the_wire(params_to_wire({key: value})), "s")) == exact({key: value})
+    usage = {"prompt_tokens": value}
+    if type(value) is not int or value >= 0:
+        assert exact(usage_from_wire(over_the_wire(usage_to_wire(usage)), "u")) == exact(usage)
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,7 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Callback, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, NOT_SERVED, init_from_wire, init_to_wire
+from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, NOT_SERVED, check_served, init_from_wire, init_to_wire
 
 NOT_ON_THE_WIRE = {"server_url", "api_key"}  # they come with the HTTP contract
 INIT = InitRequest(
@@ -201,9 +201,8 @@ BAD_REQUESTS = [
     ("agent_timeout", {"agent_timeout": Duration(nanos=-1)}),
     ("agent_timeout", {"agent_timeout": Duration(nanos=2**31 - 1)}),
     ("agent_timeout", {"agent_timeout": Duration(seconds=2**62)}),
-    ("grader_timeout", {"grader_timeout": Duration(seconds=5)}),
+    ("grader_timeout", {"grader_timeout": Duration()}),
     ("callback.target", {"callback": pb.Callback()}),
-    ("callback.tls", {"callback": pb.Callback(target="x:1", tls=pb.CallbackTls())}),
     ("callback.credential", {"callback": pb.Callback(target="x:1", credential="a\r\nb: c")}),
     ("callback.credential", {"callback": pb.Callback(target="x:1", credential="ü")}),
     ("trace_context.traceparent", {"trace_context": pb.TraceContext(traceparent="a\nb")}),
@@ -214,6 +213,19 @@ BAD_REQUESTS = [
 @pytest.mark.parametrize(("field", "bad"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_is_out_of_bounds_is_refused_by_name(field, bad):
     assert named(init_from_wire, over_the_wire(pb.InitRequest(rollout_id="r", **bad))) == field
+
+
+NOT_SERVED_YET = [
+    ("grader_timeout", {"grader_timeout": Duration(seconds=5)}),
+    ("callback.tls", {"callback": pb.Callback(target="x:1", tls=pb.CallbackTls())}),
+]
+
+
+@pytest.mark.parametrize(("field", "given"), NOT_SERVED_YET)
+def test_what_is_not_served_is_refused_by_name_but_can_be_read(field, given):
+    message = over_the_wire(pb.InitRequest(rollout_id="r", **given))
+    assert named(check_served, message) == field
+    init_from_wire(message)
 
 
 def test_a_refusal_never_shows_the_credential():
@@ -227,10 +239,11 @@ def test_metadata_is_limited_in_bytes():
     text = '{"a":"üüüü"}'
     message = pb.InitRequest(rollout_id="r", metadata_json=text)
     assert len(text) < len(text.encode())
-    assert init_from_wire(message, max_metadata_bytes=len(text.encode())).request.metadata == {"a": "üüüü"}
-    assert named(init_from_wire, message, len(text.encode()) - 1) == "metadata_json"
+    check_served(message, len(text.encode()))
+    assert init_from_wire(message).request.metadata == {"a": "üüüü"}
+    assert named(check_served, message, len(text.encode()) - 1) == "metadata_json"
     large = pb.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
-    assert named(init_from_wire, large) == "metadata_json"
+    assert named(check_served, large) == "metadata_json"
 
 
 @settings(max_examples=100, deadline=None)
