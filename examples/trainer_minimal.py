@@ -12,7 +12,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 
 
-async def main(target: str, data: str) -> None:
+async def main(target: str, rows: list[dict]) -> None:
     policy = ToolCallingMock()  # any async callable from ChatRequest to ChatResponse
     async with TrainerServer(policy) as trainer, RolloutClient(target) as client:
 
@@ -30,8 +30,8 @@ async def main(target: str, data: str) -> None:
                 print(completion.rollout_id, completion.status, "reward", completion.reward,
                       "tokens", len(segment.ids), "of which sampled", segment.sampled)  # fmt: skip
 
-        rows = map(json.loads, Path(data).read_text().splitlines())
         await asyncio.gather(*(rollout(number, row) for number, row in enumerate(rows)))
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2]))
+data = [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()]
+asyncio.run(main(sys.argv[1], data))

@@ -53,7 +53,7 @@ class RolloutContext:
         self._session.check_open()
         return RolloutResult(
             status="COMPLETED", final_messages=final_messages, finish_reason=finish_reason, reward=reward,
-            extra_fields=extra_fields or {},
+            extra_fields=extra_fields,
         )  # fmt: skip
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:

@@ -53,5 +53,5 @@ class RolloutResult:
     """None is not zero: it means that somebody else computes the reward."""
     metrics: RolloutMetrics | None = None
     """Not needed: the server keeps its own."""
-    extra_fields: Mapping[str, Any] = field(default_factory=dict)
+    extra_fields: Mapping[str, Any] | None = None
     """Whatever else is to reach the trainer."""

@@ -18,7 +18,7 @@ from tests.processes import ROOT, run, server_process
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
-AGENTS = '''
+AGENTS = """
 import asyncio, os, time
 from osmosis_grpc.rollout import RolloutAgentLoop
 
@@ -58,7 +58,7 @@ class Blocking(Hanging):
 agents = [Noisy(), Hanging(), Deaf(), Blocking]
 nameless = Noisy()
 nameless.name = ""
-'''
+"""
 
 
 @pytest.fixture
@@ -234,7 +234,17 @@ def test_reload(tmp_path):
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "changing:agent", "--grpc-port", "0", "--json", "--reload"]
+    command = [
+        sys.executable,
+        "-m",
+        "osmosis_grpc.serve",
+        "-m",
+        "changing:agent",
+        "--grpc-port",
+        "0",
+        "--json",
+        "--reload",
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path
     ) as process:

@@ -9,9 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
-PINNED = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-)
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 
 ENVIRONMENTS = {
     "oldest": ["grpcio==1.74.0", "protobuf==6.31.1"],
@@ -21,7 +19,7 @@ ENVIRONMENTS = {
 if os.environ.get("OSMOSIS_COMPAT") == "newest":
     ENVIRONMENTS = {"newest": ["--upgrade", "grpcio", "protobuf"]}
 
-PROBE = '''
+PROBE = """
 import asyncio, sys
 import google.protobuf, grpc
 import numpy as np
@@ -52,7 +50,7 @@ asyncio.run(main())
 heavy = [name for name in ("fastapi", "typer", "structlog", "grpc_health") if name in sys.modules]
 assert not heavy, heavy
 print(grpc.__version__, google.protobuf.__version__)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,12 @@ def test_round_trip(name, wheel, tmp_path):
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, str(wheel), *ENVIRONMENTS[name]], check=True, timeout=500)
     probe = subprocess.run(
-        [str(python), "-W", "error", "-c", PROBE], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+        [str(python), "-W", "error", "-c", PROBE],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
     )
     assert probe.returncode == 0, probe.stderr
     versions = probe.stdout.split()

@@ -74,7 +74,9 @@ async def test_all_in_flight_at_once(serve, train, stack):
     agent = CountingAgent()
     server, trainer = await serve(agent), await train(ToolCallingMock())
     stubs = await connections(stack, server.address)
-    requests = [init_request(trainer.address, "What is 1 + 2?" if i % 100 == 50 else "What is 1 + 1?") for i in range(1000)]
+    requests = [
+        init_request(trainer.address, "What is 1 + 2?" if i % 100 == 50 else "What is 1 + 1?") for i in range(1000)
+    ]
     answers = await asyncio.gather(*(answer(stubs[i % 10], request) for i, request in enumerate(requests)))
     refused = [i for i, (body, _) in enumerate(answers) if body == "ALREADY_EXISTS"]
     won = [i for i in range(1000) if i not in set(refused)]

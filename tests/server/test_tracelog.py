@@ -33,4 +33,8 @@ async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
     assert rows[0]["event"] == "accepted"
     assert "ended" in {row["event"] for row in rows}
     answered = next(row for row in rows if row["event"] == "chat_answered")
-    assert len(answered["data"]["response"]["tokens"]["ids"]) == len(answered["data"]["response"]["tokens"]["logprobs"]) > 0
+    assert (
+        len(answered["data"]["response"]["tokens"]["ids"])
+        == len(answered["data"]["response"]["tokens"]["logprobs"])
+        > 0
+    )

@@ -67,9 +67,7 @@ async def test_all_waits_share_one_stream(pair):
     original = client._stub.StreamEvents
     client._stub.StreamEvents = lambda request: streams.append(request) or original(request)
     for i in range(20):
-        await client.init(
-            rollout_id=f"r{i}", agent_loop="calculator", messages=QUESTION, callback=trainer.callback()
-        )
+        await client.init(rollout_id=f"r{i}", agent_loop="calculator", messages=QUESTION, callback=trainer.callback())
     done = await asyncio.gather(*(client.wait(f"r{i}") for i in range(20)))
     assert {completion.status for completion in done} == {CompletionStatus.COMPLETED}
     assert len(streams) == 1
@@ -89,9 +87,7 @@ async def test_wait_without_a_server():
 async def test_cancel_get_and_list(pair):
     client, trainer = pair
     for i in range(3):
-        await client.init(
-            rollout_id=f"s{i}", agent_loop="sleeper", callback=trainer.callback(), group=Group("g", i, 3)
-        )
+        await client.init(rollout_id=f"s{i}", agent_loop="sleeper", callback=trainer.callback(), group=Group("g", i, 3))
     info = await client.get("s1")
     assert (info.state, info.agent_loop, info.activity.description) == (RolloutState.RUNNING, "sleeper", "agent")
     assert info.group == Group("g", 1, 3)
@@ -124,9 +120,7 @@ async def test_server_info_and_drain(pair):
     assert (left.running, left.queued) == (1, 0)
     assert (await client.info()).draining
     with pytest.raises(Unavailable) as caught:
-        await asyncio.wait_for(
-            client.init(rollout_id="t", agent_loop="sleeper", callback=trainer.callback()), 60
-        )
+        await asyncio.wait_for(client.init(rollout_id="t", agent_loop="sleeper", callback=trainer.callback()), 60)
     assert caught.value.retry_after == 5.0
 
 
@@ -160,9 +154,7 @@ async def test_signs_of_life(pair):
 async def test_messages_are_checked_before_they_travel(pair):
     client, trainer = pair
     with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
-        await client.init(
-            rollout_id="x", messages=[{"role": "user", "content": "\ud800"}], callback=trainer.callback()
-        )
+        await client.init(rollout_id="x", messages=[{"role": "user", "content": "\ud800"}], callback=trainer.callback())
     with pytest.raises(TypeError, match="no field colour"):
         await client.init(rollout_id="x", colour="red")
 

@@ -162,7 +162,9 @@ async def test_policies_see_what_is_new_and_samples_come_from_the_trainers_own_c
     assert (seen.continues, seen.covered) == (1, 2)
     np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
 
-    wrong = Segment(ids=first.tokens.ids, logprobs=first.tokens.logprobs, mask_runs=(0, len(first.tokens.ids)), chats=(1, 2))
+    wrong = Segment(
+        ids=first.tokens.ids, logprobs=first.tokens.logprobs, mask_runs=(0, len(first.tokens.ids)), chats=(1, 2)
+    )
     await ask(ended(samples={"main": Sample(segments=(wrong,), reward=0.5, trainable=True)}, reward=0.5))
     sample = (await ask.trainer.completion("r")).samples["main"]
     assert sample.reward == 0.5
