@@ -20,21 +20,11 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Aborted, CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
-from osmosis_grpc.types import (
-    ChatPurpose,
-    ChatRequest,
-    ChatResponse,
-    EventKind,
-    Message,
-    RolloutState,
-    Sample,
-    events,
-    jsontext,
-)
+from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, EventKind, Message, RolloutState, Sample, events
 from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.types.conversation import Conversation, Node, path
-from osmosis_grpc.types.requests import check_id, check_params
+from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tools import tool_dicts
 
 
@@ -111,8 +101,7 @@ class RolloutSession:
         with _agents_mistake():
             place = state.conversation.place(_plain(messages, "messages"))
             chat_tools = None if tools is None else tool_dicts(tools)
-            params = jsontext.copy(dict(params), "params")
-            check_params(params, "params")
+            params = own_params(params, "params")
         state.chats += 1
         number = state.chats
         history = path(place.node)

@@ -126,6 +126,13 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
         raise InvalidArgument(f"{name}.max_tokens", f"{limit!r} is not a whole number of at least 1")
 
 
+def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A checked deep copy of sampling parameters, as they come back off the wire: temperature 1 is 1.0."""
+    own: dict[str, Any] = jsontext.copy(dict(params), name)
+    check_params(own, name)
+    return own | {key: float(own[key]) for key in ("temperature", "top_p") if own.get(key) is not None}
+
+
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)

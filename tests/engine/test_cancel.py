@@ -50,6 +50,37 @@ async def test_a_running_rollout(hosting):
         assert h.engine.capacity().running == 0
 
 
+async def test_a_rollout_that_stopped_at_once_is_left_alone(hosting):
+    async with hosting(hangs, stop_again_after=(0.01,)) as h:
+        record = await h.start()
+        await h.until(lambda: record.state is RolloutState.RUNNING)
+        h.engine.cancel("me", rollout_id="r1")
+        await h.settled(record)
+        await asyncio.sleep(0.1)
+        assert h.escaped == []
+        assert h.engine.capacity().abandoned == 0
+
+
+async def test_a_rollout_that_is_stopped_for_its_deadline_is_not_cancelled(hosting):
+    async def slow_to_stop(ctx):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.set()
+            await release.wait()
+
+    stopping, release = asyncio.Event(), asyncio.Event()
+    async with hosting(slow_to_stop, stop_again_after=(60.0,)) as h:
+        record = await h.start(agent_timeout=0.02)
+        await stopping.wait()
+        rows = h.engine.cancel("me", rollout_id="r1")
+        assert rows == [CancelRow("r1", 1, False, RolloutState.RUNNING)]
+        release.set()
+        assert (await h.settled(record)).status is CompletionStatus.DEADLINE_EXCEEDED
+        assert h.kinds(record, events.CancelAsked) == []
+        h.check_whole(record)
+
+
 async def test_a_running_rollout_keeps_what_it_had(hosting):
     async def run(ctx):
         await ctx.chat([USER])

@@ -423,12 +423,16 @@ async def test_a_higher_attempt_supersedes(hosting):
 
 
 async def test_a_lower_attempt_is_told_the_current_one(hosting):
-    async with hosting(done) as h:
+    calls = []
+    async with hosting(done, get_tools=lambda request: calls.append(request.attempt)) as h:
+        first = await h.start(attempt=1)
         await h.start(attempt=3)
         for attempt in (1, 2):
             with pytest.raises(Aborted) as raised:
                 await h.init(attempt=attempt)
             assert (raised.value.rollout_id, raised.value.attempt) == ("r1", 3)
+        assert calls == [1, 3]
+        assert h.engine.get("me", "r1", 1) is first
 
 
 async def test_a_queued_attempt_is_superseded_without_having_run(hosting):

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from osmosis_grpc.agent import RolloutResult
 from osmosis_grpc.errors import RolloutEndedError, ToolExecutionError, Unavailable
+from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import CompletionStatus, Outcome, RolloutState, events, jsontext
 
 USER = {"role": "user", "content": "hello"}
@@ -356,6 +357,31 @@ async def test_a_chat_left_in_flight_is_given_up_at_the_end(hosting):
         await h.until(lambda: asyncio.all_tasks() == before)
         assert given_up.is_set() == asked.is_set()
         h.check_whole(record)
+
+
+async def test_a_reply_in_the_moment_of_the_end_is_dropped(hosting):
+    async def run(ctx):
+        chats.append(asyncio.create_task(ctx.chat([USER])))
+        await gate.wait()
+        return ctx.complete([USER])
+
+    async def policy(request):
+        asked.set()
+        await gate.wait()
+        return answer(request, "late")
+
+    chats, gate, asked = [], asyncio.Event(), asyncio.Event()
+    async with hosting(run) as h:
+        h.trainer.policy = policy
+        record = await h.start()
+        await asked.wait()
+        gate.set()
+        completion = await h.settled(record)
+        with pytest.raises(RolloutEndedError):
+            await chats[0]
+        h.check_whole(record)
+        assert completion.samples == {}
+        assert h.kinds(record, events.ChatAnswered) == []
 
 
 async def test_a_context_is_of_no_use_after_the_end(hosting):

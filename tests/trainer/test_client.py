@@ -185,7 +185,7 @@ async def test_a_completion_waits_for_its_trainer(serve, train, stack):
     trainer = await train(EchoPolicy())
     port = trainer.port
     await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
-    await asyncio.wait_for(trainer.completion("r"), 10)
+    assert [event async for event in client.events("r")], "to its end: it is delivered"
     await trainer._server.stop(None)
     await client.init(rollout_id="c", messages=QUESTION, callback=trainer.callback())
     await client.cancel("c")

@@ -22,7 +22,7 @@ from osmosis_grpc.types import (
     TokenBlock,
 )
 from osmosis_grpc.types.completion import MAX_FAILURE_TEXT, clip
-from osmosis_grpc.types.requests import check_id, check_seconds
+from osmosis_grpc.types.requests import check_id, check_seconds, own_params
 from osmosis_grpc.types.tools import tool_dicts
 
 
@@ -301,3 +301,11 @@ def test_every_public_value_is_frozen():
         made = object.__new__(value)
         with pytest.raises(FrozenInstanceError):
             setattr(made, fields(value)[0].name, 1)
+
+
+def test_sampling_parameters_are_as_they_come_back_off_the_wire():
+    given = {"temperature": 1, "top_p": 1, "max_tokens": 5, "stop": ["x"]}
+    own = own_params(given, "params")
+    assert [type(own[key]) for key in ("temperature", "top_p", "max_tokens")] == [float, float, int]
+    own["stop"].append("y")
+    assert given["stop"] == ["x"]

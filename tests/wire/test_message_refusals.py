@@ -49,6 +49,7 @@ UNFIT = {
     "bytes": b"x",
     "an object": object(),
     "more digits than are read": 10**5000,
+    "more digits than are read, below zero": -(10**5000),
 }
 
 
