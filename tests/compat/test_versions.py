@@ -45,6 +45,8 @@ async def main():
             reply = reply_from_wire(await TrainerServiceStub(channel).Chat(chat_to_wire(request)))
             assert reply.message["tool_calls"][0]["function"]["name"] == "add", reply
             assert len(reply.tokens.ids) == len(reply.tokens.logprobs) > 0
+    async with RolloutClient("127.0.0.1:1"):
+        pass
 
 asyncio.run(main())
 heavy = [name for name in ("fastapi", "typer", "structlog", "grpc_health") if name in sys.modules]
@@ -83,3 +85,18 @@ def test_round_trip(name, wheel, tmp_path):
     versions = probe.stdout.split()
     wanted = [pin.split("==")[1] for pin in ENVIRONMENTS[name] if "==" in pin]
     assert versions == wanted or not wanted
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_its_demo(wheel, tmp_path):
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, *constraints, f"{wheel}[server]"], check=True, timeout=500)
+    demo = subprocess.run(
+        [str(python.with_name("osmosis-grpc")), "demo", "--json"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
+    )  # fmt: skip
+    assert demo.returncode == 0, demo.stderr
+    assert demo.stdout.count('"status": "COMPLETED"') == 8
