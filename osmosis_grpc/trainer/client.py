@@ -46,7 +46,7 @@ class RolloutClient:
         self._lost_after = lost_after
         self._channel = grpc.aio.insecure_channel(target, options=client_options())
         self._stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
-        self._watch = Watch(self, lost_after)
+        self._watch = Watch(self.get, self.all_events, lost_after)
 
     async def __aenter__(self) -> "RolloutClient":
         return self
@@ -132,7 +132,7 @@ class RolloutClient:
                 await patience.pause(error)
 
     async def all_events(
-        self, cursor: str = "", *, from_now: bool = False
+        self, cursor: str = "", from_now: bool = False
     ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
         """All rollouts' events from a cursor onward, without end: pairs of cursor and event.
 

@@ -3,14 +3,14 @@
 import asyncio
 import random
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange
-from osmosis_grpc.types import Completion, events
+from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
-if TYPE_CHECKING:
-    from osmosis_grpc.trainer.client import RolloutClient
+_Get = Callable[[str, int], Awaitable[RolloutInfo]]
+_AllEvents = Callable[[str, bool], AsyncGenerator[tuple[str, TrajectoryEvent | None], None]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
@@ -38,8 +38,9 @@ class Patience:
 class Watch:
     """Begun with the first wait, ended with the client."""
 
-    def __init__(self, client: "RolloutClient", lost_after: float) -> None:
-        self._client = client
+    def __init__(self, get: _Get, all_events: _AllEvents, lost_after: float) -> None:
+        self._get = get
+        self._all_events = all_events
         self._lost_after = lost_after
         self._ended: dict[str, set[asyncio.Event]] = {}
         self._live = asyncio.Event()
@@ -59,7 +60,7 @@ class Watch:
             while True:
                 ended.clear()
                 try:
-                    info = await self._client.get(rollout_id, attempt)
+                    info = await self._get(rollout_id, attempt)
                 except CallError as error:
                     await patience.pause(error)
                     continue
@@ -84,7 +85,7 @@ class Watch:
         patience = Patience(float("inf"))  # whoever waits gives up by itself
         while True:
             try:
-                async with aclosing(self._client.all_events(cursor, from_now=not cursor)) as stream:
+                async with aclosing(self._all_events(cursor, not cursor)) as stream:
                     async for place, event in stream:
                         cursor = place
                         patience.renew()

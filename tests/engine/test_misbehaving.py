@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections import UserDict
 from dataclasses import dataclass, field
@@ -98,13 +99,6 @@ async def chats_in_flight(ctx):
     await ctx.chat([USER])
 
 
-async def chats_in_the_background(ctx):
-    chat = asyncio.create_task(ctx.chat([USER]))
-    chat.add_done_callback(lambda task: task.cancelled() or task.exception())
-    await asyncio.sleep(0)
-    return ctx.complete([USER], reward=1.0)
-
-
 async def gives_up(ctx):
     return ctx.error("too hard")
 
@@ -187,6 +181,7 @@ FAILURES = {
     "returns a class": Case(returning(RolloutResult), "type"),
     "status BANANA": Case(returning(RolloutResult(status="BANANA", reward=1.0)), "BANANA"),
     "status None": Case(returning(RolloutResult(status=None)), "None"),
+    "ERROR with a reward": Case(returning(RolloutResult(status="ERROR", error_message="no", reward=1.0)), "no"),
     "reward NaN": Case(completing(reward=float("nan")), "nan"),
     "reward inf": Case(completing(reward=float("inf")), "inf"),
     "reward -inf": Case(completing(reward=float("-inf")), "inf"),
@@ -338,7 +333,12 @@ async def test_the_causes_of_a_failure_are_told(hosting):
 
 
 async def test_a_chat_left_in_flight_is_given_up_at_the_end(hosting):
-    asked, given_up = asyncio.Event(), asyncio.Event()
+    chats, asked, given_up = [], asyncio.Event(), asyncio.Event()
+
+    async def run(ctx):
+        chats.append(asyncio.create_task(ctx.chat([USER])))
+        await asked.wait()
+        return ctx.complete([USER], reward=1.0)
 
     async def silent(request):
         asked.set()
@@ -347,15 +347,17 @@ async def test_a_chat_left_in_flight_is_given_up_at_the_end(hosting):
         finally:
             given_up.set()
 
-    async with hosting(chats_in_the_background) as h:
+    async with hosting(run) as h:
         before = asyncio.all_tasks()
         h.trainer.policy = silent
         record = await h.start()
         completion = await h.settled(record)
         assert completion.status is CompletionStatus.COMPLETED
         assert completion.reward == 1.0
+        with pytest.raises(RolloutEndedError):
+            await chats[0]
         await h.until(lambda: asyncio.all_tasks() == before)
-        assert given_up.is_set() == asked.is_set()
+        assert given_up.is_set()
         h.check_whole(record)
 
 
@@ -484,13 +486,18 @@ async def test_whatever_an_abandoned_agent_does_in_the_end_frees_its_slot(hostin
         assert record.completion.failure.boundary == "agent"
 
 
-async def blocks(ctx):
-    time.sleep(0.5)
-    return ctx.complete([USER], reward=1.0)
+def blocking(wait):
+    async def blocks(ctx):
+        wait(0.4)
+        return ctx.complete([USER], reward=1.0)
+
+    return blocks
 
 
+@pytest.mark.parametrize("wait", [time.sleep, threading.Event().wait], ids=["in C", "in the standard library"])
 @pytest.mark.parametrize(("timeout", "status"), [(60.0, "COMPLETED"), (0.1, "DEADLINE_EXCEEDED")])
-async def test_an_agent_that_blocks_the_loop_is_named(hosting, caplog, timeout, status):
+async def test_an_agent_that_blocks_the_loop_is_named(hosting, caplog, wait, timeout, status):
+    blocks = blocking(wait)
     async with hosting(blocks, blocked_after=0.1) as h:
         record = await h.start(agent_timeout=timeout)
         completion = await h.settled(record)
