@@ -21,6 +21,9 @@ def load_object(spec: str) -> Any:
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
+    if module_name.endswith(".py") or "/" in module_name:
+        name = os.path.basename(module_name).removesuffix(".py")
+        raise LoadError(f"{spec!r} names a file; name the module: {name}:{attribute}")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -60,5 +63,11 @@ def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
 
 
 def _suggest(module: Any) -> str:
-    loops = [name for name, value in vars(module).items() if isinstance(value, RolloutAgentLoop)]
+    loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
     return ", ".join(sorted(loops)) or "no agent loop"
+
+
+def _is_loop(value: Any, module: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, RolloutAgentLoop) and value.__module__ == getattr(module, "__name__", None)
+    return isinstance(value, RolloutAgentLoop)

@@ -61,7 +61,7 @@ async def execute_tool_calls(
 
     `executor` is awaited with each call and returns its tool message. A call that raises or
     returns nothing becomes an error message of its own, and the others' results stay. Each
-    call and its return are told as trajectory events.
+    call and its return are told as trajectory events; ctx.record_tool_call is what the metrics count.
     """
     return list(await asyncio.gather(*(_execute(call, executor) for call in tool_calls)))
 

@@ -1,5 +1,7 @@
 """The demo command: a server in a process of its own, this process as its trainer, eight rollouts."""
 
+import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +25,13 @@ TASKS = (
 
 NEXT = """
 Next:
-  osmosis-grpc validate -m osmosis_grpc.testing.calculator:agent_loop   check an agent loop
-  osmosis-grpc serve -m osmosis_grpc.testing.calculator:agent_loop      serve it
-  examples/calculator/server.py                                         an agent loop to begin from
-  examples/trainer_minimal.py                                           a trainer in under 40 lines
-  docs/architecture.md                                                  how one rollout travels"""
+  {program} validate --run -m osmosis_grpc.testing.calculator:agent_loop
+      check an agent loop
+  {program} serve -m osmosis_grpc.testing.calculator:agent_loop
+      serve it
+  examples/calculator/server.py    an agent loop to begin from
+  examples/trainer_minimal.py      a trainer in under 40 lines
+  docs/architecture.md             how one rollout travels"""
 
 
 def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
@@ -125,4 +129,5 @@ def _print_table(completions: "list[Completion]") -> None:
     Console().print(table)
     done = sum(completion.status == "COMPLETED" for completion in completions)
     typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
-    typer.echo(NEXT)
+    program = "osmosis-grpc" if shutil.which("osmosis-grpc") else os.path.relpath(sys.argv[0])
+    typer.echo(NEXT.format(program=program))

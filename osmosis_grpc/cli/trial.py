@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 QUESTION = "What is (2 + 3) * 4?"
 """What --run asks."""
 
+ANSWER = "20"
+"""The label, and metadata's ground_truth."""
+
 AGENT_TIMEOUT = 30.0
 """Seconds that --run gives a rollout."""
 
@@ -32,7 +35,7 @@ HINTS = {
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
     "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
     "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
-    "RUN_FAILED": "answer a tool call that fails with create_tool_error_result, and give up with ctx.error(text)",
+    "RUN_FAILED": "mend what it raised, or give up on purpose with return ctx.error(text)",
 }
 """What to do, by code of --run. The other codes are in osmosis_grpc.agent.validator."""
 
@@ -159,7 +162,10 @@ async def _rollout(watched: _Watched) -> "tuple[Completion, float]":
         watched.blocked_at = lambda: engine.watchdog.last
         pulse = _Pulse(loop)
         messages = [{"role": "user", "content": QUESTION}]
-        request = RolloutRequest(rollout_id="validate", messages=messages, agent_timeout=AGENT_TIMEOUT)
+        request = RolloutRequest(
+            rollout_id="validate", messages=messages, label=ANSWER, metadata={"ground_truth": ANSWER},
+            agent_timeout=AGENT_TIMEOUT,
+        )  # fmt: skip
         try:
             await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
             completion = await done

@@ -53,6 +53,9 @@ class Admission:
     def withdraw(self, record: Record) -> None:
         """A waiting rollout waits no longer."""
         self._waiting.discard(record)
+        if len(self._heap) > 2 * len(self._waiting) + 64:
+            self._heap = [row for row in self._heap if row[2] in self._waiting]
+            heapq.heapify(self._heap)
 
     def leave(self) -> Record | None:
         """Give back a slot. Returns the rollout that takes it over, if one waits."""

@@ -92,6 +92,7 @@ class Engine:
         self._runner = Runner(
             self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended, self.outbox.drop
         )  # fmt: skip
+        self._closing = False
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks: TaskGroup
@@ -105,10 +106,12 @@ class Engine:
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        await self.close(0.0)
-        self.watchdog.stop()
-        self._stopping.set()
-        await self._host
+        try:
+            await self.close(0.0)
+        finally:
+            self.watchdog.stop()
+            self._stopping.set()
+            await self._host
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Accept a rollout, or find the equal one accepted before: its record, and whether this started it."""
@@ -127,6 +130,7 @@ class Engine:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
         if self._table.full:
             raise ResourceExhausted("the memory budget is full of undelivered completions", retry_after=5.0)
+        own = own_copy(request)
         self._admission.reserve()
         now = self.clock.monotonic()
         record = Record(
@@ -136,7 +140,7 @@ class Engine:
         record.accepted.add_done_callback(_retrieve)
         self._table.add(record)
         try:
-            tools = self.agent_loops[name].get_tools(own_copy(request))
+            tools = self.agent_loops[name].get_tools(own)
         except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
             self._refuse(record, error)
         else:
@@ -214,7 +218,7 @@ class Engine:
         return Capacity(
             max_concurrent=self.config.max_concurrent, max_queued=self.config.queue_limit,
             running=self._admission.running - len(self._runner.abandoned), queued=self._admission.queued,
-            abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered,
+            abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered, expired=self.outbox.expired,
         )  # fmt: skip
 
     @property
@@ -240,7 +244,7 @@ class Engine:
 
         Agents are waited for as long as it takes to stop one, whatever the limit.
         """
-        self.draining = True
+        self.draining = self._closing = True
         shutdown = verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
         for record in self._table.live():
             if record.accepted.done():
@@ -283,7 +287,7 @@ class Engine:
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
         """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
-        task = asyncio.create_task(_settled(tools))
+        task = asyncio.create_task(settled(tools))
         try:
             done, _ = await asyncio.wait({task}, timeout=self.config.get_tools_timeout)
         except asyncio.CancelledError:
@@ -307,10 +311,13 @@ class Engine:
             if newest is not None and newest is not record:
                 raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
                               rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
+            if self._closing:
+                raise Unavailable("the server is shutting down")
             record.tools = tool_dicts(tools)
-        except CallError as error:
+        except Exception as error:  # what get_tools returned may be anything, and is looked at here
             self._refuse(record, error)
             return
+        self._table.accept(record)
         older = self._table.attempts_below(record)
         self.log.append(record, events.Accepted(record.init, record.tools))
         for other in older:
@@ -327,6 +334,8 @@ class Engine:
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Keep nothing of a rollout that was not accepted."""
         self._table.remove(record)
+        if record.cancel_reason is not None:
+            self._table.bury(record.owner, record.rollout_id, record.attempt, self.clock.monotonic())
         self._admission.release()
         self._changed.set()
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
@@ -374,7 +383,7 @@ class Engine:
             self._table.sweep(self.clock.monotonic())
 
 
-async def _settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+async def settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """What an awaitable gives, or what it raises: SystemExit, too, must not leave its task."""
     try:
         return await tools, None

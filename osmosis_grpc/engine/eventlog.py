@@ -142,5 +142,7 @@ def _size(kind: EventKind) -> int:
             kind.message or {})  # fmt: skip
         size += text_size([dict(data)])
     elif isinstance(kind, events.Ended):
-        size += sum(s.ids.nbytes * 2 for sample in kind.completion.samples.values() for s in sample.segments)
+        completion = kind.completion
+        size += sum(s.ids.nbytes * 2 for sample in completion.samples.values() for s in sample.segments)
+        size += text_size(completion.messages) + text_size([dict(completion.extra_fields)])
     return size

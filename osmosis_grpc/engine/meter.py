@@ -1,5 +1,6 @@
 """What a rollout took: counters, and where its time went."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ class Meter:
     def tool_recorded(self, latency_ms: float) -> None:
         """The agent recorded a tool call."""
         self._tool_calls += 1
-        self._tool_latency += latency_ms / 1000
+        self._tool_latency += latency_ms / 1000 if math.isfinite(latency_ms) else 0.0
 
     def total(self, now: float) -> RolloutMetrics:
         """The sums, at the end."""

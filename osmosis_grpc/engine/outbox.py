@@ -62,7 +62,7 @@ class Outbox:
                     raise
                 pause = 0.0 if record.repointed.is_set() else delay
             except FINAL as error:
-                log.warning("the completion of rollout %s was refused: %s", record.rollout_id, error)
+                log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
             except Exception as error:
                 retry_after = getattr(error, "retry_after", None)
@@ -70,7 +70,7 @@ class Outbox:
                 if tries == 1:
                     log.warning(
                         "the completion of rollout %s did not reach its trainer (%s); trying again",
-                        record.rollout_id, describe(error),
+                        record.rollout_id, clip(describe(error)),
                     )  # fmt: skip
             finally:
                 record.calls.discard(call)

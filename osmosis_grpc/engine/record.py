@@ -1,7 +1,6 @@
 """One attempt of one rollout, as the engine keeps it."""
 
 import asyncio
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,6 @@ from osmosis_grpc.types import (
     RolloutState,
     ToolDict,
 )
-
-_sequence = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,8 @@ class Record:
     accepted: "asyncio.Future[None]"
     """Done once the rollout is accepted, or failed when it was refused."""
     state: RolloutState = RolloutState.ACCEPTED
-    sequence: int = field(default_factory=lambda: next(_sequence))
-    """Orders records by arrival."""
+    sequence: int = 0
+    """Orders records by acceptance; 0 before that."""
     agent_loop: str = ""
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None

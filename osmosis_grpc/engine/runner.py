@@ -25,7 +25,7 @@ from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.types import RolloutRequest, events, jsontext
-from osmosis_grpc.types.completion import describe
+from osmosis_grpc.types.completion import describe, told
 from osmosis_grpc.types.messages import copy_messages
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
     except asyncio.CancelledError:
         raise
     except BaseException as error:
+        log.warning("the agent of rollout %s raised\n%s", context.request.rollout_id, told(error))
         return verdicts.raised(error)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,10 +23,12 @@ from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Aborted, CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, EventKind, Message, RolloutState, Sample, events
 from osmosis_grpc.types.assembly import Assembler
-from osmosis_grpc.types.completion import clip
+from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.conversation import Conversation, Node, path
 from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tools import tool_dicts
+
+log = logging.getLogger(__name__)
 
 
 class _SampleState:
@@ -133,7 +136,9 @@ class RolloutSession:
             over()
             ended = self._clock.monotonic()
             record.meter.chat_closed(ended)
-        state.newest = state.conversation.answer(place.node, response.message, number)
+        reply = state.conversation.answer(place.node, response.message, number)
+        if purpose is ChatPurpose.POLICY:  # what a judge said is no sample
+            state.newest = reply
         record.meter.answered(response, 0 if prompt is None else len(prompt), ended - began)
         self._log.append(record, events.ChatAnswered(
             sample=sample, number=number, response=response, latency=ended - began
@@ -158,10 +163,16 @@ class RolloutSession:
                 if isinstance(error, DeadlineExceeded) and now - asked >= self._config.chat_silence * 0.9:
                     away_since = None  # silent, but there: it is still sampling
                     continue
-                away_since = asked if away_since is None else away_since
+                first = away_since is None
+                away_since = now if away_since is None else away_since
                 pause = error.retry_after if error.retry_after is not None else delay * random.uniform(0.5, 1.0)
                 if now + pause - away_since > self._config.trainer_grace:
                     raise
+                if first:
+                    log.warning(
+                        "chat %d of rollout %s: the trainer cannot answer now (%s); asking again for up to %g s",
+                        request.number, request.rollout_id, clip(describe(error)), self._config.trainer_grace,
+                    )  # fmt: skip
                 self._failed(request, error, will_retry=True)
                 delay = min(longest, delay * 2)
             await self._pause(pause)
@@ -184,7 +195,7 @@ class RolloutSession:
                 self.check_open()
             if self._record.peer is not peer:
                 raise Unavailable("the rollout was re-pointed") from None
-            raise
+            raise Unavailable("the chat was cut off") from None
         finally:
             self._record.calls.discard(call)
 

@@ -19,6 +19,7 @@ class RecordTable:
         self._store = store
         self._records: dict[str, dict[int, Record]] = {}
         self._by_sequence: dict[int, Record] = {}
+        self._last_sequence = 0
         self._live: dict[Record, None] = {}
         self._ended: dict[Record, int] = {}
         self._ended_size = 0
@@ -50,7 +51,7 @@ class RecordTable:
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
     def after(self, sequence: int) -> Iterator[Record]:
-        """Records in order of arrival."""
+        """Accepted records in order of acceptance."""
         return (record for number, record in list(self._by_sequence.items()) if number > sequence)
 
     def live(self) -> list[Record]:
@@ -58,14 +59,19 @@ class RecordTable:
         return list(self._live)
 
     def add(self, record: Record) -> None:
-        """A new record."""
+        """A new record, on its way to acceptance."""
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
-        self._by_sequence[record.sequence] = record
         self._live[record] = None
         key = record.init.request.idempotency_key
         if key:
             self._aliases[record.owner, key] = record.rollout_id
             self._keys[record.owner, record.rollout_id] = key
+
+    def accept(self, record: Record) -> None:
+        """It is accepted: from here on it has its place in the order."""
+        self._last_sequence += 1
+        record.sequence = self._last_sequence
+        self._by_sequence[record.sequence] = record
 
     def remove(self, record: Record) -> None:
         """Forget a record."""

@@ -7,7 +7,6 @@ from importlib import resources
 MIB = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * MIB
 MAX_REPLY_BYTES = 32 * MIB
-MAX_COMPLETION_BYTES = 16 * MIB
 
 Options = Sequence[tuple[str, int | str]]
 

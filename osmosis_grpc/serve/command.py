@@ -176,7 +176,7 @@ async def _serve(
         try:
             await stack.enter_async_context(server)
         except OSError as error:
-            typer.echo(f"serve: {error}", err=True)
+            typer.echo(f"serve: {error}; --grpc-port chooses another", err=True)
             return 2
         names = sorted(loop.name for loop in loops)
         out.write("ready", grpc=server.address, agent_loops=names, pid=os.getpid(), version=__version__)

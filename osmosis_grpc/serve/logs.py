@@ -26,3 +26,5 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for name in ("asyncio", "grpc"):  # their debug lines say nothing about rollouts
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -1,12 +1,12 @@
 """The agent server as a whole: engine, grpc.aio server, health, reflection, drain."""
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-import anyio
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -14,13 +14,14 @@ from grpc_reflection.v1alpha import reflection
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
-from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.engine import Engine, EngineConfig, settled
 from osmosis_grpc.link.interceptors import StatusInterceptor
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.types import RolloutRequest, ToolDict
+from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
@@ -120,12 +121,19 @@ class AgentServer:
 async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     """The tools for a request that says nothing in particular; none when the agent wants to know more."""
     try:
-        tools = loop.get_tools(RolloutRequest(rollout_id="server-info"))
+        tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            with anyio.move_on_after(2):
-                return tool_dicts(await tools)
-            return []
+            task = asyncio.create_task(settled(tools))
+            done, _ = await asyncio.wait({task}, timeout=2)
+            if not done or task.cancelled():
+                task.cancel()
+                raise TimeoutError("it took longer than 2 s")
+            tools, error = task.result()
+            if error is not None:
+                raise error
         return tool_dicts(tools)
-    except Exception as error:
-        log.info("agent loop %s tells no tools without a request: %s", loop.name, error)
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        log.info("agent loop %s tells no tools without a request: %s", loop.name, describe(error))
         return []

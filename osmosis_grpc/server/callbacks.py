@@ -8,7 +8,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2, trainer_pb2_grpc
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call
-from osmosis_grpc.link.options import MAX_COMPLETION_BYTES, callback_options
+from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.targets import Address, TargetPolicy
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Outcome
 from osmosis_grpc.wire.rollout import completion_to_wire, fit
@@ -65,6 +65,8 @@ class _Trainer:
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         message = chat_to_wire(request)
+        if message.ByteSize() > MAX_MESSAGE_BYTES:
+            raise InvalidArgument("messages", f"the chat has {message.ByteSize()} bytes, more than {MAX_MESSAGE_BYTES}")
         reply = await call(self._stub.Chat, message, timeout=request.timeout, metadata=self._metadata)
         try:
             return reply_from_wire(reply)
@@ -72,7 +74,7 @@ class _Trainer:
             raise Internal(f"the trainer's reply cannot be read: {error}") from None
 
     async def complete(self, completion: Completion, /) -> Outcome:
-        message = fit(completion_to_wire(completion), MAX_COMPLETION_BYTES)
+        message = fit(completion_to_wire(completion))
         request = trainer_pb2.CompleteRequest(completion=message, state=self._state)
         answer = await call(self._stub.Complete, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata)
         outcome = outcome_from_wire(answer.outcome)

@@ -5,7 +5,23 @@ async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as
     completion = await trainer.completion("r1")
 """
 
+from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.server import TrainerServer
+from osmosis_grpc.types import (
+    Callback,
+    CancelResult,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    Group,
+    RolloutRequest,
+    TokenBlock,
+    TrajectoryEvent,
+    VersionSpan,
+)
 
-__all__ = ["RolloutClient", "Started", "TrainerServer"]
+__all__ = [
+    "Callback", "CancelResult", "ChatRequest", "ChatResponse", "Completion", "Group", "Policy", "RolloutClient",
+    "RolloutRequest", "Started", "TokenBlock", "TrainerServer", "TrajectoryEvent", "VersionSpan",
+]  # fmt: skip

@@ -5,6 +5,8 @@ joins the first. Nothing that asks can stop a sampling: only the rollout's end d
 """
 
 import asyncio
+import inspect
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +17,17 @@ from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
     Completion,
+    Ids,
     Outcome,
     Sample,
     SampledChat,
     jsontext,
 )
 from osmosis_grpc.types.assembly import Assembler
-from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.completion import clip, describe, told
 from osmosis_grpc.types.conversation import Conversation, Node, Place, path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,17 +45,42 @@ class _Conversation:
         self.assembler = Assembler()
         self.chats: dict[int, _Chat] = {}
         self.sampled: dict[int, SampledChat] = {}
+        self.replies: dict[int, tuple[ChatResponse, ChatPurpose]] = {}
 
-    def sample(self, told: Sample) -> Sample:
-        """What to train on, from the trainer's own chats; as told where it did not answer them all."""
-        chats = {number for segment in told.segments for number in segment.chats}
-        if not chats <= set(self.sampled):
-            return told
-        reason = self.assembler.reason
+    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> Ids | None:
+        """Take in a reply; returns its whole prompt. Raises InvalidArgument when its parts do not agree."""
+        prompt = self.assembler.prompt(continues, response)
+        self.assembler.add(number, continues, response, purpose)
+        whole = replace(response, prompt_ids=prompt, prompt_prefix=0)
+        self.sampled[number] = SampledChat(
+            number=number, continues=continues, prompt_ids=prompt, tokens=response.tokens
+        )
+        self.replies[number] = whole, purpose
+        return prompt
+
+    def sample(self, told: Sample, omitted: bool) -> Sample:
+        """What to train on, from the trainer's own chats: those whose reply the agent received.
+
+        A completion names them. As told where the trainer did not answer them all, or where the
+        sample is not trainable.
+        """
+        chats = tuple(self.sampled[number] for number in sorted(self.sampled))
+        named = {number for segment in told.segments for number in segment.chats}
+        if told.not_trainable_reason or not named <= set(self.sampled):
+            return replace(told, chats=chats)
+        if omitted:
+            named = set(self.sampled)
+            if named != set(range(1, len(named) + 1)):
+                reason = "its segments were left out for their size, and this trainer did not answer every chat"
+                return replace(told, chats=chats, trainable=False, not_trainable_reason=reason)
+        assembler = Assembler()
+        for number in sorted(named):
+            response, purpose = self.replies[number]
+            assembler.add(number, self.sampled[number].continues, response, purpose)
+        reason = assembler.reason
         return replace(
-            told, segments=self.assembler.segments(), trainable=not reason, not_trainable_reason=reason,
-            chats=tuple(self.sampled[number] for number in sorted(self.sampled)),
-        )  # fmt: skip
+            told, segments=assembler.segments(), trainable=not reason, not_trainable_reason=reason, chats=chats
+        )
 
 
 class RolloutBook:
@@ -64,6 +94,10 @@ class RolloutBook:
 
     def chat(self, request: ChatRequest, policy: ChatModel) -> "asyncio.Task[ChatResponse]":
         """The task that samples this chat, begun now or before. Raises AlreadyExists for another body."""
+        if self.result_id is not None:
+            raise FailedPrecondition(
+                f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
+            )
         sample = self._samples.setdefault(request.sample, _Conversation())
         place = sample.tree.place(request.messages)
         tools = "" if request.tools is None else jsontext.canonical(list(request.tools))
@@ -76,10 +110,6 @@ class RolloutBook:
                     rollout_id=request.rollout_id, attempt=self.attempt,
                 )  # fmt: skip
             return known.task
-        if self.result_id is not None:
-            raise FailedPrecondition(
-                f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
-            )
         task = asyncio.create_task(self._sample(sample, place, request, policy))
         task.add_done_callback(_retrieve)
         sample.chats[request.number] = _Chat(body, task)
@@ -94,30 +124,35 @@ class RolloutBook:
             known_ids=known if len(known) else None,
         )  # fmt: skip
         try:
-            response = await policy(full)
+            response: Any = policy(full)
+            if inspect.isawaitable(response):
+                response = await response
+            if not isinstance(response, ChatResponse):
+                raise TypeError(f"it returned a {type(response).__name__}; return ChatResponse(message=...)")
             response.check()
             reply = jsontext.copy(response.message, "message")
-            prompt = sample.assembler.prompt(place.continues, response)
-            sample.assembler.add(request.number, place.continues, response, request.purpose)
+            prompt = sample.add(request.number, place.continues, response, request.purpose)
         except BaseException as error:
             del sample.chats[request.number]  # nothing was sampled: the next one that asks begins anew
             if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
                 raise
             if isinstance(error, Exception):
+                log.warning(
+                    "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error)
+                )
                 text = clip(f"{type(error).__name__}: {describe(error)}")
                 raise Internal(f"the policy failed: {text}") from error
             raise
         sample.tree.answer(place.node, reply, request.number)
-        sample.sampled[request.number] = SampledChat(
-            number=request.number, continues=place.continues, prompt_ids=prompt, tokens=response.tokens
-        )
         return replace(response, prompt_ids=prompt, prompt_prefix=0)
 
     def complete(self, completion: Completion) -> Completion:
         """The completion with its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples[name].sample(told) if name in self._samples else told
+            name: self._samples[name].sample(told, f"samples[{name}].segments" in completion.omitted)
+            if name in self._samples
+            else told
             for name, told in completion.samples.items()
         }
         return replace(completion, samples=samples)

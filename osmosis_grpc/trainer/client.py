@@ -13,11 +13,22 @@ from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.options import client_options
 from osmosis_grpc.trainer.watch import Patience, Watch
-from osmosis_grpc.types import Callback, Completion, InitRequest, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.types import (
+    Callback,
+    CancelResult,
+    Completion,
+    InitRequest,
+    RolloutInfo,
+    RolloutRequest,
+    ToolDict,
+    TrajectoryEvent,
+)
 from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
+from osmosis_grpc.wire.rollout_service import cancelled_from_wire
 
 _REQUEST_FIELDS = {field.name for field in fields(RolloutRequest)}
 
@@ -41,6 +52,8 @@ class RolloutClient:
     """
 
     def __init__(self, target: str, *, timeout: float = 30.0, lost_after: float = 120.0) -> None:
+        if target.startswith(("http://", "https://")) or ":" not in target:
+            raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
         self.target = target
         self._timeout = timeout
         self._lost_after = lost_after
@@ -60,12 +73,20 @@ class RolloutClient:
     ) -> Started:
         """Start a rollout: a RolloutRequest, or its fields by name.
 
-        Idempotent: the same request again answers the same, with `started` false.
+        Idempotent: the same request again answers the same, with `started` false, and runs
+        nothing; wait() reads its completion, a higher `attempt` runs it anew.
         """
+        if request is not None and not isinstance(request, RolloutRequest):
+            raise TypeError(f"init takes a RolloutRequest or its fields by name, not a {type(request).__name__}")
+        if callback is not None and not isinstance(callback, Callback):
+            raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
         unknown = sorted(set(changes) - _REQUEST_FIELDS)
         if unknown:
             raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
         full = replace(request, **changes) if request else RolloutRequest(**changes)
+        check_id(full.rollout_id, "rollout_id")
+        if full.label is not None and not isinstance(full.label, str):
+            raise InvalidArgument("label", f"is a {type(full.label).__name__}, not a str")
         full = replace(full, messages=copy_messages(full.messages, "messages"))
         message = init_to_wire(InitRequest(request=full, callback=callback))
         answer = await self._call(self._stub.Init, message)
@@ -98,7 +119,7 @@ class RolloutClient:
 
     async def cancel(
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
-    ) -> list[pb.CancelResult]:
+    ) -> list[CancelResult]:
         """Cancel one rollout, a group, or everything of the caller's. What was met, a row each."""
         if sum(map(bool, (rollout_id, group_id, everything))) != 1:
             raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")
@@ -107,7 +128,7 @@ class RolloutClient:
             request.all = True
         else:
             setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
-        return list((await self._call(self._stub.Cancel, request)).results)
+        return [cancelled_from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
 
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
@@ -124,7 +145,7 @@ class RolloutClient:
                     async for response in stream:
                         patience.renew()
                         if response.HasField("event"):
-                            after = response.event.number
+                            after, attempt = response.event.number, response.event.attempt
                             if response.event.WhichOneof("kind"):
                                 yield event_from_wire(response.event)
                 return

@@ -40,8 +40,9 @@ class TrainerServer:
         self._ttl = ttl
         self._book = ChatBook(policy)
         self._recorded: dict[str, Completion] = {}
-        self._waiting: dict[str, set[asyncio.Future[Completion]]] = {}
+        self._waiting: dict[str, set[asyncio.Event]] = {}
         self._arrived = asyncio.Event()
+        self._closed = False
         self._server: grpc.aio.Server
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -52,28 +53,42 @@ class TrainerServer:
 
     def callback(self, *, credential: str = "", state: bytes = b"") -> Callback:
         """Where rollouts are to call back; hand it to RolloutClient.init."""
+        if not self.port:
+            raise RuntimeError("the trainer does not listen yet: use `async with TrainerServer(...)`")
         return Callback(target=self.address, credential=credential, state=state)
 
-    async def completion(self, rollout_id: str) -> Completion:
-        """Wait for a rollout's completion and take it."""
-        recorded = self._recorded.pop(rollout_id, None)
-        if recorded is not None:
-            return recorded
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+    async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
+        """Wait for a rollout's completion, of this attempt or a higher one, and take it.
+
+        Waits for as long as nothing comes, or `timeout` seconds, then raises TimeoutError. That
+        a server is gone is noticed by RolloutClient.wait, not here.
+        """
+        arrived, taken = asyncio.Event(), False
         waiting = self._waiting.setdefault(rollout_id, set())
-        waiting.add(future)
+        waiting.add(arrived)
         try:
-            return await future
+            async with asyncio.timeout(timeout):
+                while True:
+                    kept = self._recorded.get(rollout_id)
+                    if kept is not None and kept.attempt >= attempt:
+                        taken = True
+                        return kept
+                    if self._closed:
+                        raise RuntimeError("the trainer is closed: nothing more comes")
+                    arrived.clear()
+                    await arrived.wait()
         finally:
-            waiting.discard(future)
+            waiting.discard(arrived)
             if not waiting:
                 self._waiting.pop(rollout_id, None)
+                if taken:
+                    self._recorded.pop(rollout_id, None)
 
     async def completions(self) -> AsyncIterator[Completion]:
         """Take completions that nobody waits for by name, as they come; without end."""
         while True:
-            while self._recorded:
-                yield self._recorded.pop(next(iter(self._recorded)))
+            while free := [name for name in self._recorded if name not in self._waiting]:
+                yield self._recorded.pop(free[0])
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -93,9 +108,10 @@ class TrainerServer:
             self._sweeper.cancel()
         await self._server.stop(0.5)
         self._book.close()
+        self._closed = True
         for waiting in self._waiting.values():
-            for future in waiting:
-                future.cancel()
+            for arrived in waiting:
+                arrived.set()
 
     async def _sweep(self) -> None:
         while True:
@@ -103,13 +119,10 @@ class TrainerServer:
             self._book.sweep(time.monotonic() - self._ttl)
 
     def _record(self, completion: Completion) -> None:
-        """Hand a completion to those who wait for it, or keep it."""
-        waiting = [f for f in self._waiting.get(completion.rollout_id, ()) if not f.done()]
-        for future in waiting:
-            future.set_result(completion)
-        if not waiting:
-            self._recorded[completion.rollout_id] = completion
-            self._arrived.set()
+        """Keep a completion until somebody takes it, and tell those who wait."""
+        self._recorded[completion.rollout_id] = completion
+        for arrived in (*self._waiting.get(completion.rollout_id, ()), self._arrived):
+            arrived.set()
 
 
 class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):

@@ -1,6 +1,7 @@
 """Waits for rollouts to end: one stream of all events for all waits of a client."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -11,6 +12,8 @@ from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
 _Get = Callable[[str, int], Awaitable[RolloutInfo]]
 _AllEvents = Callable[[str, bool], AsyncGenerator[tuple[str, TrajectoryEvent | None], None]]
+
+log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
@@ -31,6 +34,10 @@ class Patience:
         """Wait before the next try. Raises `error` when nothing was heard for too long."""
         if not error.retryable or time.monotonic() - self._heard > self._lost_after:
             raise error
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Wait before the next try, whatever happened."""
         await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(_LONGEST_PAUSE, self._pause * 2)
 
@@ -80,27 +87,33 @@ class Watch:
             await asyncio.wait({self._task})
 
     async def _follow(self) -> None:
-        """Follow all events; after a gap, let everyone who waits look again."""
+        """Follow all events; whenever a stream has begun, let everyone who waits look once more."""
         cursor = ""
         patience = Patience(float("inf"))  # whoever waits gives up by itself
         while True:
             try:
                 async with aclosing(self._all_events(cursor, not cursor)) as stream:
+                    begun = False
                     async for place, event in stream:
                         cursor = place
                         patience.renew()
                         self._live.set()
+                        if not begun:
+                            begun = True
+                            self._wake_all()
                         if event is not None and isinstance(event.kind, events.Ended):
                             self._wake(event.rollout_id)
             except (FailedPrecondition, OutOfRange):
                 cursor = ""
             except CallError as error:
-                self._live.set()  # let the first GetRollout tell the caller what is wrong
-                if not error.retryable:
-                    raise
-                await patience.pause(error)
-            for rollout_id in list(self._ended):
-                self._wake(rollout_id)
+                log.info("the event stream broke (%s); following it anew", error)
+                self._live.set()  # let GetRollout tell the callers what is wrong
+                self._wake_all()
+                await patience.rest()
+
+    def _wake_all(self) -> None:
+        for rollout_id in list(self._ended):
+            self._wake(rollout_id)
 
     def _wake(self, rollout_id: str) -> None:
         for ended in self._ended.get(rollout_id, ()):

@@ -17,7 +17,7 @@ from osmosis_grpc.types.completion import (
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Callback, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.types.rollout import Activity, Capacity, RolloutInfo
+from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, RolloutInfo
 from osmosis_grpc.types.samples import Sample, SampledChat, Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tools import (
@@ -29,9 +29,9 @@ from osmosis_grpc.types.tools import (
 )
 
 __all__ = [
-    "Activity", "Callback", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse", "Completion",
-    "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs", "Message",
-    "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
+    "Activity", "Callback", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse",
+    "Completion", "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs",
+    "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
     "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics", "RolloutRequest", "RolloutState",
     "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict", "TraceContext", "TrajectoryEvent",
     "VersionSpan",

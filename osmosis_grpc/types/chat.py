@@ -21,7 +21,13 @@ class ChatPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
-    """Asks for one reply."""
+    """Asks for one reply: what a policy is called with.
+
+    `messages` is the whole history and `tools` what to offer with it, both in OpenAI's format;
+    `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
+    chat. The first `covered` messages are known from chat `continues`, whose tokens, prompt and
+    reply, are `known_ids`. Nothing in it is to be changed.
+    """
 
     rollout_id: str
     attempt: int = 1
@@ -49,7 +55,13 @@ class ChatRequest(ArrayEquality):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
-    """One reply."""
+    """One reply: what a policy returns.
+
+    `message` is an assistant message in OpenAI's format. A sample can be trained on only if
+    every reply has `tokens`, from TokenBlock.of(ids, logprobs), and `prompt_ids`, the ids of its
+    whole prompt as uint32. `finish_reason`, `usage`, `versions` and `extra` are told to the agent
+    and kept with the reply.
+    """
 
     message: Message
     """The reply, its role assistant."""
@@ -70,6 +82,12 @@ class ChatResponse(ArrayEquality):
 
     def check(self) -> None:
         """Refuse a reply whose parts do not agree. Raises InvalidArgument."""
+        if not isinstance(self.message, dict):
+            raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
+        if self.tokens is not None and not isinstance(self.tokens, TokenBlock):
+            raise InvalidArgument("tokens", f"is a {type(self.tokens).__name__}; use TokenBlock.of(ids, logprobs)")
+        if self.prompt_ids is not None and getattr(self.prompt_ids, "dtype", None) != "uint32":
+            raise InvalidArgument("prompt_ids", "is not an array of uint32; use TokenBlock.of(ids).ids")
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:

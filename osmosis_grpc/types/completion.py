@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -67,8 +68,9 @@ class Failure:
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an escaped exception stands for."""
         known = _told(error)
+        text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
         return cls(
-            known.boundary if known else "agent", clip(describe(error)), known.retryable if known else False,
+            known.boundary if known else "agent", clip(text), known.retryable if known else False,
             tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
         )  # fmt: skip
 
@@ -133,6 +135,11 @@ def is_reward(value: object) -> bool:
 def describe(error: BaseException) -> str:
     """An exception's text, never empty."""
     return _text(error) or type(error).__name__
+
+
+def told(error: BaseException) -> str:
+    """An exception's traceback, for a log: bounded, and made to be written."""
+    return clip("".join(traceback.format_exception(error)), 16 * 1024)
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:

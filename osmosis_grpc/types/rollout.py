@@ -1,6 +1,7 @@
 """A rollout as its server knows it, for whoever asks."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from osmosis_grpc.types.completion import Completion, RolloutState
 from osmosis_grpc.types.requests import Group
@@ -36,6 +37,18 @@ class RolloutInfo:
     """Its result, once there is one; left out of lists."""
 
 
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """What a cancel met in one rollout."""
+
+    rollout_id: str
+    attempt: int
+    """0 when the rollout is unknown."""
+    disposition: Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"]
+    state: RolloutState | None
+    """Where it stands; None when it is unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What a server can take and what it has."""
@@ -47,3 +60,5 @@ class Capacity:
     abandoned: int = 0
     """Ended rollouts whose agent did not stop; each keeps its slot until it does."""
     undelivered: int = 0
+    expired: int = 0
+    """Completions given up since the start because their time was up."""

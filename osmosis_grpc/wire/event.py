@@ -20,7 +20,7 @@ from osmosis_grpc.wire.message import (
     tool_to_wire,
     tools_from_wire,
 )
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, init_from_wire, init_to_wire
+from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, fit, init_from_wire, init_to_wire
 from osmosis_grpc.wire.trainer import (
     outcome_from_wire,
     outcome_to_wire,
@@ -180,7 +180,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     ),
     events.Ended: (
         "ended",
-        lambda k: pb.EndedEvent(completion=completion_to_wire(k.completion, head=True)),
+        lambda k: pb.EndedEvent(completion=fit(completion_to_wire(k.completion, head=True))),
         lambda m: events.Ended(completion_from_wire(m.completion, "completion")),
     ),
     events.Delivered: (

@@ -192,7 +192,7 @@ def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
         end_time=times.timestamp(info.end_time) if info.end_time is not None else None,
         last_number=info.last_number,
         undelivered=info.undelivered,
-        completion=completion_to_wire(info.completion) if info.completion else None,
+        completion=fit(completion_to_wire(info.completion)) if info.completion else None,
     )
 
 
@@ -244,7 +244,11 @@ def completion_to_wire(completion: Completion, *, head: bool = False) -> pb.Comp
     )
 
 
-def fit(message: pb.Completion, limit: int) -> pb.Completion:
+MAX_COMPLETION_BYTES = 16 * 1024 * 1024
+"""The most bytes of a completion on the wire."""
+
+
+def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
     """The same completion within `limit` bytes: what is too much is left out, and named in `omitted`."""
     for name in sorted(message.samples):
         if message.ByteSize() > limit and message.samples[name].segments:

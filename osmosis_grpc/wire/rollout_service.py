@@ -1,11 +1,11 @@
 """rollout_service.proto: what may be asked about rollouts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Capacity, RolloutState, ToolDict
+from osmosis_grpc.types import CancelResult, Capacity, RolloutState, ToolDict
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.requests import MAX_ID_CHARS, check_id
 from osmosis_grpc.wire import times
@@ -34,6 +34,8 @@ def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
     kind = request.WhichOneof("selection")
     if kind is None or (kind == "all" and not request.all):
         raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
+    if request.attempt and kind != "rollout_id":
+        raise InvalidArgument("attempt", "goes with a rollout_id")
     if kind == "all":
         return {}
     name = str(getattr(request, kind))
@@ -50,6 +52,17 @@ def cancelled_to_wire(row: CancelRow) -> pb.CancelResult:
         rollout_id=row.rollout_id, attempt=row.attempt, disposition=disposition,
         state=STATES[row.state] if row.state else 0,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def cancelled_from_wire(row: pb.CancelResult) -> CancelResult:
+    """What a cancel met. A disposition of a newer protocol is read as UNKNOWN."""
+    dispositions: dict[int, Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"]] = {
+        pb.CANCEL_DISPOSITION_CANCELLED: "CANCELLED",
+        pb.CANCEL_DISPOSITION_ALREADY_ENDED: "ALREADY_ENDED",
+        pb.CANCEL_DISPOSITION_UNKNOWN: "UNKNOWN",
+    }
+    disposition = dispositions.get(row.disposition, "UNKNOWN")
+    return CancelResult(row.rollout_id, row.attempt, disposition, state_from_wire(row.state))
 
 
 def page_from_wire(token: str) -> int:
@@ -97,6 +110,7 @@ def server_info_to_wire(
         capacity=pb.Capacity(
             max_concurrent=capacity.max_concurrent, max_queued=capacity.max_queued, running=capacity.running,
             queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
+            expired=capacity.expired,
         ),
         limits=pb.Limits(
             max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,

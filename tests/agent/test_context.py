@@ -1,5 +1,6 @@
 """What an agent loop holds in its hands while it runs."""
 
+import dataclasses
 import enum
 import json
 
@@ -184,3 +185,9 @@ async def test_recorded_tool_calls_are_counted():
     completion, _ = await outcome(use)
     assert completion.metrics.num_tool_calls == 3
     assert completion.metrics.tool_latency_ms == pytest.approx(42.0)
+
+
+@pytest.mark.parametrize("latency", [float("nan"), float("inf"), float("-inf")])
+async def test_a_latency_that_is_none_does_not_spoil_the_metrics(latency):
+    completion, _ = await outcome(lambda ctx: ctx.record_tool_call(latency))
+    assert np.isfinite(dataclasses.astuple(completion.metrics)).all()

@@ -211,6 +211,14 @@ async def test_an_executor_may_return_a_value(returned, message):
     assert await execute_tool_calls(calls("a"), executor) == [message]
 
 
+async def test_a_call_without_an_id_is_answered_too():
+    async def executor(tool_call):
+        return "done"
+
+    message = {"role": "tool", "content": "done", "tool_call_id": "unknown"}
+    assert await execute_tool_calls([{"function": {"name": "add"}}], executor) == [message]
+
+
 async def test_cancellation_passes_through():
     started, stopped = asyncio.Barrier(3), []
 

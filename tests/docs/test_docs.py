@@ -39,7 +39,7 @@ async def test_the_agent_of_the_readme_runs():
 
 def test_the_commands_of_the_readme_run(tmp_path):
     (tmp_path / "server.py").write_text(blocks("python")[0])
-    _, validate, serve = blocks("bash")[1].strip().split("\n")
+    validate, serve = blocks("bash")[1].strip().split("\n")
     program, *arguments = validate.split()
     assert program == "osmosis-grpc"
     result = run("-m", "osmosis_grpc", *arguments, cwd=tmp_path)
@@ -65,6 +65,17 @@ async def test_the_trainer_of_the_readme_trains():
     assert len(ids) == len(mask)
     assert mask.sum() == len(logprobs)
     assert reward == 1.0
+
+
+async def test_the_policy_of_the_readme_answers():
+    names = {"sample_from": lambda messages, tools, params: ([1, 2], [3], [-0.5], "hello you")}
+    exec(blocks("python")[2], names)
+    agent = {}
+    exec(blocks("python")[0], agent)
+    completion = await run_rollout(agent["agent_loop"], names["policy"], [{"role": "user", "content": "hi"}])
+    assert completion.reward == 1.0
+    (segment,) = completion.samples["main"].segments
+    assert segment.ids.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])

@@ -210,6 +210,24 @@ async def test_while_a_further_attempt_is_being_accepted(hosting):
         assert (await h.settled(first)).status is CompletionStatus.CANCELLED
 
 
+@pytest.mark.parametrize(("owner", "attempt"), [("another", 0), ("another", 2), ("me", 1)])
+async def test_what_is_being_accepted_is_cancelled_by_its_owner_and_attempt_only(hosting, owner, attempt):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(1)
+        await gate.wait()
+        return []
+
+    async with hosting(done, get_tools=get_tools) as h:
+        asking = asyncio.create_task(h.init(attempt=2))
+        await h.until(lambda: calls)
+        assert not h.engine.cancel(owner, rollout_id="r1", attempt=attempt)[0].cancelled
+        gate.set()
+        record, _ = await asking
+        assert (await h.settled(record)).status is CompletionStatus.COMPLETED
+
+
 # Before its Init
 
 
@@ -260,6 +278,14 @@ async def test_a_second_such_cancel_does_not_weaken_the_first(hosting, attempts)
         assert (await h.run(attempt=3)).status is CompletionStatus.CANCELLED
 
 
+async def test_a_second_such_cancel_does_not_revive_the_first(hosting):
+    async with hosting(done, sweep_interval=60.0) as h:
+        h.engine.cancel("me", rollout_id="r1", attempt=5)
+        h.clock.ahead += 601.0
+        h.engine.cancel("me", rollout_id="r1", attempt=1)
+        assert (await h.run(attempt=3)).status is CompletionStatus.COMPLETED
+
+
 async def test_a_cancel_of_an_attempt_to_come_cancels_the_current_one_too(hosting):
     async with hosting(hangs) as h:
         first = await h.start(attempt=1)
@@ -285,6 +311,26 @@ async def test_such_a_cancel_survives_an_init_that_is_refused(hosting):
         h.engine.cancel("me", rollout_id="r1")
         with pytest.raises(Exception, match="get_tools"):
             await h.init()
+        assert (await h.run()).status is CompletionStatus.CANCELLED
+
+
+async def test_a_cancel_while_an_init_is_being_refused_waits_for_the_next(hosting):
+    gate, calls = asyncio.Event(), []
+
+    async def get_tools(request):
+        calls.append(1)
+        if len(calls) == 1:
+            await gate.wait()
+            raise ValueError("no")
+        return []
+
+    async with hosting(done, get_tools=get_tools) as h:
+        asking = asyncio.create_task(h.init())
+        await h.until(lambda: calls)
+        assert h.engine.cancel("me", rollout_id="r1")[0].cancelled
+        gate.set()
+        with pytest.raises(Internal):
+            await asking
         assert (await h.run()).status is CompletionStatus.CANCELLED
 
 

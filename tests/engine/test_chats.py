@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc import errors
+from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy, answer
 from osmosis_grpc.types import Callback, ChatPurpose, ChatResponse, CompletionStatus, Outcome, TokenBlock, events
@@ -253,6 +254,13 @@ async def test_it_is_asked_again_under_the_same_number(hosting, away):
         assert len(h.kinds(record, events.ChatRequested)) == len(h.kinds(record, events.ChatAnswered)) == 1
         assert completion.metrics.num_llm_calls == 1
         h.check_whole(record)
+
+
+async def test_a_chat_that_was_cut_is_asked_again(hosting):
+    async with hosting(one_chat) as h:
+        h.trainer.policy = Failing(asyncio.CancelledError())
+        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert [chat.number for chat in h.trainer.chats] == [1, 1]
 
 
 @pytest.mark.parametrize("error", [Unavailable, ResourceExhausted, DeadlineExceeded])
@@ -703,7 +711,7 @@ async def test_metrics_count(hosting):
             ctx.record_tool_call(latency)
         return ctx.complete([])
 
-    usages = [{"prompt_tokens": 10, "completion_tokens": 4}, {"prompt_tokens": 30, "completion_tokens": 1}]
+    usages = [{"prompt_tokens": 30, "completion_tokens": 1}, {"prompt_tokens": 10, "completion_tokens": 4}]
 
     async def policy(request):
         return ChatResponse(message=assistant("x"), usage=usages[request.number - 1])
@@ -716,6 +724,26 @@ async def test_metrics_count(hosting):
     assert metrics.tool_latency_ms == 750.0
     assert metrics.total_latency_ms > 0
     assert metrics.llm_latency_ms > 0
+
+
+async def test_the_times_of_a_rollout_add_up(hosting):
+    async def run(ctx):
+        reply = await ctx.chat([user("a")])
+        await execute_tool_calls([CALL], slow)
+        return ctx.complete([user("a"), reply.message])
+
+    async def slow(tool_call):
+        await asyncio.sleep(0.01)
+        return "done"
+
+    async with hosting(run) as h:
+        h.trainer.policy = ScriptedPolicy(["reply"], latency=0.01)
+        metrics = (await h.run()).metrics
+    assert metrics.model_time > 0
+    assert metrics.tool_time > 0
+    assert metrics.llm_latency_ms == pytest.approx(metrics.model_time * 1000, rel=0.1)
+    times = metrics.queue_time + metrics.model_time + metrics.tool_time + metrics.overhead_time
+    assert times * 1000 == pytest.approx(metrics.total_latency_ms)
 
 
 async def test_without_usage_the_tokens_are_counted(hosting):
@@ -758,9 +786,9 @@ async def test_several_open_chats_move_together(hosting):
     async def silent(request):
         if request.number % 2:
             await asyncio.Event().wait()
-        raise Unavailable("away", retry_after=0.3)
+        raise Unavailable("away", retry_after=60.0)
 
-    async with hosting(run) as h:
+    async with hosting(run, trainer_grace=100.0) as h:
         old, new = h.Trainer(silent, "old"), h.Trainer(key="new")
         record = await h.start(trainer=old)
         await h.until(lambda: len(old.chats) == 4)
@@ -768,6 +796,21 @@ async def test_several_open_chats_move_together(hosting):
         completion = await h.settled(record)
         assert [m["content"] for m in completion.messages] == ["q0", "q1", "q2", "q3"]
         assert sorted(chat.number for chat in new.chats) == [1, 2, 3, 4]
+
+
+async def test_the_new_place_is_given_its_time(hosting):
+    async def silent(request):
+        await asyncio.Event().wait()
+
+    async with hosting(one_chat, trainer_grace=100.0) as h:
+        old, new = h.Trainer(silent, "old"), h.Trainer(key="new")
+        new.policy = Always(lambda: Unavailable("paused", retry_after=60.0))
+        await h.start(trainer=old)
+        await h.until(lambda: old.chats)
+        await h.init(trainer=new)
+        await h.until(lambda: new.chats)
+        await asyncio.sleep(0.1)
+        assert len(new.chats) == 1
 
 
 async def test_the_next_chat_goes_to_the_new_place(hosting):
@@ -811,3 +854,15 @@ async def test_nothing_else_moves_a_rollout(hosting, how):
         completion = await h.settled(record)
         assert (len(old.chats), old.results("r1")) == (1, [completion.result_id])
         assert (new.chats, new.completions) == ([], [])
+
+
+async def test_a_judges_chats_make_no_sample(hosting):
+    async def run(ctx):
+        await ctx.chat([user("a")])
+        await ctx.chat([user("is it good?")], sample="judge", purpose=ChatPurpose.JUDGE)
+        return ctx.complete([user("a")], reward=0.5)
+
+    async with hosting(run) as h:
+        completion = await h.run()
+    assert list(completion.samples) == ["main"]
+    assert completion.samples["main"].reward == completion.reward == 0.5

@@ -234,6 +234,19 @@ async def test_from_now(hosting):
         assert {event.rollout_id for _, event in await read(stream, 4)} == {"after"}
 
 
+async def test_all_are_woken_by_what_happens(hosting):
+    async with hosting(done, idle_interval=60.0) as h:
+        stream = h.engine.follow_all("me", "", True)
+        await anext(stream)
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.01)
+        record = await h.start()
+        async with asyncio.timeout(3):
+            assert (await waiting)[1].number == 1
+        await h.settled(record)
+        await stream.aclose()
+
+
 async def test_live_and_idle(hosting):
     async with hosting(done, idle_interval=0.01) as h, aclosing(h.engine.follow_all("me", "", False)) as stream:
         assert [await anext(stream) for _ in range(3)] == [(0, None)] * 3
@@ -294,6 +307,23 @@ async def test_a_follower_left_behind_is_told_so(hosting):
         with pytest.raises(OutOfRange):
             for _ in range(3):
                 await anext(stream)
+        await stream.aclose()
+
+
+async def test_a_follower_that_has_read_everything_misses_nothing(hosting):
+    async with hosting(done, record_ttl=100.0, idle_interval=0.01) as h:
+        stream = h.engine.follow_all("me", "", False)
+        await anext(stream)
+        for name in ("first", "second"):
+            await h.run(name)
+            found = []
+            while len(found) < 4:
+                _, event = await anext(stream)
+                found += [event] if event else []
+            assert [event.rollout_id for event in found] == [name] * 4
+            h.clock.ahead += 101.0
+            await h.until(lambda: not h.engine.rollouts("me")[0])
+        assert (await anext(stream))[1] is None
         await stream.aclose()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 
@@ -116,10 +117,21 @@ async def test_it_expires_with_its_record(hosting):
         h.clock.ahead += 2.0
         await h.settled(record)
         tries = len(h.trainer.completions)
-        assert (record.undelivered, h.engine.outbox.expired) == (False, 1)
+        assert (record.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
         await h.until(lambda: not h.engine.rollouts("me")[0])
         assert len(h.trainer.completions) == tries
+
+
+async def test_until_then_it_is_kept(hosting):
+    async with hosting(done, record_ttl=100.0, outbox_delay=(60.0, 60.0)) as h:
+        h.trainer.answers = [Unavailable("away")]
+        record = await h.start()
+        await h.until(lambda: h.trainer.completions)
+        h.clock.ahead += 1000.0
+        await asyncio.sleep(0.06)
+        assert h.engine.get("me", "r1") is record
+        assert record.undelivered
 
 
 async def test_its_expiry_is_told(hosting):
@@ -208,6 +220,25 @@ async def test_delivery_leaves_a_place_that_does_not_answer(hosting):
         await h.init(trainer=new)
         completion = await h.settled(record)
         assert new.results("r1") == [completion.result_id]
+
+
+async def test_the_new_place_is_given_its_time(hosting):
+    release = asyncio.Event()
+
+    async def run(ctx):
+        await release.wait()
+        return ctx.complete([USER])
+
+    async with hosting(run, outbox_delay=(60.0, 60.0)) as h:
+        new = h.Trainer(key="new")
+        new.answers = [Unavailable("away")] * 1000
+        record = await h.start()
+        await h.init(trainer=new)
+        release.set()
+        await h.until(lambda: new.completions)
+        await asyncio.sleep(0.1)
+        assert len(new.completions) == 1
+        assert record.undelivered
 
 
 async def test_a_settled_one_is_not_told_again(hosting):
@@ -339,6 +370,32 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
         assert record.state is RolloutState.FAILED
         assert (record.completion.failure.boundary, record.completion.failure.retryable) == ("server", True)
     assert h.escaped == []
+
+
+async def test_leaving_the_engine_may_be_interrupted(hosting):
+    async def run(ctx):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.set()
+            await release.wait()
+
+    async def host():
+        async with hosting(run, stop_again_after=(60.0,)) as h:
+            await h.start()
+            await asyncio.sleep(0.01)
+
+    stopping, release = asyncio.Event(), asyncio.Event()
+    before, threads = asyncio.all_tasks(), threading.active_count()
+    leaving = asyncio.create_task(host())
+    await stopping.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    release.set()
+    await asyncio.sleep(0.02)
+    assert asyncio.all_tasks() == before
+    assert threading.active_count() == threads
 
 
 async def test_leaving_the_engine_refuses_what_was_not_accepted_yet(hosting):

@@ -139,6 +139,7 @@ BAD_QUERIES = {
     "cancel nothing": ("Cancel", rollout_service_pb2.CancelRequest(), "selection"),
     "cancel all: false": ("Cancel", rollout_service_pb2.CancelRequest(all=False), "selection"),
     "cancel a bad id": ("Cancel", rollout_service_pb2.CancelRequest(rollout_id="a/b"), "rollout_id"),
+    "attempt of a group": ("Cancel", rollout_service_pb2.CancelRequest(group_id="g", attempt=1), "attempt"),
     "get a bad id": ("GetRollout", rollout_service_pb2.GetRolloutRequest(), "rollout_id"),
     "a foreign page": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(page_token="x"), "page_token"),
     "a state that is none": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(states=[99]), "states"),

@@ -6,13 +6,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import BaseModel, model_serializer
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import CompletionStatus
+from osmosis_grpc.types import CompletionStatus, events
 
 SERVICE = "osmosis.rollout.v1.RolloutService"
 
@@ -64,6 +66,70 @@ async def test_two_servers_do_not_share_a_port(serve):
 def test_a_public_host_is_refused():
     with pytest.raises(ValueError, match="token or TLS"):
         AgentServer([CalculatorAgent()], host="0.0.0.0")
+
+
+class Spoilt(BaseModel):
+    """A tool schema that cannot be told."""
+
+    @model_serializer
+    def tell(self):
+        raise ValueError("no words")
+
+
+class Odd(CalculatorAgent):
+    """Its get_tools does what the request's label says."""
+
+    name = "odd"
+
+    async def get_tools(self, request):
+        if request.label == "spoilt":
+            return [Spoilt()]
+        while request.rollout_id == "server-info":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.2)
+                raise
+        await asyncio.sleep(0.05)
+        return []
+
+
+async def test_what_get_tools_returns_cannot_take_the_server_along(serve, train):
+    server, trainer = await serve(Odd(), max_concurrent=1), await train(ToolCallingMock())
+    async with RolloutClient(server.address) as client:
+        for _ in range(4):
+            with pytest.raises(Internal, match="get_tools of odd failed"):
+                await client.init(rollout_id="r", label="spoilt", callback=trainer.callback())
+        assert (await client.info()).agent_loops[0].name == "odd"
+        await client.init(rollout_id="r", callback=trainer.callback())
+        assert (await trainer.completion("r", timeout=10)).status is CompletionStatus.COMPLETED
+
+
+async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train):
+    server, trainer = await serve(Odd(), Waiter()), await train(ToolCallingMock())
+    async with RolloutClient(server.address) as client:
+        asking = asyncio.ensure_future(client.init(rollout_id="r", agent_loop="odd", callback=trainer.callback()))
+        while not server.engine._table.live():
+            await asyncio.sleep(0.001)
+        closing = asyncio.ensure_future(server.engine.close(0.0))
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(asking, 30)
+        await closing
+        assert server.engine.rollouts("")[0] == []
+
+
+async def test_a_large_completion_can_be_read_everywhere(serve, train):
+    class Large(CalculatorAgent):
+        async def run(self, ctx):
+            return ctx.complete([], extra_fields={"x": "y" * (17 * 2**20)})
+
+    server, trainer = await serve(Large()), await train(ToolCallingMock())
+    async with RolloutClient(server.address) as client:
+        await client.init(rollout_id="r", callback=trainer.callback())
+        assert (await trainer.completion("r", timeout=10)).omitted == ("extra_json",)
+        assert (await client.wait("r")).omitted == ("extra_json",)
+        ended = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
+        assert ended[0].completion.omitted == ("extra_json",)
 
 
 async def test_drain_lets_what_runs_finish(serve, train):

@@ -9,7 +9,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
 
 QUESTION = [{"role": "user", "content": "What is (2 + 3) * 4?"}]
@@ -93,7 +93,7 @@ async def test_cancel_get_and_list(pair):
     assert info.group == Group("g", 1, 3)
     assert [row.rollout_id async for row in client.rollouts(group_id="g")] == ["s0", "s1", "s2"]
     (row,) = await client.cancel("s0", reason="enough")
-    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_CANCELLED
+    assert row.disposition == "CANCELLED"
     rows = await client.cancel(group_id="g")
     assert {row.rollout_id for row in rows} >= {"s1", "s2"}
     for i in range(3):
@@ -101,9 +101,9 @@ async def test_cancel_get_and_list(pair):
         assert completion.status is CompletionStatus.CANCELLED
         assert completion.failure is None
     (row,) = await client.cancel("s0")
-    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
+    assert (row.disposition, row.state) == ("ALREADY_ENDED", RolloutState.CANCELLED)
     (row,) = await client.cancel("unknown")
-    assert row.disposition == rollout_service_pb2.CANCEL_DISPOSITION_UNKNOWN
+    assert (row.disposition, row.state) == ("UNKNOWN", None)
     reasons = [e.kind.reason async for e in client.events("s0") if isinstance(e.kind, events.CancelAsked)]
     assert reasons == ["enough"]
 
@@ -155,6 +155,16 @@ async def test_messages_are_checked_before_they_travel(pair):
     client, trainer = pair
     with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
         await client.init(rollout_id="x", messages=[{"role": "user", "content": "\ud800"}], callback=trainer.callback())
+    with pytest.raises(InvalidArgument, match="label: is a int"):
+        await client.init(rollout_id="x", label=45, callback=trainer.callback())
+    with pytest.raises(TypeError, match=r"use trainer.callback\(\)"):
+        await client.init(rollout_id="x", callback=trainer)
+    with pytest.raises(TypeError, match="fields by name"):
+        await client.init("x", callback=trainer.callback())
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        RolloutClient("http://127.0.0.1:50051")
+    with pytest.raises(RuntimeError, match="async with"):
+        TrainerServer(EchoPolicy()).callback()
     with pytest.raises(TypeError, match="no field colour"):
         await client.init(rollout_id="x", colour="red")
 

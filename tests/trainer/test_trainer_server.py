@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 
@@ -11,7 +12,16 @@ from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerService
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.calls import call
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import ChatPurpose, ChatRequest, Completion, CompletionStatus, Outcome, Sample, Segment
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    Outcome,
+    Sample,
+    Segment,
+)
 from osmosis_grpc.wire.rollout import completion_to_wire
 from osmosis_grpc.wire.trainer import chat_to_wire, outcome_from_wire, reply_from_wire
 
@@ -43,8 +53,6 @@ async def sampler():
 @pytest.fixture
 async def ask(train, sampler, stack):
     """Asks a chat, or reports a completion, over a real socket."""
-    import grpc
-
     trainer = await train(sampler)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = TrainerServiceStub(channel)
@@ -195,3 +203,90 @@ async def test_completions_in_the_order_of_their_coming(ask):
     for name in "cab":
         await ask(replace(ended(), rollout_id=name))
     assert await asyncio.wait_for(taking, 10) == ["c", "a", "b"]
+
+
+WRONG_REPLIES = {
+    "nothing": (lambda request: None, "it returned a NoneType; return ChatResponse"),
+    "a dict": (lambda request: {"role": "assistant"}, "it returned a dict"),
+    "text for a message": (lambda request: ChatResponse(message="x"), "message: is a str"),
+    "a list of tokens": (lambda request: ChatResponse(message=SAID, tokens=[1]), "use TokenBlock.of"),
+    "a list of prompt ids": (lambda request: ChatResponse(message=SAID, prompt_ids=[1]), "use TokenBlock.of"),
+}
+SAID = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("name", WRONG_REPLIES)
+async def test_a_policys_mistake_is_told(train, stack, caplog, name):
+    policy, text = WRONG_REPLIES[name]
+    trainer = await train(policy)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    with pytest.raises(Internal, match=text):
+        await call(TrainerServiceStub(channel).Chat, chat_to_wire(chat()), timeout=5)
+    assert "the policy failed at chat 1 of rollout r" in caplog.text
+
+
+async def test_a_policy_need_not_be_async(train, stack):
+    trainer = await train(lambda request: ChatResponse(message=SAID))
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    reply = await call(TrainerServiceStub(channel).Chat, chat_to_wire(chat()), timeout=5)
+    assert reply_from_wire(reply).message == SAID
+
+
+async def test_waiting_for_a_completion_can_end(ask):
+    with pytest.raises(TimeoutError):
+        await ask.trainer.completion("nobody", timeout=0.01)
+
+
+async def test_a_completion_is_kept_when_its_waiter_goes(ask):
+    waiting = asyncio.ensure_future(ask.trainer.completion("r"))
+    await asyncio.sleep(0)
+    ask.trainer._record(ended())
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert (await ask.trainer.completion("r", timeout=1)).result_id == "one"
+
+
+async def test_a_higher_attempt_is_waited_for(ask):
+    await ask(ended("first"))
+    waiting = asyncio.ensure_future(ask.trainer.completion("r", attempt=2))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await ask(ended("second", attempt=2))
+    assert (await waiting).result_id == "second"
+
+
+async def test_two_may_wait_for_one_completion(ask):
+    waiting = [asyncio.ensure_future(ask.trainer.completion("r")) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    await ask(ended())
+    assert [completion.result_id for completion in await asyncio.gather(*waiting)] == ["one", "one"]
+
+
+async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):
+    await ask(chat(1))
+    second = await ask(chat(2, [USER, USER]))
+    told = Segment(
+        ids=second.tokens.ids, logprobs=second.tokens.logprobs, mask_runs=(0, len(second.tokens.ids)), chats=(2,)
+    )
+    await ask(ended(samples={"main": Sample(segments=(told,), trainable=True)}))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert [segment.chats for segment in sample.segments] == [(2,)]
+    assert [sampled.number for sampled in sample.chats] == [1, 2]
+
+
+async def test_what_is_told_not_trainable_stays_so(ask):
+    await ask(chat(2, [USER, USER]))
+    await ask(ended(samples={"main": Sample(trainable=False, not_trainable_reason="chat 1: no ids")}))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert (sample.trainable, sample.not_trainable_reason, sample.segments) == (False, "chat 1: no ids", ())
+
+
+@pytest.mark.parametrize(("numbers", "trainable"), [((1, 2), True), ((2,), False)])
+async def test_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
+    for number in numbers:
+        await ask(chat(number, [USER] * number))
+    omitted = ("samples[main].segments",)
+    await ask(ended(samples={"main": Sample(trainable=True)}, omitted=omitted))
+    sample = (await ask.trainer.completion("r")).samples["main"]
+    assert sample.trainable is trainable
+    assert len(sample.segments) == (2 if trainable else 0)

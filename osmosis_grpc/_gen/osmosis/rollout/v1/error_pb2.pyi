@@ -82,7 +82,9 @@ class EventsGone(google.protobuf.message.Message):
     first_number: builtins.int
     """The first number still kept, when one rollout's events were asked for."""
     first_cursor: builtins.str
-    """A cursor just before the first event still kept, when all were asked for."""
+    """When all were asked for: a cursor from which on nothing is missing. Some events
+    before it may still be kept; their rollouts' own streams have them.
+    """
     def __init__(
         self,
         *,

@@ -309,8 +309,8 @@ class Callback(google.protobuf.message.Message):
     TLS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     target: builtins.str
-    """HOST:PORT of its TrainerService. The address is checked against the server's
-    target policy when the rollout is accepted and again when it is dialled.
+    """HOST:PORT of its TrainerService. Resolved and checked against the server's target
+    policy with each Init; the address that was checked is the one that is dialled.
     """
     credential: builtins.str
     """Sent as a bearer token with every call. Never shown again: not in events, not in
@@ -576,8 +576,8 @@ class Completion(google.protobuf.message.Message):
     @property
     def omitted(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What was left out because the completion would have passed 16 MiB, by field path
-        and in this order: token blocks, messages, extra fields. The rollout's events
-        hold it.
+        and in this order: token blocks, messages, extra fields. The rollout's events hold
+        the tokens and every message that was asked or answered.
         """
 
     def __init__(

@@ -451,6 +451,7 @@ class Capacity(google.protobuf.message.Message):
     QUEUED_FIELD_NUMBER: builtins.int
     ABANDONED_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
+    EXPIRED_FIELD_NUMBER: builtins.int
     max_concurrent: builtins.int
     """How many rollouts run at once."""
     max_queued: builtins.int
@@ -463,6 +464,8 @@ class Capacity(google.protobuf.message.Message):
     """Ended rollouts whose agent did not stop when told; each keeps a slot until it does."""
     undelivered: builtins.int
     """Ended rollouts whose completion has not reached the trainer."""
+    expired: builtins.int
+    """Completions that were given up since the start because their time was up."""
     def __init__(
         self,
         *,
@@ -472,8 +475,9 @@ class Capacity(google.protobuf.message.Message):
         queued: builtins.int = ...,
         abandoned: builtins.int = ...,
         undelivered: builtins.int = ...,
+        expired: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["abandoned", b"abandoned", "max_concurrent", b"max_concurrent", "max_queued", b"max_queued", "queued", b"queued", "running", b"running", "undelivered", b"undelivered"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["abandoned", b"abandoned", "expired", b"expired", "max_concurrent", b"max_concurrent", "max_queued", b"max_queued", "queued", b"queued", "running", b"running", "undelivered", b"undelivered"]) -> None: ...
 
 global___Capacity = Capacity
 
