@@ -1,6 +1,7 @@
 """Helpers for agent loops that run tools."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.types import Message, events, jsontext
 from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.messages import copy_message
 
 
 def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
@@ -66,12 +68,13 @@ async def execute_tool_calls(
     return list(await asyncio.gather(*(_execute(call, executor) for call in tool_calls)))
 
 
-async def _execute(call: Mapping[str, Any], executor: Callable[[Any], Awaitable[Any]]) -> Message:
+async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
     session = current_session.get()
     call_id, name = _names(call)
     call_id = call_id or "unknown"
-    _record(session, lambda: events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
-    done = session.tool_running(name) if session else None
+    if session:
+        _tell_call(session, call)
+    done = session.tool_running(clip(name)) if session else None
     began = time.monotonic()
     error = ""
     try:
@@ -80,16 +83,23 @@ async def _execute(call: Mapping[str, Any], executor: Callable[[Any], Awaitable[
         raise
     except Exception as raised:
         error = clip(describe(raised))
-        message = create_tool_error_result(call_id, error)
+        message = create_tool_error_result(clip(call_id), error)
     finally:
         if done:
             done()
-    latency = time.monotonic() - began
-    _record(session, lambda: events.ToolReturned(
-        tool_call_id=call_id, name=name, latency=latency, error=error,
-        message=jsontext.copy(message, "message"),
-    ))  # fmt: skip
+    if session:
+        session.record(events.ToolReturned(
+            tool_call_id=clip(call_id), name=clip(name), latency=time.monotonic() - began, error=error,
+            message=copy_message(message, "message"),
+        ))  # fmt: skip
     return message
+
+
+def _tell_call(session: Session, call: Any) -> None:
+    """Record a call. One that cannot be sent came from no model; there is nothing to tell."""
+    if isinstance(call, Mapping):
+        with contextlib.suppress(InvalidArgument):
+            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
 
 
 def _names(call: Any) -> tuple[str, str]:
@@ -101,19 +111,10 @@ def _names(call: Any) -> tuple[str, str]:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """What an executor returned as the message that answers the call."""
+    """What an executor returned as the message that answers the call. Raises when it cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
-    if isinstance(result, dict) and "role" in result:
-        return result
-    return create_tool_result(call_id, serialize_tool_result(result))
-
-
-def _record(session: Session | None, make: Callable[[], events.EventKind]) -> None:
-    if session is None:
-        return
-    try:
-        kind = make()
-    except InvalidArgument:
-        return  # the next chat refuses it, naming the field
-    session.record(kind)
+    whole = isinstance(result, dict) and "role" in result
+    message: Message = result if whole else create_tool_result(call_id, serialize_tool_result(result))
+    copy_message(message, "the tool's message")
+    return message

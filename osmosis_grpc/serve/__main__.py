@@ -2,9 +2,7 @@
 
 import sys
 
-from osmosis_grpc.serve.entry import run
+from osmosis_grpc.serve.entry import run, single
 
 if __name__ == "__main__":
-    from osmosis_grpc.serve import entry
-
-    sys.exit(run(lambda: entry.single("osmosis_grpc.serve", "osmosis_grpc.serve.command", "serve")))
+    sys.exit(run(lambda: single("osmosis_grpc.serve", "osmosis_grpc.serve.command", "serve")))

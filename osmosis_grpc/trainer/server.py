@@ -83,6 +83,7 @@ class TrainerServer:
                 self._waiting.pop(rollout_id, None)
                 if taken:
                     self._recorded.pop(rollout_id, None)
+                self._arrived.set()  # what nobody waits for any more is for completions()
 
     async def completions(self) -> AsyncIterator[Completion]:
         """Take completions that nobody waits for by name, as they come; without end."""

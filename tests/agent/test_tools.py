@@ -18,6 +18,7 @@ from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecut
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.types import CompletionStatus, events
+from osmosis_grpc.wire.event import event_from_wire, event_to_wire
 
 
 def call(name="add", arguments="{}", call_id="c1"):
@@ -317,13 +318,15 @@ async def test_a_running_tool_is_what_a_rollout_is_doing():
     assert "tool slow_one" in completion.failure.message
 
 
-async def test_a_message_that_cannot_travel_is_refused_by_the_next_chat():
+async def test_a_message_that_cannot_travel_is_told_to_the_model_as_an_error():
     async def executor(tool_call):
         return {"role": "tool", "tool_call_id": tool_call["id"], "content": "\ud800"}
 
     completion, seen = await rollout(executor, calls("bad"))
-    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
-    assert "messages[2].content" in completion.failure.message
+    assert completion.status is CompletionStatus.COMPLETED
+    (returned,) = [event.kind for event in seen if isinstance(event.kind, events.ToolReturned)]
+    assert returned.error == "the tool's message.content: holds an unpaired surrogate"
+    assert returned.message["content"] == f"Error: {returned.error}"
     assert [event.number for event in seen] == list(range(1, len(seen) + 1))
 
 
@@ -363,3 +366,34 @@ async def test_after_the_end_of_its_rollout_a_tool_is_told_so():
     with pytest.raises(RolloutEndedError):
         await background[0]
     assert not [event for event in seen if isinstance(event.kind, events.ToolReturned)]
+
+
+UNSENDABLE = {"a role that is a number": {"role": 5}, "a role of its own": {"role": "robot", "content": "x"}}
+
+
+@pytest.mark.parametrize("message", UNSENDABLE.values(), ids=UNSENDABLE.keys())
+async def test_what_a_tool_returns_never_spoils_the_trajectory(message):
+    """Every event can be written and read: one that could not would end everybody's event stream."""
+
+    class Agent(RolloutAgentLoop):
+        name = "agent"
+
+        def get_tools(self, request):
+            return []
+
+        async def run(self, ctx):
+            async def executor(call):
+                return message if isinstance(call, dict) and call["id"] == "bad" else "fine"
+
+            bad = {"id": "bad", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            odd = {"id": "\ud800", "type": "function", "function": {"name": "\ud800", "arguments": "{}"}}
+            results = await execute_tool_calls([bad, "a call that is text", odd], executor)
+            return ctx.complete([], extra_fields={"contents": [result["content"] for result in results]})
+
+    completion, seen = await collect_rollout(Agent(), EchoPolicy())
+    first, second, third = completion.extra_fields["contents"]
+    assert first.startswith("Error: the tool's message.role:")
+    assert second == "fine"
+    assert third.startswith("Error: ")
+    for event in seen:
+        assert event_from_wire(event_to_wire(event)).number == event.number
