@@ -15,6 +15,7 @@ from the agent says who is named in it. Nothing here knows a transport.
     │   └── ToolArgumentError          its arguments could not be read
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
+    ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
     └── MissingExtraError          an optional dependency is not installed
 """
 

@@ -1,13 +1,23 @@
 """Settings: the only reader of the environment.
 
 Names, defaults and bounds are those of the Osmosis SDK. A value out of bounds raises
-pydantic's ValidationError at construction, naming the setting.
+pydantic's ValidationError at construction; `problems` tells it by the variable's name.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+def _fits_a_header(token: SecretStr | None) -> SecretStr | None:
+    text = "none" if token is None else token.get_secret_value()
+    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+        raise ValueError("a token is printable ASCII without blanks around it, and not empty")
+    return token
+
+
+_Token = Annotated[SecretStr | None, AfterValidator(_fits_a_header)]
 
 
 class RolloutClientSettings(BaseSettings):
@@ -39,9 +49,13 @@ class RolloutServerSettings(BaseSettings):
     max_concurrent_rollouts: int = Field(default=100, ge=1, le=10_000)
     """Rollouts that run at once."""
     record_ttl_seconds: float = Field(default=3600.0, ge=60.0, le=86_400.0)
-    """How long an ended rollout is kept."""
+    """How long an ended rollout is kept, and how long its completion is tried."""
     max_metadata_size_bytes: int = Field(default=1024 * 1024, ge=1024, le=100 * 1024 * 1024)
     """The most bytes of a request's metadata."""
+    token: _Token = None
+    """What HTTP callers have to show as their bearer token; nothing when unset. Never shown."""
+    legacy_agent_token: _Token = None
+    """The bearer token of the legacy agent servers that this one hosts. Never shown."""
 
 
 class RolloutSettings(BaseSettings):
@@ -56,3 +70,33 @@ class RolloutSettings(BaseSettings):
 
     client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
     server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)
+
+
+_configured: RolloutSettings | None = None
+
+
+def get_settings() -> RolloutSettings:
+    """The settings of this process: what configure was given, else what the environment and .env say now."""
+    return _configured or RolloutSettings()
+
+
+def configure(settings: RolloutSettings) -> None:
+    """Set the settings of this process; what was started before keeps its own."""
+    global _configured
+    _configured = settings
+
+
+def reset_settings() -> None:
+    """Undo configure."""
+    global _configured
+    _configured = None
+
+
+def problems(error: ValidationError) -> str:
+    """What is wrong with the environment, by the variables' names."""
+    parts = {part.__name__: part.model_config.get("env_prefix", "") for part in _PARTS}
+    prefix = parts.get(error.title, "")
+    return "; ".join(f"{prefix}{'.'.join(map(str, row['loc'])).upper()}: {row['msg']}" for row in error.errors())
+
+
+_PARTS: tuple[type[BaseSettings], ...] = (RolloutClientSettings, RolloutServerSettings)

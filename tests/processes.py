@@ -13,7 +13,15 @@ ROOT = Path(__file__).parent.parent
 @contextlib.contextmanager
 def server_process(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tuple[subprocess.Popen, str]]:
     """`python -m osmosis_grpc.serve ... --json` on a free port: the process and its HOST:PORT."""
-    command = [sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", "--json", *arguments]
+    with serving(*arguments, cwd=cwd, **options) as (process, ready):
+        yield process, ready["grpc"]
+
+
+@contextlib.contextmanager
+def serving(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tuple[subprocess.Popen, dict]]:
+    """The same: the process and its ready record. No HTTP unless `-p` is among the arguments."""
+    http = [] if "-p" in arguments else ["--no-http"]
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", *http, "--json", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options
     )  # fmt: skip
@@ -21,7 +29,7 @@ def server_process(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tup
         try:
             line = process.stdout.readline()
             assert line, process.stderr.read()
-            yield process, json.loads(line)["grpc"]
+            yield process, json.loads(line)
         finally:
             process.kill()
 

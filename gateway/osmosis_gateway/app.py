@@ -1,21 +1,30 @@
-"""The FastAPI application: agent loops over HTTP.
-
-So far it hosts the engine and answers /health; the legacy contract's routes come with the
-gateway.
-"""
+"""create_app and serve_agent_loop: an agent loop over HTTP, without gRPC."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
+from pydantic import SecretStr
 
+from osmosis_gateway.calls import Calls
+from osmosis_gateway.door import tokens_of
+from osmosis_gateway.hosted import HostedRollouts
+from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.tracelog import TraceLog
-from osmosis_grpc.settings import RolloutSettings
+from osmosis_grpc.settings import RolloutSettings, get_settings
 
 Hook = Callable[[], Awaitable[None]]
+
+DRAIN_TIMEOUT = 30.0
+"""Seconds that running rollouts get when the application stops."""
 
 
 def create_app(
@@ -27,9 +36,10 @@ def create_app(
     `max_concurrent` means the default of 100, not that there is no limit.
 
     `on_startup` and `on_shutdown` are awaited with the application's start and stop;
-    `debug_dir` receives one .jsonl file per rollout.
+    `debug_dir` receives one .jsonl file per rollout. Stopped, it lets rollouts run on for
+    DRAIN_TIMEOUT seconds. Callers on this machine may name a trainer on it; others need a token.
     """
-    known = settings or RolloutSettings()
+    known = settings or get_settings()
     config = EngineConfig(
         max_concurrent=known.server.max_concurrent_rollouts if max_concurrent is None else max_concurrent,
         record_ttl=known.server.record_ttl_seconds if record_ttl_seconds is None else record_ttl_seconds,
@@ -38,27 +48,41 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         sinks = [TraceLog(debug_dir)] if debug_dir else []
-        async with Engine([agent_loop], config, sinks=sinks) as engine:
-            app.state.engine = engine
+        async with Calls(known.client, checked_only=True) as calls, Engine([agent_loop], config, sinks=sinks) as engine:
+            trainers = HttpTrainers(calls, TargetPolicy(loopback=False), known.client)
+            app.state.engine, app.state.rollouts = engine, HostedRollouts(engine, trainers.peer)
             if on_startup is not None:
                 await on_startup()
             try:
                 yield
+                engine.drain()
+                await engine.drained(DRAIN_TIMEOUT)
             finally:
                 if on_shutdown is not None:
                     await on_shutdown()
 
-    app = FastAPI(title="osmosis_grpc", lifespan=lifespan)
+    app = gateway_app("osmosis_grpc", lifespan=lifespan)
+    add_routes(app, Door(tokens=tokens_of(known), max_metadata_bytes=known.server.max_metadata_size_bytes))
+    return app
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        """Whether the server serves, and its counts."""
-        engine: Engine = app.state.engine
-        return {
-            "status": "draining" if engine.draining else "healthy",
-            "agent_loop": agent_loop.name,
-            "active_rollouts": engine.capacity().running,
-            "completed_rollouts": engine.completed,
-        }
 
+def serve_agent_loop(
+    agent_loop: RolloutAgentLoop, *, host: str = "127.0.0.1", port: int = 9000, validate: bool = True,
+    log_level: str = "info", settings: RolloutSettings | None = None, api_key: str | None = None, **app_parameters: Any,
+) -> FastAPI:  # fmt: skip
+    """Serve an agent loop over HTTP until the process is told to stop; returns the application that ran.
+
+    `app_parameters` are those of create_app; `api_key` is the token that callers have to show.
+    Raises AgentLoopValidationError, and ValueError for a public host without a token.
+    """
+    known = settings or get_settings()
+    if api_key is not None:
+        server = known.server.model_copy(update={"token": SecretStr(api_key)})
+        known = known.model_copy(update={"server": server})
+    if not is_loopback(host) and not tokens_of(known):
+        raise ValueError(f"{host} is a public address, and that needs a token: api_key=..., or 127.0.0.1")
+    if validate:
+        validate_agent_loop(agent_loop).raise_if_invalid()
+    app = create_app(agent_loop, settings=known, **app_parameters)
+    uvicorn.run(app, host=host, port=port, log_level=log_level, http=BoundedProtocol)
     return app

@@ -19,6 +19,11 @@ class RolloutContext:
         """What get_tools returned, as dicts."""
         self._session = session
 
+    @property
+    def llm(self) -> "ModelClient":
+        """The model, for code that was written for the Osmosis SDK's client."""
+        return ModelClient(self)
+
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, sample: str = "main",
         purpose: ChatPurpose = ChatPurpose.POLICY, tools: Sequence[Any] | None = None, **params: Any,
@@ -36,7 +41,7 @@ class RolloutContext:
             message=jsontext.copy(response.message, "message"),
             token_ids=None if block is None else block.ids,
             logprobs=None if block is None else block.logprobs,
-            usage=None if response.usage is None else dict(response.usage),
+            usage=dict(response.usage or {}),
             finish_reason=response.finish_reason or None,
             extra=response.extra,
         )
@@ -57,7 +62,10 @@ class RolloutContext:
         )  # fmt: skip
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
-        """The result of a rollout that the agent gives up; return it from run."""
+        """The result of a rollout that the agent gives up; return it from run.
+
+        Without messages the trainer gets the conversation up to the last reply.
+        """
         self._session.check_open()
         return RolloutResult(
             status="ERROR", final_messages=final_messages or (), finish_reason="error", error_message=error_message
@@ -72,6 +80,22 @@ class RolloutContext:
         """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""
         told = {_text(str(key)): _loggable(value) for key, value in data.items()}
         self._session.record(events.Logged(_text(str(event_name)), told))
+
+
+class ModelClient:
+    """A context's model under the names of the Osmosis SDK's client."""
+
+    def __init__(self, context: RolloutContext) -> None:
+        self._context = context
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout's id."""
+        return self._context.request.rollout_id
+
+    async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
+        """The same as RolloutContext.chat."""
+        return await self._context.chat(messages, **params)
 
 
 def _loggable(value: Any, levels: int = 32) -> Any:

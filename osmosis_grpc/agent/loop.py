@@ -28,6 +28,8 @@ class RolloutAgentLoop(ABC):
 
     name: ClassVar[str]
     """What trainers call it; 1 to 256 characters, unique on its server."""
+    tells_tools: ClassVar[bool] = True
+    """Whether get_tools may also be called without a rollout, to tell what tools there usually are."""
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
@@ -43,6 +45,9 @@ class RolloutAgentLoop(ABC):
 
         Messages are only ever appended. An exception that escapes ends the rollout FAILED.
         """
+
+    def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
+        """Called once when a rollout is over, also one that never ran: let go of what get_tools took hold of."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -17,8 +17,8 @@ class CompletionsResult:
     """uint32, shape (n,): the sampled tokens; None when the trainer did not tell them."""
     logprobs: Logprobs | None = None
     """float32, shape (n,): one per token, NaN where missing; None when none is known."""
-    usage: dict[str, Any] | None = None
-    """prompt_tokens, completion_tokens, total_tokens."""
+    usage: dict[str, Any] = field(default_factory=dict)
+    """prompt_tokens, completion_tokens, total_tokens; empty when the trainer did not tell them."""
     finish_reason: str | None = None
     """Why sampling stopped: stop, length, tool_calls."""
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 
@@ -91,6 +91,8 @@ class ValidationResult:
     agent_name: str | None
     """None when it has no usable name."""
     findings: tuple[Finding, ...] = ()
+    tool_count: int = 0
+    """How many tools were looked at: 0 when get_tools gave no list, or was not called."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -106,6 +108,22 @@ class ValidationResult:
     def valid(self) -> bool:
         """Whether there is no error."""
         return not self.errors
+
+    def raise_if_invalid(self) -> None:
+        """Raise AgentLoopValidationError when there is an error; warnings do not count."""
+        if not self.valid:
+            raise AgentLoopValidationError(self)
+
+
+class AgentLoopValidationError(OsmosisRolloutError):
+    """An agent loop has errors; the text has one per line, each with its hint."""
+
+    def __init__(self, result: ValidationResult) -> None:
+        self.result = result
+        """All that was found, warnings too."""
+        self.errors = result.errors
+        told = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
+        super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{told}")
 
 
 def validate_agent_loop(agent_loop: object) -> ValidationResult:
@@ -124,9 +142,10 @@ def validate_agent_loop(agent_loop: object) -> ValidationResult:
     if isinstance(agent_loop, type):
         instance, failed = _instance(agent_loop)
         findings += failed
-    findings += _get_tools(agent_loop, instance, cls)
+    tools, found = _get_tools(agent_loop, instance, cls)
+    findings += found
     findings += _run(agent_loop, cls)
-    return ValidationResult(None if problem else str(name), tuple(findings))
+    return ValidationResult(None if problem else str(name), tuple(findings), len(tools))
 
 
 def make(code: str, message: str, place: Place) -> Finding:
@@ -221,37 +240,40 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return any(inspect.iscoroutinefunction(form) for form in forms)
 
 
-def _get_tools(agent_loop: object, instance: object | None, cls: type) -> Iterator[Finding]:
+def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
+    """The tools there are to look at, and what is wrong with them or with how they are got."""
     get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
     if get_tools is None:
-        yield _finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)
-    elif not callable(get_tools):
+        return (), [_finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)]
+    if not callable(get_tools):
         text = f"get_tools of {cls.__name__} is a {type(get_tools).__name__}, not a method"
-        yield _finding("MISSING_GET_TOOLS_METHOD", text, cls)
-    elif instance is not None:
-        yield from _call(get_tools, place_of(get_tools, cls))
+        return (), [_finding("MISSING_GET_TOOLS_METHOD", text, cls)]
+    if instance is None:
+        return (), []
+    place = place_of(get_tools, cls)
+    tools = _call(get_tools, place)
+    if isinstance(tools, Finding):
+        return (), [tools]
+    return tools, [finding for i, tool in enumerate(tools) for finding in _tool(tool, f"tools[{i}]", place)]
 
 
-def _call(get_tools: Callable[..., Any], place: Place) -> Iterator[Finding]:
+def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Finding:
+    """What get_tools returns, or why that are no tools."""
     try:
         tools = get_tools(REQUEST)
         if inspect.isawaitable(tools):
             if _loop_runs():
                 if inspect.iscoroutine(tools):
                     tools.close()
-                yield make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
-                return
+                return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
             tools = asyncio.run(_settle(tools))
     except (Exception, SystemExit) as error:
-        yield make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
-        return
+        return make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
     if tools is None:
-        yield make("GET_TOOLS_RETURNS_NONE", "get_tools returned None, which is taken for an empty list", place)
-    elif not isinstance(tools, list | tuple):
-        yield make("GET_TOOLS_INVALID_TYPE", f"get_tools returned a {type(tools).__name__}, not a list", place)
-    else:
-        for index, tool in enumerate(tools):
-            yield from _tool(tool, f"tools[{index}]", place)
+        return make("GET_TOOLS_RETURNS_NONE", "get_tools returned None, which is taken for an empty list", place)
+    if not isinstance(tools, list | tuple):
+        return make("GET_TOOLS_INVALID_TYPE", f"get_tools returned a {type(tools).__name__}, not a list", place)
+    return tools
 
 
 def _at(error: BaseException) -> str:

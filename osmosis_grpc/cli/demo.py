@@ -44,7 +44,7 @@ def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records i
         if not json:
             typer.echo("starting an agent server in a process of its own ...", err=True)
         command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
-        options = ["--grpc-port", "0", "--json", "--log-level", "warning"]
+        options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning"]
         with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
             try:
                 completions = asyncio.run(_train(_address(server)))

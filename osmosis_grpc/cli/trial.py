@@ -48,6 +48,7 @@ class _Watched:
 
         self.name = agent_loop.name
         self.get_tools = agent_loop.get_tools
+        self.ended = agent_loop.ended
         self.result: Any = None
         self.returned = False
         self.error: BaseException | None = None

@@ -25,7 +25,7 @@ from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.runner import Runner, own_copy
+from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.errors import (
@@ -81,7 +81,10 @@ class Engine:
         store: Store | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
     ) -> None:  # fmt: skip
         self.config = config or EngineConfig()
-        self.agent_loops = {loop.name: loop for loop in agent_loops}
+        loops = list(agent_loops)
+        self.agent_loops = {loop.name: loop for loop in loops}
+        if len(self.agent_loops) < len(loops):
+            raise ValueError(f"agent loops need names of their own: {', '.join(sorted(loop.name for loop in loops))}")
         self.clock: Clock = clock or SystemClock()
         self.log = EventLog(store or MemoryStore(), self.clock, sinks, self.config.idle_interval)
         self.draining = False
@@ -219,12 +222,8 @@ class Engine:
             max_concurrent=self.config.max_concurrent, max_queued=self.config.queue_limit,
             running=self._admission.running - len(self._runner.abandoned), queued=self._admission.queued,
             abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered, expired=self.outbox.expired,
+            completed=self._table.ended_count,
         )  # fmt: skip
-
-    @property
-    def completed(self) -> int:
-        """How many ended rollouts are kept."""
-        return sum(1 for record in self._table.after(0) if not record.live)
 
     def drain(self) -> None:
         """Take no new rollouts from now on."""
@@ -334,6 +333,7 @@ class Engine:
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Keep nothing of a rollout that was not accepted."""
         self._table.remove(record)
+        let_go(self.agent_loops[record.agent_loop], record)
         if record.cancel_reason is not None:
             self._table.bury(record.owner, record.rollout_id, record.attempt, self.clock.monotonic())
         self._admission.release()

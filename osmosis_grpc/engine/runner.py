@@ -174,6 +174,7 @@ class Runner:
         self._log.append(record, events.Ended(completion))
         record.session = record.task = None
         record.doing.clear()
+        let_go(self._agent_loops[record.agent_loop], record)
         self._on_end(record)
 
     def _free_slot(self) -> None:
@@ -191,6 +192,14 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
     except BaseException as error:
         log.warning("the agent of rollout %s raised\n%s", context.request.rollout_id, told(error))
         return verdicts.raised(error)
+
+
+def let_go(agent: RolloutAgentLoop, record: Record) -> None:
+    """Tell an agent loop that a rollout is over."""
+    try:
+        agent.ended(record.rollout_id, record.attempt)
+    except Exception as error:
+        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
 
 
 def own_copy(request: RolloutRequest) -> RolloutRequest:

@@ -111,8 +111,8 @@ class RolloutSession:
         known = state.assembler.tokens(place.continues)
         request = ChatRequest(
             rollout_id=record.rollout_id, attempt=record.attempt, sample=sample, number=number, messages=history,
-            params=params, tools=record.tools if chat_tools is None else chat_tools, purpose=purpose,
-            continues=place.continues, covered=place.covered,
+            params=params, tools=record.tools if chat_tools is None else chat_tools,
+            own_tools=chat_tools is not None, purpose=purpose, continues=place.continues, covered=place.covered,
             known_ids=known if len(known) else None,
         )  # fmt: skip
         self._log.append(record, events.ChatRequested(

@@ -58,6 +58,11 @@ class RecordTable:
         """Records that have not ended."""
         return list(self._live)
 
+    @property
+    def ended_count(self) -> int:
+        """How many ended records are kept."""
+        return len(self._ended)
+
     def add(self, record: Record) -> None:
         """A new record, on its way to acceptance."""
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record

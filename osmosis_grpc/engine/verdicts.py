@@ -87,7 +87,9 @@ def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[list[Mess
     extra: Any = {} if result.extra_fields is None else result.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
-    return session.frozen(result.final_messages, "final_messages"), jsontext.copy(dict(extra), "extra_fields")
+    gave_up = result.status == "ERROR" and not result.final_messages
+    messages = session.newest_messages() if gave_up else session.frozen(result.final_messages, "final_messages")
+    return messages, jsontext.copy(dict(extra), "extra_fields")
 
 
 def _text(value: Any) -> str:

@@ -16,7 +16,10 @@ from osmosis_grpc.errors import InvalidArgument
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _TARGET = re.compile(rf"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>{_HOST})):(?P<port>[0-9]{{1,5}})")
 _NUMERIC = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]*|[0-9]+))*")
-_METADATA = frozenset(map(ipaddress.ip_address, ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")))
+_METADATA = frozenset(map(ipaddress.ip_address, (
+    "169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"
+)))  # fmt: skip
+_CARRIERS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96")))  # an IPv4 address in the last 32 bits
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -28,14 +31,16 @@ class Address:
 
     authority: str
     """HOST:PORT as the caller wrote it."""
-    ip: str
-    """What is dialled."""
+    ips: tuple[str, ...]
+    """What may be dialled; IPv4 first, since few listen on IPv6 alone."""
     port: int
 
     @property
     def grpc_target(self) -> str:
         """The address in gRPC's notation, which resolves nothing."""
-        return f"ipv6:[{self.ip}]:{self.port}" if ":" in self.ip else f"ipv4:{self.ip}:{self.port}"
+        family = "ipv6" if ":" in self.ips[0] else "ipv4"
+        alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
+        return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +62,31 @@ class TargetPolicy:
         self._loopback = loopback
         self._allow = [_parse_allowed(text) for text in allow]
 
-    async def check(self, target: str, field: str, *, authenticated: bool = False) -> Address:
-        """The address of a target. Raises InvalidArgument naming `field`."""
+    async def check(
+        self, target: str, field: str, *, authenticated: bool = False, loopback: bool | None = None
+    ) -> Address:
+        """The address of a target. Raises InvalidArgument naming `field`.
+
+        `loopback` says for this call what the policy was told for all.
+        """
         host, port = _parse(target, field)
         ips = await _resolve(host, port, field)
         for ip in ips:
-            self._check_ip(ip, host, port, field, authenticated)
-        return Address(target, str(_unmapped(ips[0])), port)
+            self._check_ip(ip, host, port, field, authenticated, self._loopback if loopback is None else loopback)
+        plain = sorted(map(_unmapped, ips), key=lambda ip: ip.version)
+        return Address(target, tuple(map(str, plain)), port)
 
-    def _check_ip(self, ip: IPAddress, host: str, port: int, field: str, authenticated: bool) -> None:
-        inner = _unmapped(ip)
+    def _check_ip(self, ip: IPAddress, host: str, port: int, field: str, authenticated: bool, loopback: bool) -> None:
+        inner = _embedded(ip)
         where = str(inner) if host == str(inner) else f"{host} ({inner})"
-        reserved = inner.version == 4 and inner.is_reserved
+        carried = inner != _unmapped(ip) and inner.is_loopback
+        reserved = carried or (inner.version == 4 and inner.is_reserved)
         if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified or reserved:
             raise InvalidArgument(field, f"{where} is never called back")
         if any(_matches(rule, host, inner, port) for rule in self._allow):
             return
         if inner.is_loopback:
-            if not self._loopback:
+            if not loopback:
                 raise InvalidArgument(
                     field, f"{where} is loopback, and this server is not; allow it with --allow-target"
                 )
@@ -112,6 +124,15 @@ def _parse(target: str, field: str) -> tuple[str, int]:
 def _unmapped(ip: IPAddress) -> IPAddress:
     """The IPv4 address inside a mapped one."""
     return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def _embedded(ip: IPAddress) -> IPAddress:
+    """The IPv4 address that an IPv6 one stands for, by whichever way it is reached."""
+    if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
+        return ip
+    if any(ip in network for network in _CARRIERS):
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour or ip
 
 
 def _is_ip(host: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.errors import MissingExtraError
 
-_EXTRAS = {"osmosis_gateway.app": "server", "osmosis_grpc.settings": "server"}
+_OF_THE_SERVER = ("osmosis_gateway.", "osmosis_grpc.settings")
 
 
 def lookup(door: str, table: Mapping[str, Sequence[str]], name: str) -> Any:
@@ -17,6 +17,6 @@ def lookup(door: str, table: Mapping[str, Sequence[str]], name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if module in _EXTRAS and not str(error.name).startswith("osmosis"):
-            raise MissingExtraError(f"{door}.{name}", _EXTRAS[module]) from error
+        if module.startswith(_OF_THE_SERVER) and not str(error.name).startswith("osmosis"):
+            raise MissingExtraError(f"{door}.{name}", "server") from error
         raise

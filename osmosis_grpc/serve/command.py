@@ -1,15 +1,8 @@
-"""The serve command: options, checks, and the process around an AgentServer.
+"""The serve command: its options and their checks. What runs then is in osmosis_grpc.serve.process.
 
 Heavy imports stand in the functions, so that --help answers at once.
 """
 
-import logging
-import os
-import signal
-import sys
-import threading
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -17,16 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    import anyio
-
     from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.engine import EngineConfig
-    from osmosis_grpc.serve.records import Records
+    from osmosis_grpc.settings import RolloutSettings
 
-log = logging.getLogger(__name__)
-
-EXIT_AFTER_LIMIT = 4.5
-"""Seconds after the drain limit at which the process ends, whatever still runs."""
+DEFAULT_HTTP_PORT = 9000
 
 
 class LogLevel(StrEnum):
@@ -38,24 +25,27 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    host: str
-    port: int
-    allow_targets: list[str]
-    log_folder: Path | None
-    drain_timeout: float
-    max_metadata_bytes: int
-
-
 def serve(
     module: Annotated[
-        list[str], typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to host; may be repeated.")
-    ],
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to host; may be repeated."),
+    ] = None,
     host: Annotated[str, typer.Option("--host", "-H", help="Address to bind; loopback only.")] = "127.0.0.1",
     grpc_port: Annotated[
         int, typer.Option("--grpc-port", min=0, max=65535, help="gRPC port; 0 picks a free one.")
     ] = 50051,
+    http_port: Annotated[
+        int | None,
+        typer.Option("-p", "--http-port", min=0, max=65535, help="HTTP port; 0 picks a free one.  [default: 9000]"),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Serve gRPC only.")] = False,
+    legacy_agent: Annotated[
+        list[str] | None,
+        typer.Option("--legacy-agent", metavar="[NAME=]URL", help="Legacy HTTP agent server to host; repeatable."),
+    ] = None,
+    legacy_listen: Annotated[
+        str, typer.Option("--legacy-listen", metavar="HOST:PORT", help="Where legacy agents reach this server.")
+    ] = "127.0.0.1:0",
     max_concurrent: Annotated[
         int | None, typer.Option("--max-concurrent", min=1, help="Rollouts that run at once.  [default: 100]")
     ] = None,
@@ -83,12 +73,17 @@ def serve(
         bool, typer.Option("--json", help="Only JSON records on stdout; the first one says ready.")
     ] = False,
 ) -> None:
-    """Host agent loops over gRPC."""
+    """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.link.targets import TargetPolicy, is_loopback
     from osmosis_grpc.serve.records import records
 
     if not is_loopback(host):
         _usage(f"--host {host} is not loopback: a public address needs a token or TLS, and there is neither yet")
+    legacy, listen = [_legacy_row(text) for text in legacy_agent or ()], _host_port(legacy_listen)
+    if not module and not legacy:
+        _usage("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR")
+    if no_http and http_port is not None:
+        _usage("--no-http does not go with -p")
     try:
         TargetPolicy(loopback=True, allow=allow_target or ())
     except ValueError as error:
@@ -101,10 +96,24 @@ def serve(
         from osmosis_grpc.serve import logs
 
         logs.configure(log_level)
-        loops = _load(module, validate=not no_validate)
-        config, max_metadata_bytes = _config(max_concurrent, record_ttl)
-        options = _Options(host, grpc_port, allow_target or [], log, drain_timeout, max_metadata_bytes)
-        code = _run(loops, config, options, out, json)
+        loops = _load(module or [], validate=not no_validate)
+        settings = _settings()
+
+        import anyio
+
+        from osmosis_grpc.engine import EngineConfig
+        from osmosis_grpc.serve.process import Options, run_process
+
+        config = EngineConfig(
+            max_concurrent=max_concurrent or settings.server.max_concurrent_rollouts,
+            record_ttl=record_ttl or settings.server.record_ttl_seconds,
+        )
+        options = Options(
+            host=host, grpc_port=grpc_port, http_port=None if no_http else DEFAULT_HTTP_PORT if http_port is None
+            else http_port, http_wanted=http_port is not None, allow_targets=allow_target or [],
+            legacy_agents=legacy, legacy_listen=listen, log_folder=log, drain_timeout=drain_timeout, json=json,
+        )  # fmt: skip
+        code = anyio.run(run_process, loops, config, settings, options, out)
     raise typer.Exit(code)
 
 
@@ -134,97 +143,29 @@ def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
     return loops
 
 
-def _config(max_concurrent: int | None, record_ttl: float | None) -> "tuple[EngineConfig, int]":
+def _settings() -> "RolloutSettings":
     from pydantic import ValidationError
 
-    from osmosis_grpc.engine import EngineConfig
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings import get_settings, problems
 
     try:
-        settings = RolloutServerSettings()
+        return get_settings()
     except ValidationError as error:
-        prefix = RolloutServerSettings.model_config["env_prefix"]
-        rows = [f"{prefix}{str(row['loc'][0]).upper()}: {row['msg']}" for row in error.errors()]
-        _usage("; ".join(rows))
-    config = EngineConfig(
-        max_concurrent=max_concurrent or settings.max_concurrent_rollouts,
-        record_ttl=record_ttl or settings.record_ttl_seconds,
-    )
-    return config, settings.max_metadata_size_bytes
+        _usage(problems(error))
 
 
-def _run(loops: "list[RolloutAgentLoop]", config: "EngineConfig", options: _Options, out: "Records", json: bool) -> int:
-    import anyio
-
-    return anyio.run(_serve, loops, config, options, out, json)
-
-
-async def _serve(
-    loops: "list[RolloutAgentLoop]", config: "EngineConfig", options: _Options, out: "Records", json: bool
-) -> int:
-    from osmosis_grpc import __version__
-    from osmosis_grpc.server import AgentServer
-    from osmosis_grpc.server.tracelog import TraceLog
-
-    stop = _stop_on_signals(options.drain_timeout)
-    sinks = [TraceLog(options.log_folder)] if options.log_folder else []
-    server = AgentServer(
-        loops, host=options.host, port=options.port, config=config, allow_targets=options.allow_targets,
-        max_metadata_bytes=options.max_metadata_bytes, sinks=sinks,
-    )  # fmt: skip
-    async with AsyncExitStack() as stack:
-        try:
-            await stack.enter_async_context(server)
-        except OSError as error:
-            typer.echo(f"serve: {error}; --grpc-port chooses another", err=True)
-            return 2
-        names = sorted(loop.name for loop in loops)
-        out.write("ready", grpc=server.address, agent_loops=names, pid=os.getpid(), version=__version__)
-        if not json:
-            _banner(server.address, names)
-        await stop.wait()
-        out.write("draining", limit=options.drain_timeout)
-        log.info("draining for at most %g s; a second signal stops at once", options.drain_timeout)
-        await server.stop(options.drain_timeout)
-        left = server.engine.capacity()
-    out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned)
-    if left.abandoned:
-        log.warning("%d agents never stopped; ending without them", left.abandoned)
-        _exit_now(0)
-    return 0
+def _legacy_row(text: str) -> tuple[str, str]:
+    """NAME=URL or URL."""
+    name, sep, url = text.partition("=")
+    if not sep or "/" in name:
+        name, url = "", text
+    if not url.startswith(("http://", "https://")):
+        _usage(f"--legacy-agent {text}: is not http://HOST:PORT or NAME=http://HOST:PORT")
+    return name, url
 
 
-def _stop_on_signals(limit: float) -> "anyio.Event":
-    """An event that the first SIGTERM or SIGINT sets. The second ends the process, and so does time."""
-    import asyncio
-
-    import anyio
-
-    stop, loop = anyio.Event(), asyncio.get_running_loop()
-    seen: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        seen.append(number)
-        if len(seen) > 1:
-            _exit_now(128 + number)
-        loop.call_soon_threadsafe(stop.set)
-        timer = threading.Timer(limit + EXIT_AFTER_LIMIT, _exit_now, (1,))
-        timer.daemon = True
-        timer.start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return stop
-
-
-def _exit_now(code: int) -> None:
-    """End without waiting for anybody: an agent that does not stop must not hold up the process."""
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _banner(address: str, names: list[str]) -> None:
-    typer.echo(f"serving {', '.join(names)}")
-    typer.echo(f"  gRPC    {address}")
-    typer.echo("  try     buf curl --protocol grpc --http2-prior-knowledge "
-               f"http://{address}/osmosis.rollout.v1.RolloutService/GetServerInfo")  # fmt: skip
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        _usage(f"--legacy-listen {text}: is not HOST:PORT")
+    return host.strip("[]"), int(port)

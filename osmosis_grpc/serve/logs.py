@@ -3,6 +3,7 @@
 import logging
 import sys
 
+import stamina
 import structlog
 
 
@@ -26,5 +27,6 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
     for name in ("asyncio", "grpc"):  # their debug lines say nothing about rollouts
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -53,8 +53,10 @@ class AgentServer:
         self.engine = Engine(agent_loops, config, sinks=sinks)
         self.port = port
         self._host = host
-        self._max_metadata = max_metadata_bytes
-        self._callbacks = Callbacks(TargetPolicy(loopback=is_loopback(host), allow=allow_targets))
+        self.max_metadata_bytes = max_metadata_bytes
+        self.on_loopback = is_loopback(host)
+        self.callbacks = Callbacks(TargetPolicy(loopback=self.on_loopback, allow=allow_targets))
+        """Where rollouts' calls go, by the scheme of their callback's target."""
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server
         self._stack = AsyncExitStack()
@@ -68,7 +70,7 @@ class AgentServer:
     async def __aenter__(self) -> "AgentServer":
         self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
         servicer = RolloutServicer(
-            self.engine, self._callbacks, max_metadata_bytes=self._max_metadata,
+            self.engine, self.callbacks, max_metadata_bytes=self.max_metadata_bytes,
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self.drain,
         )  # fmt: skip
@@ -92,7 +94,7 @@ class AgentServer:
                 await self.stop(0.0)
         finally:
             await self._stack.aclose()
-            await self._callbacks.close()
+            await self.callbacks.close()
 
     async def drain(self) -> None:
         """Take no new rollouts from now on."""
@@ -120,6 +122,8 @@ class AgentServer:
 
 async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     """The tools for a request that says nothing in particular; none when the agent wants to know more."""
+    if not loop.tells_tools:
+        return []
     try:
         tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):

@@ -1,6 +1,7 @@
 """The engine's ports over a callback: a trainer's TrainerService, dialled at the address that was checked."""
 
 import weakref
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -18,11 +19,18 @@ COMPLETE_TIMEOUT = 30.0
 """Seconds that one try of a completion waits."""
 
 
+MakePeer = Callable[[InitRequest], Awaitable[Peer]]
+
+
 class Callbacks:
-    """Makes Peers of callbacks; trainers at one address share a channel while any rollout needs it."""
+    """Makes Peers of callbacks; trainers at one address share a channel while any rollout needs it.
+
+    A target with a scheme in front (http://...) is for whoever registered that scheme.
+    """
 
     def __init__(self, policy: TargetPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
+        self.schemes: dict[str, MakePeer] = {}
         self._channels: weakref.WeakValueDictionary[Address, grpc.aio.Channel] = weakref.WeakValueDictionary()
 
     async def peer(self, init: InitRequest) -> Peer:
@@ -30,7 +38,10 @@ class Callbacks:
         callback = init.callback
         if callback is None:
             raise InvalidArgument("callback", "is missing: say where chats and the completion go")
-        address = await self._policy.check(callback.target, "callback.target")
+        make = self.schemes.get(callback.target.partition("://")[0])
+        if make is not None:
+            return await make(init)
+        address = await self.policy.check(callback.target, "callback.target")
         channel = self._channels.get(address)
         if channel is None:
             channel = grpc.aio.insecure_channel(address.grpc_target, options=callback_options(address.authority))

@@ -186,6 +186,10 @@ class ChatBook:
         book.close()
         return Outcome.RECORDED, recorded
 
+    def is_new(self, completion: Completion, now: float) -> bool:
+        """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
+        return self._newest(completion.rollout_id, completion.attempt, now).result_id is None
+
     def sweep(self, before: float) -> None:
         """Forget rollouts that were last heard of before a time."""
         for rollout_id, book in list(self._rollouts.items()):

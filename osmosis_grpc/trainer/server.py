@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,16 +12,19 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2_grpc
 from osmosis_grpc.agent.ports import ChatModel
-from osmosis_grpc.errors import Cancelled, Internal
+from osmosis_grpc.errors import Cancelled, Internal, Unavailable
 from osmosis_grpc.link.interceptors import StatusInterceptor
 from osmosis_grpc.link.options import MAX_REPLY_BYTES, server_options
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.types import Callback, Completion
+from osmosis_grpc.types import Callback, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire, reply_to_wire
 
 log = logging.getLogger(__name__)
+
+Recorder = Callable[[Completion, bytes, str], Awaitable[None]]
+"""Takes a completion, the state of its callback, and the credential it came with."""
 
 
 class TrainerServer:
@@ -28,16 +32,26 @@ class TrainerServer:
 
     A completion counts as recorded when this object holds it; it keeps it until completion()
     or completions() hands it over. What is known of a rollout is forgotten `ttl` seconds after
-    it was last heard of; make that twice the server's record TTL or more. Raises OSError when
-    the port is taken, ValueError when the host is public.
+    it was last heard of; make that twice the server's record TTL or more.
+
+    With a `recorder` completions go there instead: it is awaited with a completion, its
+    callback's state and its credential, and the completion counts as recorded when it returns.
+    What it raises is told to the server, which sends the completion again, or, for
+    InvalidArgument, Aborted and Unimplemented, gives it up. Raises OSError when the port is
+    taken, ValueError when the host is public.
     """
 
-    def __init__(self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0) -> None:
+    def __init__(
+        self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0,
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
         if not is_loopback(host):
             raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
         self.port = port
         self._host = host
         self._ttl = ttl
+        self._recorder = recorder
+        self._recording: dict[tuple[str, int, str], asyncio.Task[None]] = {}
         self._book = ChatBook(policy)
         self._recorded: dict[str, Completion] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -109,6 +123,8 @@ class TrainerServer:
             self._sweeper.cancel()
         await self._server.stop(0.5)
         self._book.close()
+        for task in list(self._recording.values()):
+            task.cancel()
         self._closed = True
         for waiting in self._waiting.values():
             for arrived in waiting:
@@ -118,6 +134,30 @@ class TrainerServer:
         while True:
             await asyncio.sleep(min(60.0, self._ttl / 4))
             self._book.sweep(time.monotonic() - self._ttl)
+
+    async def _complete(self, completion: Completion, state: bytes, credential: str) -> Outcome:
+        now = time.monotonic()
+        if self._recorder is not None and self._book.is_new(completion, now):
+            await self._record_elsewhere(self._recorder, completion, state, credential)
+        outcome, recorded = self._book.complete(completion, time.monotonic())
+        if recorded is not None and self._recorder is None:
+            self._record(recorded)
+        return outcome
+
+    async def _record_elsewhere(
+        self, recorder: Recorder, completion: Completion, state: bytes, credential: str
+    ) -> None:
+        """Hand a result to the recorder once; who sends it again meanwhile joins."""
+        key = (completion.rollout_id, completion.attempt, completion.result_id)
+        task = self._recording.get(key)
+        if task is None:
+            task = asyncio.ensure_future(recorder(completion, state, credential))
+            self._recording[key] = task
+            task.add_done_callback(lambda done: (self._recording.pop(key, None), done.cancelled() or done.exception()))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise Unavailable("the trainer is closing")
+        task.result()
 
     def _record(self, completion: Completion) -> None:
         """Keep a completion until somebody takes it, and tell those who wait."""
@@ -133,7 +173,7 @@ class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._trainer = trainer
 
     async def Chat(self, request: pb.ChatRequest, context: Any) -> pb.ChatResponse:
-        chat = chat_from_wire(request, context.time_remaining())
+        chat = replace(chat_from_wire(request, context.time_remaining()), credential=_credential(context))
         task = self._trainer._book.chat(chat, time.monotonic())
         await asyncio.wait({task})
         if task.cancelled():
@@ -145,7 +185,11 @@ class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         completion = completion_from_wire(request.completion, "completion")
-        outcome, recorded = self._trainer._book.complete(completion, time.monotonic())
-        if recorded is not None:
-            self._trainer._record(recorded)
+        outcome = await self._trainer._complete(completion, request.state, _credential(context))
         return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
+
+
+def _credential(context: Any) -> str:
+    """The bearer token that a call came with."""
+    given = next((str(value) for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+    return given[7:] if given[:7].lower() == "bearer " else given

@@ -40,6 +40,8 @@ class ChatRequest(ArrayEquality):
     """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """The tools to offer; None means those of the rollout."""
+    own_tools: bool = True
+    """Whether the tools were chosen for this chat, and are not those of the rollout."""
     purpose: ChatPurpose = ChatPurpose.POLICY
     continues: int = 0
     """The answered chat that the history continues; 0 for none."""
@@ -49,6 +51,8 @@ class ChatRequest(ArrayEquality):
     """uint32, shape (k,): the tokens of that chat, prompt and reply, where they are known."""
     state: bytes = b""
     """The state of the rollout's callback."""
+    credential: str = field(default="", repr=False)
+    """The bearer token that the chat came with, where it came over a wire. Never shown."""
     timeout: float | None = None
     """Seconds the asker waits for this try; None for no limit."""
 

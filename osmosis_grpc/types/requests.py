@@ -11,6 +11,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import Message
 
 MAX_ID_CHARS = 256
+MAX_HEADER_CHARS = 4096
 DEFAULT_MAX_TURNS = 10
 DEFAULT_MAX_TOKENS_TOTAL = 8192
 
@@ -109,6 +110,15 @@ def check_id(value: str, name: str) -> None:
         raise InvalidArgument(name, "is not one path segment")
     if any(ord(char) < 32 or 127 <= ord(char) < 160 or char in "\u2028\u2029" for char in value):
         raise InvalidArgument(name, "holds a control character")
+
+
+def check_header(value: str, name: str) -> str:
+    """Refuse a text that cannot stand in a header; returns it."""
+    if len(value) > MAX_HEADER_CHARS:
+        raise InvalidArgument(name, f"is longer than {MAX_HEADER_CHARS} characters")
+    if not value.isascii() or not value.isprintable():
+        raise InvalidArgument(name, "holds a character that cannot stand in a header")
+    return value
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:

@@ -62,3 +62,5 @@ class Capacity:
     undelivered: int = 0
     expired: int = 0
     """Completions given up since the start because their time was up."""
+    completed: int = 0
+    """Ended rollouts that are still known."""

@@ -18,6 +18,7 @@ from osmosis_grpc.types.requests import (
     InitRequest,
     RolloutRequest,
     TraceContext,
+    check_header,
     check_id,
 )
 from osmosis_grpc.types.rollout import Activity, RolloutInfo
@@ -95,7 +96,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
     if message.HasField("trace_context"):
         trace = TraceContext(message.trace_context.traceparent, message.trace_context.tracestate)
         for name, value in (("traceparent", trace.traceparent), ("tracestate", trace.tracestate)):
-            _check_header(value, f"trace_context.{name}")
+            check_header(value, f"trace_context.{name}")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
     )
@@ -157,15 +158,8 @@ def _group_from_wire(group: pb.Group) -> Group:
 def _callback_from_wire(callback: pb.Callback) -> Callback:
     if not callback.target:
         raise InvalidArgument("callback.target", "is empty")
-    _check_header(callback.credential, "callback.credential")
+    check_header(callback.credential, "callback.credential")
     return Callback(target=callback.target, credential=callback.credential, state=callback.state)
-
-
-def _check_header(value: str, field: str) -> None:
-    if len(value) > 4096:
-        raise InvalidArgument(field, "is longer than 4096 characters")
-    if not value.isascii() or not value.isprintable():
-        raise InvalidArgument(field, "holds a character that cannot stand in a header")
 
 
 def state_from_wire(state: int) -> RolloutState | None:

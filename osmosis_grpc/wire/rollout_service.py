@@ -110,7 +110,7 @@ def server_info_to_wire(
         capacity=pb.Capacity(
             max_concurrent=capacity.max_concurrent, max_queued=capacity.max_queued, running=capacity.running,
             queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
-            expired=capacity.expired,
+            expired=capacity.expired, completed=capacity.completed,
         ),
         limits=pb.Limits(
             max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,

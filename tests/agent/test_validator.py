@@ -10,7 +10,15 @@ from types import ModuleType
 import pytest
 
 from osmosis_grpc.agent import validator
-from osmosis_grpc.agent.validator import HINTS, WARNINGS, Finding, validate_agent_loop
+from osmosis_grpc.agent.validator import (
+    HINTS,
+    WARNINGS,
+    AgentLoopValidationError,
+    Finding,
+    ValidationResult,
+    validate_agent_loop,
+)
+from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 SOURCE = Path(__file__).parent / "fixtures" / "broken_agents.py"
@@ -157,3 +165,49 @@ async def test_within_an_event_loop_an_async_get_tools_is_not_run():
 
 def test_hints_are_one_line_each():
     assert all(hint and "\n" not in hint for hint in HINTS.values())
+
+
+# Refusing what is not valid
+
+
+def test_errors_are_raised_all_at_once():
+    result = validate_agent_loop(agents.Everything())
+    with pytest.raises(AgentLoopValidationError) as caught:
+        result.raise_if_invalid()
+    assert isinstance(caught.value, OsmosisRolloutError)
+    assert caught.value.result is result
+    assert caught.value.errors == result.errors
+    first, *lines = str(caught.value).splitlines()
+    assert first == "agent loop without a name is not valid:"
+    assert lines == [f"  {error.code}: {error.message} ({error.hint})" for error in result.errors]
+
+
+def test_the_text_names_the_agent():
+    with pytest.raises(AgentLoopValidationError, match=r"^agent loop good is not valid:\n  UNKNOWN_TOOL_TYPE: tools"):
+        validate_agent_loop(agents.UnknownToolType()).raise_if_invalid()
+
+
+@pytest.mark.parametrize("name", ["Good", "MissingFunctionDescription", "GetToolsReturnsNone"])
+def test_warnings_are_not_raised(name):
+    validate_agent_loop(getattr(agents, name)()).raise_if_invalid()
+
+
+@pytest.mark.parametrize(
+    ("agent", "count"),
+    [
+        (CalculatorAgent, 4), (CalculatorAgent(), 4), (agents.Good(), 1), (agents.UnknownToolType(), 1),
+        (agents.Everything(), 4), (agents.GetToolsReturnsNone(), 0), (agents.GetToolsException(), 0),
+        (agents.GetToolsInvalidType(), 0), (agents.NothingAtAll, 0), (agents.AgentInitFailed, 0), (None, 0),
+    ],
+)  # fmt: skip
+def test_tools_that_were_looked_at_are_counted(agent, count):
+    assert validate_agent_loop(agent).tool_count == count
+
+
+async def test_tools_of_an_async_get_tools_are_counted_where_it_can_run():
+    assert validate_agent_loop(agents.GetToolsNotAwaited()).tool_count == 0
+    assert (await asyncio.to_thread(validate_agent_loop, agents.GetToolsNotAwaited())).tool_count == 1
+
+
+def test_no_tools_were_looked_at_unless_told():
+    assert ValidationResult("agent").tool_count == 0

@@ -121,9 +121,9 @@ def test_the_banner_for_people(folder):
     import subprocess
     import sys
 
-    command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0"]
+    command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
+        lines = [process.stdout.readline() for _ in range(4)]
         curl = lines[2].split("try", 1)[1].split()
         answer = subprocess.run(
             [str(ROOT / ".venv/bin/buf") if (ROOT / ".venv/bin/buf").exists() else "buf", *curl[1:]],
@@ -131,6 +131,7 @@ def test_the_banner_for_people(folder):
         )  # fmt: skip
         process.terminate()
     assert "serving calculator" in lines[0]
+    assert lines[3].split()[0] == "HTTP"
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout)["agentLoops"][0]["name"] == "calculator"
 

@@ -592,7 +592,8 @@ async def test_a_result_invents_nothing(hosting):
         h.trainer.policy = policy
         completion = await h.run()
     result = results[0]
-    assert result.token_ids is result.logprobs is result.usage is result.finish_reason is None
+    assert result.token_ids is result.logprobs is result.finish_reason is None
+    assert result.usage == {}
     assert (result.content, result.has_tool_calls, result.tool_calls, dict(result.extra)) == ("b", False, [], {})
     assert not completion.samples["main"].trainable
     assert completion.samples["main"].segments == ()

@@ -182,7 +182,7 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         assert info.completion.reward == 1.0
         assert [row.rollout_id for row in h.engine.rollouts("me", undelivered=True)[0]] == ["r1"]
         assert h.engine.capacity().undelivered == 1
-        assert h.engine.completed == 2
+        assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
         info = record.info(with_completion=False)

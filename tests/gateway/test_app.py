@@ -1,13 +1,19 @@
 """create_app: an application that a real HTTP server runs."""
 
 import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
 
 import httpx
 import pytest
 import uvicorn
 
-from osmosis_grpc.rollout import RolloutSettings, create_app
+from osmosis_grpc.rollout import AgentLoopValidationError, RolloutSettings, create_app, serve_agent_loop
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from tests.gateway.legacy import LegacyTrainer
 
 
 @pytest.fixture
@@ -41,8 +47,76 @@ async def test_health_over_a_socket(started):
         answer = await client.get(f"{url}/health")
     assert answer.status_code == 200
     assert answer.json() == {
-        "status": "healthy", "agent_loop": "calculator", "active_rollouts": 0, "completed_rollouts": 0
+        "status": "healthy", "agent_loop": "calculator", "active_rollouts": 0, "completed_rollouts": 0,
+        "undelivered": 0,
     }  # fmt: skip
     assert called == ["startup"]
     assert app.state.engine.config.max_concurrent == 7
     assert app.state.engine.config.record_ttl == 120.0
+
+
+async def test_a_rollout_over_create_app(started, tmp_path):
+    _, url, _ = started
+    async with LegacyTrainer() as trainer, httpx.AsyncClient() as client:
+        answer = await client.post(f"{url}/v1/rollout/init", json=trainer.init_body())
+        assert answer.status_code == 202, answer.text
+        done = await trainer.completed()
+    assert done["reward"] == 1.0
+    assert list(tmp_path.glob("*/r1-*.jsonl"))
+
+
+async def test_an_application_may_be_started_again():
+    """As test clients do."""
+    app = create_app(CalculatorAgent())
+    for _ in range(2):
+        async with app.router.lifespan_context(app), httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+        ) as client:  # fmt: skip
+            assert (await client.get("/health")).json()["status"] == "healthy"
+
+
+async def test_stopping_lets_rollouts_run_on(tmp_path):
+    app = create_app(CalculatorAgent())
+    async with LegacyTrainer() as trainer:
+        trainer.latency = 0.3
+        async with app.router.lifespan_context(app), httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
+        ) as client:  # fmt: skip
+            assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
+        assert trainer.completions[0]["status"] == "COMPLETED"
+
+
+def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys\n"
+        "from osmosis_grpc.rollout import serve_agent_loop\n"
+        "from osmosis_grpc.testing.calculator import agent_loop\n"
+        "app = serve_agent_loop(agent_loop, port=int(sys.argv[1]), log_level='warning', api_key='t')\n"
+        "print('stopped', type(app).__name__)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, str(script), str(port)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                answer = httpx.get(f"http://127.0.0.1:{port}/platform/health", headers={"Authorization": "t"})
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=20)
+    assert answer.status_code == 200
+    assert told == "stopped FastAPI\n"
+
+
+def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
+    with pytest.raises(ValueError, match="token"):
+        serve_agent_loop(CalculatorAgent(), host="0.0.0.0")
+    with pytest.raises(AgentLoopValidationError):
+        serve_agent_loop(type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [5]})())

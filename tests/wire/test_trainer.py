@@ -20,7 +20,14 @@ from osmosis_grpc.wire.trainer import (
     reply_to_wire,
 )
 
-NOT_ON_THE_WIRE = {"continues", "covered", "known_ids", "timeout"}  # found by the trainer; of the call
+NOT_ON_THE_WIRE = {
+    "continues",
+    "covered",
+    "known_ids",
+    "timeout",
+    "own_tools",
+    "credential",
+}  # found by the trainer; of the call
 CHAT = ChatRequest(
     rollout_id="r", attempt=2, sample="judge", number=7, messages=[{"role": "user", "content": None, "x": 1.0}],
     params={"temperature": 0.5, "min_p": 0.1}, tools=[{"type": "function", "function": {"name": "f"}}],

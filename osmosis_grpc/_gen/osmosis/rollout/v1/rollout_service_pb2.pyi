@@ -452,6 +452,7 @@ class Capacity(google.protobuf.message.Message):
     ABANDONED_FIELD_NUMBER: builtins.int
     UNDELIVERED_FIELD_NUMBER: builtins.int
     EXPIRED_FIELD_NUMBER: builtins.int
+    COMPLETED_FIELD_NUMBER: builtins.int
     max_concurrent: builtins.int
     """How many rollouts run at once."""
     max_queued: builtins.int
@@ -466,6 +467,8 @@ class Capacity(google.protobuf.message.Message):
     """Ended rollouts whose completion has not reached the trainer."""
     expired: builtins.int
     """Completions that were given up since the start because their time was up."""
+    completed: builtins.int
+    """Ended rollouts that are still known."""
     def __init__(
         self,
         *,
@@ -476,8 +479,9 @@ class Capacity(google.protobuf.message.Message):
         abandoned: builtins.int = ...,
         undelivered: builtins.int = ...,
         expired: builtins.int = ...,
+        completed: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["abandoned", b"abandoned", "expired", b"expired", "max_concurrent", b"max_concurrent", "max_queued", b"max_queued", "queued", b"queued", "running", b"running", "undelivered", b"undelivered"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["abandoned", b"abandoned", "completed", b"completed", "expired", b"expired", "max_concurrent", b"max_concurrent", "max_queued", b"max_queued", "queued", b"queued", "running", b"running", "undelivered", b"undelivered"]) -> None: ...
 
 global___Capacity = Capacity
 

@@ -1,0 +1,30 @@
+"""Where a figure was measured."""
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions that matter."""
+    names = ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")
+    return {
+        "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system(),
+        "processor": _processor(), "packages": {name: metadata.version(name) for name in names},
+    }  # fmt: skip
+
+
+def cpu_seconds(pid: int) -> float:
+    """The processor time that a process has used, user and system."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,0 +1,228 @@
+"""A legacy HTTP agent server as an agent loop of ours.
+
+Our engine hosts it, so every promise of the engine holds. get_tools posts the Init to the old
+server, whose agent starts at once; run relays the chats and the completion that come back to
+a small HTTP listener. Whoever calls that listener shows a key made for the one run.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from osmosis_gateway import contract
+from osmosis_gateway.bodies import BodyRefused, Bounds, bearer, read_json
+from osmosis_gateway.calls import Base, Calls
+from osmosis_gateway.contract import ChatBody, CompletedBody
+from osmosis_gateway.door import HttpServer
+from osmosis_gateway.relay import Relay, count_tool_messages
+from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.errors import (
+    CallError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OsmosisValidationError,
+    ResourceExhausted,
+    RolloutEndedError,
+    Unauthenticated,
+    Unavailable,
+)
+from osmosis_grpc.settings import RolloutClientSettings, get_settings
+from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
+from osmosis_grpc.types.requests import MAX_ID_CHARS
+
+SILENCE = 3600.0
+"""Seconds without a chat or a completion after which a legacy agent counts as lost."""
+ANSWER_WITHIN = 8.0
+"""Seconds that the old server has for an Init or /health; the engine gives get_tools 10."""
+
+
+class HttpAgentLoop(RolloutAgentLoop):
+    """Used as `async with HttpAgentLoop("http://HOST:PORT") as loop`, around the server that hosts it.
+
+    `name` is asked of the old server's /health where it is not given. `listen` is where we listen
+    for its calls, `public_url` how it reaches that, if not by the same address. `api_key` is
+    shown to the old server. Entering raises CallError when the old server cannot be asked.
+    """
+
+    name = "legacy"
+    tells_tools = False
+
+    def __init__(
+        self, url: str, *, name: str = "", api_key: str = "", listen: tuple[str, int] = ("127.0.0.1", 0),
+        public_url: str = "", silence: float = SILENCE, settings: RolloutClientSettings | None = None,
+    ) -> None:  # fmt: skip
+        self._base = Base.of(url, "url")
+        self._given_name = name
+        self._key = api_key
+        self._silence = silence
+        self._secret = secrets.token_bytes(32)
+        self._relays: dict[str, Relay] = {}
+        """By their keys."""
+        self._keys: dict[tuple[str, int], str] = {}
+        self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
+        self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
+        self._public_url = public_url
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "HttpAgentLoop":
+        await self._stack.enter_async_context(self._calls)
+        try:
+            self.name = self._given_name or await self._ask_name()  # type: ignore[misc] # of the instance, not the class
+            await self._stack.enter_async_context(self._listener)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        for relay in self._relays.values():
+            relay.close()
+        await self._stack.aclose()
+
+    async def get_tools(self, request: RolloutRequest) -> list[ToolDict]:
+        legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
+        if len(legacy_id) > MAX_ID_CHARS:
+            raise FailedPrecondition(f"{legacy_id!r} is longer than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
+        key = self._new_key()
+        self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
+        server_url = self._public_url or f"http://{self._listener.address}"
+        body = contract.init_body(request, legacy_id, server_url, key)
+        raw = await self._post_init(jsontext.render(body).encode())
+        try:
+            answer = jsontext.parse(raw.decode(errors="replace"), "body")
+            tools = answer.get("tools") if isinstance(answer, dict) else answer
+            if not isinstance(answer, dict) or not isinstance(tools, list | None):
+                raise InvalidArgument("body.tools", "is not a list")
+        except InvalidArgument as error:
+            raise Internal(f"the answer of {self._base.authority} to an Init cannot be read: {error}") from None
+        return tools or []
+
+    async def run(self, ctx: RolloutContext) -> RolloutResult:
+        relay = self._relays[self._keys[ctx.request.rollout_id, ctx.request.attempt]]
+        relay.begin(ctx)
+        try:
+            body = await relay.completed(self._silence)
+        finally:
+            relay.close()
+        count, latency = body.tool_calls
+        if body.status == "ERROR":  # after an exception the contract reports no tool calls
+            count = max(count, relay.tool_messages - count_tool_messages(ctx.request.messages))
+        for _ in range(count):
+            ctx.record_tool_call(latency / count)
+        if body.status != "ERROR":
+            return ctx.complete(
+                body.final_messages, finish_reason=body.finish_reason or "stop", reward=body.reward,
+                extra_fields=body.extra_fields,
+            )  # fmt: skip
+        if relay.failure is not None:  # its trainer's fault, not the agent's
+            raise relay.failure
+        told = body.error_message or "the legacy agent gave up without a reason"
+        return RolloutResult(
+            status="ERROR", final_messages=body.final_messages, finish_reason=body.finish_reason or "error",
+            error_message=told, extra_fields=body.extra_fields,
+        )  # fmt: skip
+
+    def ended(self, rollout_id: str, attempt: int) -> None:
+        relay = self._relays.pop(self._keys.pop((rollout_id, attempt), ""), None)
+        if relay is not None:
+            relay.close()
+
+    async def _post_init(self, body: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await self._calls.post(self._base.join(contract.INIT_PATH), body, key=self._key)
+        except TimeoutError:
+            told = f"the legacy agent server {self._base.authority} did not answer within {ANSWER_WITHIN:g} s"
+            raise Unavailable(told, retry_after=1.0) from None
+        except OsmosisValidationError as error:
+            raise Internal(str(error)) from None
+        except CallError as error:
+            kind = ResourceExhausted if error.status_code == 429 else Unavailable
+            raise kind(str(error), retry_after=error.retry_after or 1.0) from None
+
+    async def _ask_name(self) -> str:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                raw = await self._calls.get(self._base.join("/health"))
+            health = jsontext.parse_object(raw.decode(errors="replace"), "health")
+        except TimeoutError:
+            raise Unavailable(f"{self._base.authority}/health did not answer within {ANSWER_WITHIN:g} s") from None
+        except InvalidArgument as error:
+            raise Internal(f"{self._base.authority}/health cannot be read: {error}") from None
+        problem = name_problem(health.get("agent_loop"))
+        if problem:
+            raise Internal(f"{self._base.authority}/health names no agent_loop ({problem[1]}); give it a name")
+        return str(health["agent_loop"])
+
+    def _new_key(self) -> str:
+        """A key for the calls of one run. Our signature shows that it was ours also when the run is over."""
+        nonce = secrets.token_hex(16)
+        return f"{nonce}.{self._sign(nonce)}"
+
+    def _sign(self, nonce: str) -> str:
+        return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
+
+    def _relay(self, request: Request) -> Relay | None:
+        """The relay of a call's key; None for a run that is over. Raises Unauthenticated."""
+        key = bearer(request)
+        nonce, _, signature = key.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
+            raise Unauthenticated("the key was not made for a rollout of this server")
+        return self._relays.get(key)
+
+    def _app(self) -> FastAPI:
+        app = gateway_app("osmosis_grpc, towards a legacy agent server")
+        app.add_exception_handler(RolloutEndedError, _ended)
+        bounds = Bounds()
+
+        @app.post(contract.CHAT_PATH, responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
+                  openapi_extra=body_of(ChatBody))  # fmt: skip
+        async def chat(request: Request) -> JSONResponse:
+            """A model reply. Held until the rollout runs."""
+            relay = self._relay(request)
+            body, _ = await read_json(request, bounds)
+            rollout_id, messages, params = contract.read_chat(body)
+            if relay is None:
+                raise RolloutEndedError(f"rollout {rollout_id} has ended")
+            try:
+                result = await relay.chat(messages, params, request.is_disconnected)
+            except ValueError as error:
+                raise InvalidArgument("", str(error)) from None
+            except CallError as error:  # asked again and given up by our engine: not to be asked once more
+                return JSONResponse({"detail": str(error)}, 424)
+            return JSONResponse(contract.reply_body(rollout_id, result, int(time.time())))
+
+        @app.post(contract.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
+        async def completed(request: Request) -> JSONResponse:
+            """The result of a rollout. The first one stands; acknowledged also when it cannot be read, which is
+            an ERROR of its own: an old server that is refused would never say anything else.
+            """
+            relay = self._relay(request)
+            try:
+                body, _ = await read_json(request, bounds)
+                told = contract.validated(CompletedBody, body)
+            except BodyRefused as error:
+                if error.status_code in (400, 408):  # it did not arrive: it will be sent again
+                    raise
+                told = contract.unreadable(str(error))
+            except InvalidArgument as error:
+                told = contract.unreadable(str(error))
+            if relay is not None:
+                relay.complete(told)
+            return JSONResponse({"status": "ok"})
+
+        return app
+
+
+async def _ended(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, 410)

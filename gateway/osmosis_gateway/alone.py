@@ -1,0 +1,115 @@
+"""The gateway in a process of its own: HTTP on one side, a gRPC agent server on the other.
+
+It keeps nothing that matters: where a rollout's trainer is stands in the callback's state, and
+the trainer's key is the callback's credential. Both come back with every chat and completion,
+so a gateway that was killed goes on when it is started again on the same ports.
+"""
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from osmosis_gateway.calls import Calls
+from osmosis_gateway.door import HttpServer, tokens_of
+from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
+from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
+from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 100_000  # rollouts whose tools are known
+
+
+class RemoteRollouts:
+    """Starts rollouts on an agent server across gRPC, and answers its calls back."""
+
+    def __init__(self, client: RolloutClient, trainers: HttpTrainers, *, authenticated: bool, loopback: bool) -> None:
+        self._client = client
+        self._trainers = trainers
+        self._authenticated = authenticated
+        self._loopback = loopback
+        self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
+        self.callback_target = ""
+        """Where the agent server calls back."""
+
+    async def init(self, init: InitRequest, *, authenticated: bool, loopback: bool) -> tuple[str, Sequence[ToolDict]]:
+        assert init.callback is not None
+        url, key = init.callback.target, init.callback.credential
+        await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
+        state: dict[str, Any] = {"server_url": url}
+        if init.trace is not None:
+            state["trace"] = [init.trace.traceparent, init.trace.tracestate]
+        callback = Callback(target=self.callback_target, credential=key, state=json.dumps(state).encode())
+        started = await self._client.init(init.request, callback=callback)
+        self._tools[started.rollout_id] = started.tools
+        if len(self._tools) > _REMEMBERED:
+            self._tools.popitem(last=False)
+        return started.rollout_id, started.tools
+
+    async def health(self) -> dict[str, Any]:
+        try:
+            info = await self._client.info()
+        except CallError as error:
+            raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
+        left = info.capacity
+        return {
+            "status": "draining" if info.draining else "healthy",
+            "agent_loop": ", ".join(loop.name for loop in info.agent_loops),
+            "active_rollouts": left.running + left.queued, "completed_rollouts": left.completed,
+            "undelivered": left.undelivered,
+        }  # fmt: skip
+
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
+        """A chat of the agent server's, asked of the rollout's trainer."""
+        trainer = await self._trainer(request.state, request.credential)
+        usual = self._tools.get(request.rollout_id)
+        own = usual is None or list(request.tools or ()) != list(usual)
+        return await trainer.chat(replace(request, own_tools=own))
+
+    async def record(self, completion: Completion, state: bytes, credential: str) -> None:
+        """A completion of the agent server's, brought to the rollout's trainer."""
+        trainer = await self._trainer(state, credential)
+        await trainer.complete(completion)
+        self._tools.pop(completion.rollout_id, None)
+
+    async def _trainer(self, state: bytes, credential: str) -> HttpTrainer:
+        try:
+            told = json.loads(state)
+            url, trace = told["server_url"], told.get("trace")
+        except (ValueError, KeyError, TypeError):
+            raise InvalidArgument("state", "is not of this gateway's making") from None
+        return await self._trainers.trainer(
+            url, credential, TraceContext(*trace) if trace else None, field="state.server_url",
+            authenticated=self._authenticated, loopback=self._loopback,
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def stand_alone(
+    target: str, *, host: str = "127.0.0.1", port: int = 9000, callback_port: int = 50052,
+    allow_targets: Sequence[str] = (), settings: RolloutSettings | None = None,
+) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:  # fmt: skip
+    """The legacy contract in front of the agent server at `target`. Raises OSError when a port is taken."""
+    known = settings or get_settings()
+    loopback, tokens = is_loopback(host), tokens_of(known)
+    async with Calls(known.client, checked_only=True) as calls, RolloutClient(target) as client:
+        trainers = HttpTrainers(calls, TargetPolicy(loopback=loopback, allow=allow_targets), known.client)
+        rollouts = RemoteRollouts(client, trainers, authenticated=bool(tokens), loopback=loopback)
+        async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record) as back:
+            rollouts.callback_target = back.address
+            app = gateway_app("osmosis_grpc")
+            app.state.rollouts = rollouts
+            door = Door(
+                tokens=tokens, max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback
+            )  # fmt: skip
+            add_routes(app, door)
+            async with HttpServer(app, host=host, port=port) as http:
+                yield http, back

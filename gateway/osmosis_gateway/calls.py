@@ -1,0 +1,278 @@
+"""Outgoing HTTP: JSON posted to a trainer or to a legacy agent server, tried again where that may help.
+
+One aiohttp session per object of this class, and one object per server: its limits hold for
+all rollouts together. A host that was checked is dialled at the address that was checked.
+Redirects are not followed, proxies of the environment are not used, answers are bounded.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import stamina
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from osmosis_grpc.errors import (
+    CallError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OsmosisServerError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    OsmosisValidationError,
+    PermissionDenied,
+    Unauthenticated,
+)
+from osmosis_grpc.link.targets import Address
+from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.types.completion import clip
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+CONNECT_TIMEOUT = 10.0
+"""Seconds that opening a connection may take."""
+KEEPALIVE = 4.0
+"""Seconds that an idle connection is kept: less than uvicorn, behind many a trainer, keeps its end."""
+_SHOWN = 500  # bytes of a refusal that are told on
+_checked: ContextVar[Address | None] = ContextVar("checked_address", default=None)
+"""Where the host of the call that is being made was checked."""
+
+_REFUSED: dict[int, type[OsmosisValidationError]] = {401: Unauthenticated, 403: PermissionDenied, 404: NotFound}
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base URL that was looked at: `{scheme}://{host}:{port}{path}`."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def of(cls, text: str, field: str) -> "Base":
+        """Raises InvalidArgument naming `field`."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidArgument(field, f"is not a URL: {error}") from None
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise InvalidArgument(field, "is not an http:// or https:// URL with a host")
+        if parts.username is not None or parts.password is not None:
+            raise InvalidArgument(field, "holds a user name or a password; use api_key")
+        if parts.query or parts.fragment or "?" in text or "#" in text:
+            raise InvalidArgument(field, "has a query or a fragment; it is a base that paths are put behind")
+        if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
+            raise InvalidArgument(field, "holds a character that cannot stand in a URL")
+        if port == 0:
+            raise InvalidArgument(field, "0 is not a port")
+        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def join(self, path: str) -> URL:
+        """The URL of a path below it."""
+        return URL(f"{self.scheme}://{self.authority}{self.path}{path}", encoded=True)
+
+
+class _Again(Exception):
+    """A try that may be repeated."""
+
+    def __init__(self, error: CallError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Calls:
+    """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs."""
+
+    def __init__(
+        self, settings: RolloutClientSettings, *, whom: str = "the trainer", checked_only: bool = False
+    ) -> None:
+        self._settings = settings
+        self._whom = whom
+        self.checked_only = checked_only
+        """Whether hosts that nobody checked are refused."""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Calls":
+        settings = self._settings
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(self, settings), trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=settings.timeout_seconds, sock_connect=CONNECT_TIMEOUT),
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )  # fmt: skip
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(
+        self, url: URL, body: bytes, *, key: str = "", retries: int = 0, headers: Mapping[str, str] | None = None,
+        address: Address | None = None, answer: bool = True,
+    ) -> bytes:  # fmt: skip
+        """The body of a 2xx, or nothing where no `answer` is wanted. `address` is where the host was checked.
+
+        408, 429, 5xx, 3xx, timeouts and transport errors are tried again `retries` times, after what
+        Retry-After asks for or a growing pause. Raises OsmosisTransportError, OsmosisTimeoutError
+        or OsmosisServerError when the tries are used up, OsmosisValidationError for a refusal.
+        """
+        settings = self._settings
+        _checked.set(address)
+        try:
+            async for attempt in stamina.retry_context(
+                on=_pause(settings.retry_max_delay), attempts=retries + 1, timeout=None,
+                wait_initial=settings.retry_base_delay, wait_max=settings.retry_max_delay,
+                wait_jitter=settings.retry_base_delay,
+            ):  # fmt: skip
+                with attempt:
+                    return await self._once(url, body, key, headers or {}, answer)
+        except _Again as last:
+            raise last.error from None
+        raise AssertionError("a try returns or raises")
+
+    async def get(self, url: URL, *, key: str = "") -> bytes:
+        """The body of a 2xx."""
+        _checked.set(None)
+        try:
+            return await self._once(url, None, key, {}, True)
+        except _Again as only:
+            raise only.error from None
+
+    async def _once(self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool) -> bytes:
+        if self._session is None:
+            raise OsmosisTransportError("this server is closing")
+        sent = dict(headers) | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST", url, data=body, headers=sent, allow_redirects=False
+            ) as answer:  # fmt: skip
+                status, retry_after = answer.status, answer.headers.get("Retry-After")
+                if 200 <= status < 300 and not wanted:
+                    await _drop(answer)
+                    return b""
+                raw = await _bounded(answer, MAX_ANSWER_BYTES)
+        except TimeoutError:
+            seconds = self._settings.timeout_seconds
+            raise _Again(OsmosisTimeoutError(f"{self._whom} gave no answer within {seconds:g} s")) from None
+        except (aiohttp.ClientError, OSError) as error:
+            told = f"{self._whom} cannot be reached: {type(error).__name__}"
+            raise _Again(OsmosisTransportError(told)) from None
+        if 200 <= status < 300:
+            return raw
+        told = f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}"
+        if status in (408, 429) or not 400 <= status < 500:
+            failed = OsmosisServerError(clip(told), retry_after=_seconds(retry_after))
+            failed.status_code = status
+            raise _Again(failed)
+        refused = _REFUSED.get(status, FailedPrecondition)(clip(told))
+        refused.status_code = status
+        raise refused
+
+
+async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > limit:
+            answer.close()
+            raise OsmosisServerError(f"the answer has more than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _drop(answer: aiohttp.ClientResponse) -> None:
+    """Read what nobody wants, so that the connection can be used again; if that is much or slow, close it."""
+    try:
+        async with asyncio.timeout(1):
+            await _bounded(answer, 64 * 1024)
+    except (TimeoutError, aiohttp.ClientError, OSError, OsmosisServerError):
+        answer.close()
+
+
+def redacted(text: str, key: str) -> str:
+    """A text without the key, in whatever spelling another side echoes it."""
+    for spelling in {key, json.dumps(key)[1:-1], repr(key)[1:-1]} if key else ():
+        text = text.replace(spelling, "[key]")
+    return text
+
+
+def _pause(longest: float) -> Any:
+    """For stamina: whether to try again, and when, if the other side said."""
+
+    def decide(error: Exception) -> bool | float:
+        if not isinstance(error, _Again):
+            return False
+        asked = error.error.retry_after
+        return True if asked is None else min(asked, max(longest, 60.0))
+
+    return decide
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After in its two forms: seconds, or a date."""
+    text = (retry_after or "").strip()
+    if text.isdecimal() and len(text) < 7:
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A pool of connections that keeps only so many idle ones, and dials where it was checked."""
+
+    def __init__(self, calls: Calls, settings: RolloutClientSettings) -> None:
+        super().__init__(
+            limit=settings.max_connections, limit_per_host=0, keepalive_timeout=KEEPALIVE, use_dns_cache=False,
+            resolver=_Resolver(calls),
+        )  # fmt: skip
+        self._keepalive = settings.max_keepalive_connections
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        idle = sum(map(len, self._conns.values()))
+        super()._release(key, protocol, should_close=should_close or idle >= self._keepalive)
+
+
+class _Resolver(AbstractResolver):
+    """Gives the addresses that were checked."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._plain = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        address = _checked.get()
+        if address is None:
+            if self._calls.checked_only:
+                raise OSError(f"{host}:{port} was not checked")
+            return await self._plain.resolve(host, port, family)
+        return [
+            ResolveResult(
+                hostname=host, host=ip, port=port, proto=0, flags=socket.AI_NUMERICHOST,
+                family=socket.AF_INET6 if ":" in ip else socket.AF_INET,
+            )
+            for ip in address.ips
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        await self._plain.close()

@@ -1,0 +1,339 @@
+"""The HTTP contract of Osmosis SDK 0.2.14, body by body: JSON to values and back.
+
+Nulls at the top of a body are left out; below it, in messages, they are kept. What is checked
+here is what the contract and the engine need; everything else passes through.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.errors import Internal, InvalidArgument
+from osmosis_grpc.types import (
+    Callback,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    Ids,
+    InitRequest,
+    RolloutRequest,
+    TokenBlock,
+    TraceContext,
+    jsontext,
+)
+from osmosis_grpc.types.messages import ROLES, copy_messages
+from osmosis_grpc.types.requests import (
+    DEFAULT_MAX_TOKENS_TOTAL,
+    DEFAULT_MAX_TURNS,
+    MAX_HEADER_CHARS,
+    MAX_ID_CHARS,
+    check_header,
+    check_id,
+    own_params,
+)
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+Kind = TypeVar("Kind")
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETED_PATH = "/v1/rollout/completed"
+INIT_PATH = "/v1/rollout/init"
+
+_CHAT_DEFAULTS: dict[str, Any] = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
+_OWN = ("rollout_id", "messages", "stream", "tools")  # keys of a chat's body that are no sampling parameters
+_REPLY = {"id", "object", "created", "model", "choices", "usage", "token_ids", "logprobs", "prompt_token_ids"}
+_COUNTERS = (
+    "total_latency_ms", "llm_latency_ms", "tool_latency_ms", "num_llm_calls", "num_tool_calls", "prompt_tokens",
+    "response_tokens", "max_context_tokens",
+)  # fmt: skip
+
+_MAX_URL_CHARS = 4096
+
+_ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
+_Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
+_Advice = Annotated[int, BeforeValidator(lambda value: int(value) if _is_whole(value) else value)]
+_MESSAGE: dict[str, JsonValue] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"enum": [*sorted(ROLES)]}},
+}
+
+
+_Messages = Annotated[list[dict[str, Any]], FailFast()]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class InitBody(_Body):
+    """Starts a rollout."""
+
+    rollout_id: _Id = Field(description="One visible path segment, unique per rollout.")
+    server_url: str = Field(
+        max_length=_MAX_URL_CHARS,
+        pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://",
+        description="The trainer's base URL: chats and the result go there.",
+    )
+    messages: _Messages = Field(
+        json_schema_extra={"items": _MESSAGE}, description="The conversation to start from, in OpenAI's format."
+    )
+    completion_params: dict[str, Any] = Field(description="Sampling parameters, under OpenAI's names.")
+    tool_server_url: str | None = Field(default=None, max_length=_MAX_URL_CHARS, description="Handed to the agent.")
+    max_turns: _Advice = Field(default=DEFAULT_MAX_TURNS, description="Advice to the agent.")
+    max_tokens_total: _Advice = Field(default=DEFAULT_MAX_TOKENS_TOTAL, description="Advice to the agent.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Handed to the agent; bounded in size.")
+    api_key: str | None = Field(
+        default=None, max_length=MAX_HEADER_CHARS, json_schema_extra={"pattern": "^[ -~]*$"},
+        description="Sent as bearer token with every call to server_url.",
+    )  # fmt: skip
+    idempotency_key: _Id | None = Field(default=None, description="Another name for the rollout.")
+    agent_loop: str | None = Field(
+        default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
+    )
+
+
+class InitAnswer(_Body):
+    """The rollout was accepted."""
+
+    rollout_id: str
+    tools: list[dict[str, Any]] = Field(description="The tools of this rollout, in OpenAI's format.")
+
+
+class Problem(_Body):
+    """One thing that is wrong with a body."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Health(_Body):
+    """Whether the server serves, and its counts."""
+
+    status: str = Field(description="healthy, or draining.")
+    agent_loop: str
+    active_rollouts: int = Field(description="Accepted and not ended, those that wait included.")
+    completed_rollouts: int = Field(description="Ended and still known.")
+    undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
+
+
+def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None = None) -> InitRequest:
+    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+    given = validated(InitBody, body)
+    check_id(given.rollout_id, "rollout_id")
+    if given.idempotency_key is not None:
+        check_id(given.idempotency_key, "idempotency_key")
+    check_header(given.api_key or "", "api_key")
+    metadata = jsontext.copy(given.metadata, "metadata")
+    if len(jsontext.render(metadata).encode()) > max_metadata_bytes:
+        raise InvalidArgument("metadata", f"is larger than {max_metadata_bytes} bytes")
+    truth = metadata.get("ground_truth")
+    request = RolloutRequest(
+        rollout_id=given.rollout_id, messages=copy_messages(given.messages, "messages"),
+        completion_params=own_params(given.completion_params, "completion_params"),
+        max_turns=_clamped(given.max_turns), max_tokens_total=_clamped(given.max_tokens_total), metadata=metadata,
+        agent_loop=given.agent_loop or "",
+        label=truth if isinstance(truth, str) else None, tool_server_url=given.tool_server_url,
+        idempotency_key=given.idempotency_key, server_url=given.server_url,
+    )  # fmt: skip
+    told = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
+    return InitRequest(
+        request=request, callback=Callback(target=given.server_url, credential=given.api_key or ""), trace=trace,
+        digest=hashlib.sha256(jsontext.canonical(told).encode()).digest(), size=size,
+    )  # fmt: skip
+
+
+def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
+    """The body that starts a rollout at a legacy agent server. A label travels as metadata's ground_truth.
+
+    The key of one run makes it another request than an earlier one of the same id, which nobody listens to.
+    """
+    metadata = dict(request.metadata)
+    if request.label is not None:
+        metadata.setdefault("ground_truth", request.label)
+    return _without_nulls({
+        "rollout_id": rollout_id, "server_url": server_url, "messages": list(request.messages),
+        "completion_params": dict(request.completion_params), "tool_server_url": request.tool_server_url,
+        "max_turns": request.max_turns, "max_tokens_total": request.max_tokens_total, "metadata": metadata,
+        "api_key": api_key, "idempotency_key": api_key[:32],
+    })  # fmt: skip
+
+
+def chat_body(request: ChatRequest) -> dict[str, Any]:
+    """The body of a chat. Tools go with it only where they are not those of the rollout."""
+    params = {name: value for name, value in request.params.items() if name not in _OWN}
+    if "stop" in params:
+        params["stop"] = _stops(params["stop"])
+    defaults = dict(_CHAT_DEFAULTS)
+    if params.get("max_completion_tokens") is not None:
+        del defaults["max_tokens"]
+    tools = list(request.tools) if request.own_tools and request.tools is not None else None
+    return _without_nulls(defaults | {"logprobs": True} | _without_nulls(params) | {
+        "rollout_id": request.rollout_id, "messages": list(request.messages), "tools": tools,
+    })  # fmt: skip
+
+
+def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """A chat that a legacy agent asks for: rollout id, messages, sampling parameters."""
+    given = validated(ChatBody, body)
+    for name in ("sample", "purpose", "self"):
+        if name in body:
+            raise InvalidArgument(name, "is not a sampling parameter")
+    params = {name: value for name, value in body.items() if name not in (*_OWN, "model", "logprobs")}
+    return given.rollout_id, given.messages, _without_nulls(params)
+
+
+class ChatBody(_Body):
+    """Asks for a model reply. Further keys are sampling parameters."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    rollout_id: _Id
+    messages: _Messages = Field(json_schema_extra={"items": _MESSAGE})
+
+
+def read_reply(raw: bytes) -> ChatResponse:
+    """A trainer's reply. Raises Internal when it cannot be read."""
+    try:
+        body = jsontext.parse(raw.decode(), "body")
+        choice = body["choices"][0]
+        block, prompt = _tokens(body)
+        response = ChatResponse(
+            message={"role": "assistant"} | _message(choice["message"]),
+            finish_reason=_a(str, choice.get("finish_reason") or "stop"),
+            usage=_usage(body.get("usage")),
+            tokens=block, prompt_ids=prompt, extra={key: body[key] for key in body.keys() - _REPLY}, size=len(raw),
+        )  # fmt: skip
+        response.check()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        raise Internal(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
+    return response
+
+
+def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
+    """The reply's and the prompt's tokens, where they are told. The contract does not promise them: what
+    cannot be read is left out, and the sample is not trainable.
+    """
+    ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
+    try:
+        block = TokenBlock.of(ids, logprobs if isinstance(logprobs, list) else None) if ids else None
+        return block, TokenBlock.of(prompt).ids if prompt else None
+    except InvalidArgument as error:
+        log.warning("a trainer's tokens cannot be read and are left out: %s", error)
+        return None, None
+
+
+def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict[str, Any]:
+    """A reply as a legacy agent reads it."""
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | _without_nulls(result.usage or {})
+    choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
+    return {
+        "id": rollout_id, "object": "chat.completion", "created": created, "model": "default", "choices": [choice],
+        "usage": usage,
+    }  # fmt: skip
+
+
+def completion_body(completion: Completion) -> dict[str, Any]:
+    """The result of a rollout. Whatever is not COMPLETED is an ERROR that begins with its word."""
+    completed = completion.status is CompletionStatus.COMPLETED
+    reason = completion.failure.message if completion.failure else completion.finish_reason
+    omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
+    return _without_nulls({
+        "rollout_id": completion.rollout_id, "status": "COMPLETED" if completed else "ERROR",
+        "final_messages": list(completion.messages), "finish_reason": completion.finish_reason or None,
+        "error_message": None if completed else f"{completion.status}: {reason}", "reward": completion.reward,
+        "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
+        "extra_fields": dict(completion.extra_fields) | omitted,
+    })  # fmt: skip
+
+
+class CompletedBody(_Body):
+    """The result of a rollout, as a legacy agent server reports it."""
+
+    rollout_id: _Id
+    status: str = Field(pattern="^(COMPLETED|ERROR)$")
+    final_messages: _Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
+    finish_reason: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    metrics: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def tool_calls(self) -> tuple[int, float]:
+        """How many tool calls there were, and how many milliseconds they took together."""
+        told = self.metrics or {}
+        count, latency = told.get("num_tool_calls"), told.get("tool_latency_ms")
+        return (
+            count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 else 0,
+            float(latency) if isinstance(latency, int | float) and 0 <= latency < 1e12 else 0.0,
+        )
+
+
+def unreadable(problem: str) -> CompletedBody:
+    """What stands for a completion that cannot be read."""
+    told = f"the legacy agent's completion cannot be read: {problem}"
+    return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=told)
+
+
+def validated(model: type[Model], body: Any) -> Model:
+    """A body as its model. Raises InvalidArgument naming every field that is wrong."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        rows = [(_path(row["loc"]), row["msg"]) for row in error.errors(include_url=False, include_input=False)]
+        raise InvalidArgument(*rows[0], rows[1:]) from None
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a JSON number such as 10.0 is meant."""
+    return isinstance(value, float) and value.is_integer()
+
+
+def _clamped(advice: int) -> int:
+    """What the protocol can carry: the contract sets no bounds."""
+    return min(max(advice, 0), 2**32 - 1)
+
+
+def _path(location: Sequence[str | int]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def _stops(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _a(kind: type[Kind], value: Any) -> Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} is not a {kind.__name__}")
+    return value
+
+
+def _message(message: Any) -> dict[str, Any]:
+    calls = _a(dict, message).get("tool_calls")
+    if calls is not None and not all(isinstance(call, dict) for call in _a(list, calls)):
+        raise TypeError("tool_calls are not objects")
+    return _a(dict, message)
+
+
+def _usage(told: Any) -> dict[str, Any] | None:
+    """The counts that there are. Agents add them up, so they have to be counts."""
+    counts = _without_nulls(_a(dict, told or {}))
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        _a(int, counts.get(name, 0))
+    return counts or None

@@ -1,0 +1,110 @@
+"""The HTTP door of a process: uvicorn on the event loop that is there already."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from osmosis_gateway.calls import Calls
+from osmosis_gateway.hosted import HostedRollouts
+from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.trainers import HttpTrainers
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.settings import RolloutSettings, get_settings
+
+
+class HttpServer:
+    """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
+
+    Raises OSError when the port is taken.
+    """
+
+    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._app = app
+        self._host = host
+        self.port = port
+        self._server: _Uvicorn
+        self._task: asyncio.Task[None]
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the port as bound."""
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+
+    async def __aenter__(self) -> "HttpServer":
+        listening = _listen(self._host, self.port)
+        self.port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            self._app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, lifespan="on",
+            backlog=2048, timeout_graceful_shutdown=1, timeout_keep_alive=75,
+        )  # fmt: skip
+        self._server = _Uvicorn(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
+        while not self._server.started:
+            if self._task.done():
+                listening.close()
+                await self._task
+                raise OSError(f"HTTP did not start on {self.address}")
+            await asyncio.sleep(0.005)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not two servers: a port in TIME_WAIT
+        listening.bind((host, port))
+        listening.listen(2048)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listening
+
+
+def tokens_of(settings: RolloutSettings) -> tuple[str, ...]:
+    """The tokens that HTTP callers may show."""
+    return (settings.server.token.get_secret_value(),) if settings.server.token else ()
+
+
+@asynccontextmanager
+async def open_door(
+    server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
+) -> AsyncIterator[HttpServer]:
+    """The legacy contract in front of an agent server that runs: HTTP beside gRPC, one engine.
+
+    gRPC callers may then name an http:// or https:// callback, too.
+    """
+    known = settings or get_settings()
+    async with Calls(known.client, checked_only=True) as calls:
+        trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
+        app = gateway_app("osmosis_grpc")
+        door = Door(tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=server.on_loopback)
+        app.state.rollouts = HostedRollouts(server.engine, trainers.peer)
+        add_routes(app, door)
+        schemes = dict.fromkeys(("http", "https"), trainers.peer)
+        server.callbacks.schemes |= schemes
+        try:
+            async with HttpServer(app, host=host, port=port) as http:
+                yield http
+        finally:
+            for scheme in schemes:
+                server.callbacks.schemes.pop(scheme, None)

@@ -1,0 +1,76 @@
+"""What uvicorn leaves open in HTTP/1.1: heads that never end, bodies of two lengths, bodies that nobody reads."""
+
+import asyncio
+from typing import Any, cast
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+HEAD_SECONDS = 20.0
+"""How long a request's head may take to arrive, and a new connection be silent."""
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes a connection whose request does not begin in time."""
+
+    head_seconds = HEAD_SECONDS
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None and not self._answering():
+            self._await_head()
+        super().data_received(data)
+        if self._answering():
+            self._head_came()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(exc)
+
+    def _answering(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return cycle is not None and not cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._waiting = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _head_came(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+class OneBody:
+    """ASGI middleware: a request has one length, and a body that was not read ends its connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
+        if {b"content-length", b"transfer-encoding"} <= names:  # two readers may see two requests: refuse both
+            refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
+            await refused(scope, receive, send)
+            return
+        unread = bool(names & {b"content-length", b"transfer-encoding"})
+
+        async def reading() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            if unread and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self.app(scope, reading, sending)

@@ -1,0 +1,127 @@
+"""OsmosisLLMClient: the legacy contract from the agent's side, on its own, without a server of ours."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from osmosis_gateway import contract
+from osmosis_gateway.calls import Base, Calls
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.settings import RolloutClientSettings, get_settings
+from osmosis_grpc.types import ChatRequest, Completion, CompletionStatus, Failure, RolloutMetrics, jsontext
+from osmosis_grpc.types.completion import is_reward
+from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.requests import check_header, own_params
+from osmosis_grpc.types.tools import tool_dicts
+
+
+class OsmosisLLMClient:
+    """Talks to the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
+
+    What is left out comes from the settings. A chat or a completion that fails raises
+    OsmosisTransportError, OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
+    """
+
+    def __init__(
+        self, server_url: str, rollout_id: str, api_key: str | None = None, timeout_seconds: float | None = None,
+        max_retries: int | None = None, complete_rollout_retries: int | None = None,
+        settings: RolloutClientSettings | None = None,
+    ) -> None:  # fmt: skip
+        known = settings or get_settings().client
+        given = {
+            "timeout_seconds": timeout_seconds, "max_retries": max_retries,
+            "complete_rollout_retries": complete_rollout_retries,
+        }  # fmt: skip
+        self._settings = RolloutClientSettings.model_validate(
+            known.model_dump() | {name: value for name, value in given.items() if value is not None}
+        )
+        self._base = Base.of(server_url, "server_url")
+        self.rollout_id = rollout_id
+        self._key = check_header(api_key or "", "api_key")
+        self._calls = Calls(self._settings)
+        self._stack = AsyncExitStack()
+        self._open = False
+        self._metrics = RolloutMetrics()
+
+    async def __aenter__(self) -> "OsmosisLLMClient":
+        if not self._open:
+            await self._stack.enter_async_context(self._calls)
+            self._open = True
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._open = False
+        await self._stack.aclose()
+
+    async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
+        """One model reply to the whole history; `params` are sampling parameters, unknown ones are forwarded.
+
+        Raises InvalidArgument for what cannot travel.
+        """
+        await self.__aenter__()
+        tools = params.pop("tools", None)
+        request = ChatRequest(
+            rollout_id=self.rollout_id, messages=copy_messages(messages, "messages"),
+            params=own_params(params, "params"), tools=None if tools is None else tool_dicts(tools),
+        )  # fmt: skip
+        began = time.monotonic()
+        raw = await self._calls.post(
+            self._base.join(contract.CHAT_PATH), jsontext.render(contract.chat_body(request)).encode(),
+            key=self._key, retries=self._settings.max_retries,
+        )  # fmt: skip
+        response = contract.read_reply(raw)
+        self._count(response.usage or {}, (time.monotonic() - began) * 1000)
+        block = response.tokens
+        return CompletionsResult(
+            message=response.message, token_ids=None if block is None else block.ids,
+            logprobs=None if block is None else block.logprobs,
+            usage=dict(response.usage or {}), finish_reason=response.finish_reason, extra=response.extra,
+        )  # fmt: skip
+
+    async def complete_rollout(
+        self, status: str, final_messages: Sequence[Mapping[str, Any]], finish_reason: str = "stop",
+        error_message: str | None = None, metrics: RolloutMetrics | None = None, reward: float | None = None,
+    ) -> None:  # fmt: skip
+        """Report the result: status COMPLETED or ERROR. Any 2xx acknowledges it."""
+        await self.__aenter__()
+        if status not in ("COMPLETED", "ERROR"):
+            raise InvalidArgument("status", f"is {status!r}, neither COMPLETED nor ERROR")
+        if reward is not None and not is_reward(reward):
+            raise InvalidArgument("reward", f"{reward!r} is not a finite number")
+        completed = status == "COMPLETED"
+        body = contract.completion_body(Completion(
+            rollout_id=self.rollout_id, status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
+            finish_reason=finish_reason, messages=copy_messages(final_messages, "final_messages"),
+            failure=None if completed else Failure("agent", ""), reward=None if reward is None else float(reward),
+            metrics=metrics or self._metrics,
+        ))  # fmt: skip
+        if not completed:
+            body["error_message"] = error_message or "the agent gave up without a reason"
+        await self._calls.post(
+            self._base.join(contract.COMPLETED_PATH), jsontext.render(body).encode(), key=self._key,
+            retries=self._settings.complete_rollout_retries,
+        )  # fmt: skip
+
+    def get_metrics(self) -> RolloutMetrics:
+        """What the chats took so far."""
+        return self._metrics
+
+    def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
+        before = self._metrics
+        prompt, reply = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        self._metrics = RolloutMetrics(
+            llm_latency_ms=before.llm_latency_ms + milliseconds, num_llm_calls=before.num_llm_calls + 1,
+            prompt_tokens=before.prompt_tokens + prompt, response_tokens=before.response_tokens + reply,
+            max_context_tokens=max(before.max_context_tokens, prompt + reply),
+        )  # fmt: skip
+
+
+def count_of(told: object) -> int:
+    """A count of tokens, or 0 for what is none."""
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else 0

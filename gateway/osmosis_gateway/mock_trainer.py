@@ -1,0 +1,158 @@
+"""A trainer without a model, over HTTP, for testing agent loops that speak the legacy contract.
+
+What it answers is a function of the request's body and of nothing else, so the same chat asked
+again is answered the same way; `created` is therefore no clock's. The one state is the tracker,
+which keeps the rollouts that were told to be completed.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+
+from osmosis_grpc.agent.messages import get_message_content, is_tool_message, is_user_message
+
+ToolCallGenerator = Callable[[dict[str, Any]], list[dict[str, Any]] | None]
+"""From the last message ({} when there is none) to the tool calls of the reply; none or an empty list for no calls."""
+
+TOKENS_PER_MESSAGE = 10
+"""How many tokens a message of a prompt counts for, whatever it says."""
+
+_CALCULATION = re.compile(
+    r"\b(calculat\w*|add(s|ed|ing|ition)?|sum(s|med)?|plus|minus|subtract\w*|multipl\w*|divid\w*)\b", re.IGNORECASE
+)
+
+
+@dataclass
+class RolloutCompletionTracker:
+    """What a mock trainer was told about completed rollouts. May be read from any thread."""
+
+    event: threading.Event = field(default_factory=threading.Event)
+    """Set while there are responses."""
+    responses: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of POST /v1/rollout/completed without their nulls, in the order they came."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def record(self, response: dict[str, Any]) -> None:
+        """Keep one, and wake who waits."""
+        with self._lock:
+            self.responses.append(response)
+            self.event.set()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self.responses.clear()
+            self.event.clear()
+
+    def wait(self, timeout: float = 5.0) -> bool:
+        """Block until there is a response, for at most `timeout` seconds; whether there is one."""
+        return self.event.wait(timeout)
+
+
+class _Chat(BaseModel):
+    """The body of a chat. What the mock makes no use of is still checked, as a trainer would."""
+
+    rollout_id: str
+    messages: list[dict[str, Any]]
+    model: str = "default"
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+
+
+class _Completed(BaseModel):
+    """The body of a completion: whatever it says of a rollout."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rollout_id: str
+
+
+def create_mock_trainer_app(
+    tracker: RolloutCompletionTracker | None = None, tool_call_generator: ToolCallGenerator | None = None
+) -> FastAPI:
+    """An application that answers as the trainer of the legacy contract, for uvicorn or a test client.
+
+    It asks for a tool when the user wants something calculated, unless `tool_call_generator`
+    says what it asks for. `tracker` is told of every completed rollout.
+    """
+    told = RolloutCompletionTracker() if tracker is None else tracker
+    app = FastAPI(title="mock trainer")
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: _Chat) -> dict[str, Any]:
+        """The reply to a chat."""
+        return _completion(body, tool_call_generator or _tool_calls)
+
+    @app.post("/v1/rollout/completed")
+    async def completed(body: _Completed) -> dict[str, str]:
+        """A rollout has ended; told twice, it is recorded twice."""
+        told.record({key: value for key, value in body.model_dump().items() if value is not None})
+        return {"status": "ok"}
+
+    @app.get("/v1/rollout/completed/{rollout_id:path}")
+    async def recorded(rollout_id: str) -> dict[str, Any]:
+        """What was last told about a rollout, {} when nothing was."""
+        return next((r for r in reversed(told.responses) if r.get("rollout_id") == rollout_id), {})
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """That it is there."""
+        return {"status": "healthy", "service": "mock-trainer"}
+
+    return app
+
+
+def fake_token_ids(text: str) -> list[int]:
+    """Token ids for a reply's text: one per character, counted from 0."""
+    return list(range(len(text)))
+
+
+def fake_prompt_token_ids(messages: Sequence[Any]) -> list[int]:
+    """Token ids for a prompt: 10 per message, at least 10, counted from 0."""
+    return list(range(TOKENS_PER_MESSAGE * max(1, len(messages))))
+
+
+def _completion(body: _Chat, tool_calls: ToolCallGenerator) -> dict[str, Any]:
+    last = body.messages[-1] if body.messages else {}
+    calls = tool_calls(last)
+    message: dict[str, Any] = {"role": "assistant", "content": _content(last, bool(calls))}
+    if calls:
+        message["tool_calls"] = calls
+    reply, prompt = fake_token_ids(message["content"]), fake_prompt_token_ids(body.messages)
+    return {
+        "id": body.rollout_id,
+        "object": "chat.completion",
+        "created": 0,
+        "model": body.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(reply),
+            "total_tokens": len(prompt) + len(reply),
+        },
+        "token_ids": reply,
+        "logprobs": [0.0] * len(reply),
+        "prompt_token_ids": prompt,
+    }
+
+
+def _content(last: Mapping[str, Any], calls: bool) -> str:
+    if calls:
+        return "A tool can tell."
+    return "The calculation is complete." if is_tool_message(last) else "OK."
+
+
+def _tool_calls(last: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The sum that is asked for, whichever calculation the user wants."""
+    if not is_user_message(last) or not _CALCULATION.search(get_message_content(last)):
+        return None
+    function = {"name": "add", "arguments": '{"a": 5, "b": 3}'}
+    return [{"id": "call_mock_add", "type": "function", "function": function}]

@@ -1,0 +1,136 @@
+"""The HTTP routes of an agent server, whichever engine is behind them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+
+from osmosis_gateway import contract
+from osmosis_gateway.bodies import Bounds, check_bearer, internal, read_json, refusal
+from osmosis_gateway.contract import Health, InitAnswer, InitBody
+from osmosis_gateway.http1 import OneBody
+from osmosis_grpc import __version__
+from osmosis_grpc.errors import CallError, NotFound
+from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
+
+_DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
+_RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+_WORDS = {
+    400: "The body has two lengths, or was cut off.",
+    401: "No bearer token, or a wrong one.",
+    404: "There is no such agent loop.",
+    408: "The body did not arrive in time.",
+    409: "The id, or the idempotency key, belongs to another request.",
+    410: "The rollout has ended.",
+    413: "The body is too large.",
+    415: "The body is not plain application/json.",
+    424: "The trainer gave no reply, and is not to be asked again.",
+    429: "At capacity; ask again later.",
+    500: "The agent's get_tools failed.",
+    503: "Draining, or the server behind cannot be reached; ask again later.",
+}
+
+
+class Rollouts(Protocol):
+    """What stands behind the routes."""
+
+    async def init(self, init: InitRequest, *, authenticated: bool, loopback: bool) -> tuple[str, Sequence[ToolDict]]:
+        """Start a rollout: its id and tools. Raises CallError."""
+
+    async def health(self) -> dict[str, Any]:
+        """The fields of Health. Raises CallError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """How the routes are guarded."""
+
+    tokens: Sequence[str] = ()
+    """Whoever shows one of them may start rollouts; without any, everybody may."""
+    max_metadata_bytes: int
+    loopback: bool | None = None
+    """Whether the server is bound to loopback; None when only each connection tells."""
+    bounds: Bounds = Bounds()
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What OpenAPI says of refusals."""
+    rows: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        rows[status] = {"description": _WORDS[status], "content": {"application/json": {"schema": _DETAIL}}}
+        if status in (429, 503):
+            rows[status]["headers"] = _RETRY
+    return rows
+
+
+def body_of(model: Any) -> dict[str, Any]:
+    """What OpenAPI says of a body that is read by hand."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def invalid() -> dict[int | str, dict[str, Any]]:
+    """What OpenAPI says of 422."""
+    row = contract.Problem.model_json_schema()
+    schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "array", "items": row}}}
+    return {422: {"description": "Names what is wrong.", "content": {"application/json": {"schema": schema}}}}
+
+
+def add_routes(app: FastAPI, door: Door) -> None:
+    """Put the routes of the contract on an application; `app.state.rollouts` stands behind them once it runs."""
+    bearer = Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))
+    guarded = [bearer] if door.tokens else []
+
+    @app.post(
+        contract.INIT_PATH, status_code=202, response_model=InitAnswer, dependencies=guarded,
+        responses=responses(400, 401, 404, 408, 409, 413, 415, 429, 500, 503) | invalid(),
+        openapi_extra=body_of(InitBody),
+    )  # fmt: skip
+    async def init_rollout(request: Request) -> JSONResponse:
+        """Start a rollout. The same request again gives the same answer and starts nothing."""
+        check_bearer(request, door.tokens)
+        body, size = await read_json(request, door.bounds)
+        init = contract.read_init(body, size, door.max_metadata_bytes, _trace(request))
+        local = is_loopback(str((request.scope.get("server") or ("",))[0])) if door.loopback is None else door.loopback
+        rollout_id, tools = await behind(request).init(init, authenticated=bool(door.tokens), loopback=local)
+        return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
+
+    @app.get("/health", response_model=Health, responses=responses(503))
+    async def health(request: Request) -> dict[str, Any]:
+        """Whether the server serves, and its counts. Open to everybody."""
+        return await behind(request).health()
+
+    @app.get("/platform/health", response_model=Health, dependencies=guarded,
+             responses=responses(401, 503) | {404: {"description": "This server has no token.",
+             "content": {"application/json": {"schema": _DETAIL}}}})  # fmt: skip
+    async def platform_health(request: Request) -> dict[str, Any]:
+        """The same for callers with a token; not there on a server that has none."""
+        if not door.tokens:
+            raise NotFound("this server has no token, and so no /platform/health")
+        check_bearer(request, door.tokens)
+        return await behind(request).health()
+
+
+def behind(request: Request) -> Rollouts:
+    """What stands behind the routes."""
+    rollouts: Rollouts = request.app.state.rollouts
+    return rollouts
+
+
+def gateway_app(title: str, **more: Any) -> FastAPI:
+    """An application without routes. Its pages are /openapi.json alone: /docs would load from elsewhere."""
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, **more)
+    app.add_middleware(OneBody)
+    app.add_exception_handler(CallError, refusal)
+    app.add_exception_handler(Exception, internal)
+    return app
+
+
+def _trace(request: Request) -> TraceContext | None:
+    parent, state = request.headers.get("traceparent", ""), request.headers.get("tracestate", "")
+    fits = len(parent) <= 256 and len(state) <= 4096 and (parent + state).isascii() and (parent + state).isprintable()
+    return TraceContext(parent, state) if parent and fits else None

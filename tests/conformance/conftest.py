@@ -1,0 +1,109 @@
+"""Old and new trainers against old and new agent servers, all of them real, on free ports.
+
+    trainer     agent server    between them
+    new         new             gRPC
+    new         old             gRPC to an AgentServer that hosts an HttpAgentLoop
+    old         new             HTTP to the door beside an AgentServer
+    old         old             HTTP to the door beside an AgentServer that hosts an HttpAgentLoop
+
+A combination's servers stay up for all tests of a module; each rollout has a trainer of its own.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from osmosis_gateway.agent_loop import HttpAgentLoop
+from osmosis_gateway.door import open_door
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
+from osmosis_grpc.trainer import RolloutClient
+from tests.conformance.agent import Agent
+from tests.conformance.new_trainer import NewTrainer
+from tests.conformance.old_agent_server import OldAgentServer
+from tests.conformance.old_trainer import OldTrainer
+from tests.conformance.scenarios import Outcome, Scenario
+
+COMBINATIONS = [("new", "new"), ("new", "old"), ("old", "new"), ("old", "old")]
+ENGINE = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
+CLIENT = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """A combination's servers."""
+
+    agent: Agent
+    old_agent_server: OldAgentServer | None
+    make_trainer: type[OldTrainer] | type[NewTrainer]
+    address: str
+    """What the trainer sends its Inits to."""
+    watch: RolloutClient
+    """Sees what the agent server in the middle recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A scenario, played to its end."""
+
+    scenario: Scenario
+    """Under the name that it was played with: the rollout's id."""
+    outcome: Outcome
+    error: str
+    """The error text of the completion."""
+    trainer: OldTrainer | NewTrainer
+    sides: Sides
+
+
+Play = Callable[[Scenario], Awaitable[Played]]
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS, ids=[f"{t}-trainer-{a}-agent" for t, a in COMBINATIONS])
+def combination(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Which kind of trainer plays with which kind of agent server."""
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sides(combination: tuple[str, str]) -> AsyncIterator[Sides]:
+    """The combination's servers, up."""
+    trainer_kind, agent_kind = combination
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        agent, old_agent_server = Agent(), None
+        loop = agent
+        if agent_kind == "old":
+            old_agent_server = await enter(OldAgentServer(agent))
+            loop = await enter(HttpAgentLoop(old_agent_server.address))
+        server = await enter(AgentServer([loop], port=0, config=ENGINE))
+        make_trainer, address = NewTrainer, server.address
+        if trainer_kind == "old":
+            door = await enter(open_door(server, port=0, settings=RolloutSettings(client=CLIENT)))
+            make_trainer, address = OldTrainer, f"http://{door.address}"
+        watch = await enter(RolloutClient(server.address))
+        yield Sides(
+            agent=agent, old_agent_server=old_agent_server, make_trainer=make_trainer, address=address, watch=watch
+        )
+
+
+_numbers = itertools.count(1)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def play(sides: Sides) -> AsyncIterator[Play]:
+    """Plays a scenario through the combination; the trainer is closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def played(scenario: Scenario) -> Played:
+            named = dataclasses.replace(scenario, name=f"{scenario.name}-{next(_numbers)}")
+            trainer = await stack.enter_async_context(sides.make_trainer(named))
+            outcome, error = await trainer.play(sides.address)
+            return Played(scenario=named, outcome=outcome, error=error, trainer=trainer, sides=sides)
+
+        yield played

@@ -1,0 +1,181 @@
+"""A legacy agent's chats: whose they are, what goes through, who joins whom, and what a trainer's failure becomes."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.errors import FailedPrecondition, Internal, ResourceExhausted, Unauthenticated, Unavailable
+from osmosis_grpc.types import RolloutState
+from tests.gateway.legacy_agent import CHAT, COMPLETED, QUESTION, REPLY
+from tests.gateway.legacy_house import builder, closings, usual  # noqa: F401  # fixtures
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+# Who may call
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETED])
+async def test_keys_that_are_not_ours(house, path):
+    await house.init()
+    init = house.old.of("r1")
+    right = init["api_key"]
+    nonce, _, signature = right.partition(".")
+    body = {"rollout_id": "r1", "messages": QUESTION, "status": "COMPLETED"}
+    for wrong in ("", "wrong", nonce, f"{nonce}.", f".{signature}", right[:-1], f"{right}ü", f"x{right}"):
+        status, told, headers = await house.old.post(init, path, key=wrong, json=body)
+        assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert right not in str(told)
+    assert house.policy.asked == []
+    assert (await house.client.get("r1")).state is RolloutState.RUNNING
+    await house.finish("r1")
+
+
+async def test_the_key_says_whose_a_call_is(house):
+    """Not the body's rollout_id, which another rollout may have, too."""
+    await house.init("r1")
+    await house.init("r2")
+    mine, other = house.old.of("r1"), house.old.of("r2")
+    assert mine["api_key"] != other["api_key"]
+    assert (await house.old.chat_of(mine | {"rollout_id": "r2"}))[0] == 200
+    assert house.policy.asked[0].rollout_id == "r1"
+    assert await house.old.complete_of(mine | {"rollout_id": "r3"}, reward=0.5) == 200
+    assert (await house.end("r1")).reward == 0.5
+    assert (await house.client.get("r2")).state is RolloutState.RUNNING
+    await house.finish("r2")
+
+
+# What goes through
+
+
+async def test_messages_are_the_same_both_ways(house):
+    odd = [
+        {"role": "system", "content": None, "x": {"y": [None, 1.5, "ü"]}},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+    ]
+    house.policy.reply = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}, "i": None}]}  # fmt: skip
+    await house.init(messages=odd)
+    assert house.old.of("r1")["messages"] == odd
+    status, body = await house.old.chat("r1", odd)
+    assert status == 200
+    [choice] = body["choices"]
+    assert choice == {"index": 0, "message": house.policy.reply, "finish_reason": "tool_calls"}
+    assert (body["id"], body["object"], body["model"]) == ("r1", "chat.completion", "default")
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+    assert list(house.policy.asked[0].messages) == odd
+    final = [*odd, house.policy.reply, {"role": "tool", "tool_call_id": "1", "content": "", "name": None}]
+    extra = {"a": [None, {"b": "ü"}]}
+    assert await house.old.complete("r1", final_messages=final, extra_fields=extra) == 200
+    completion = await house.end()
+    assert list(completion.messages) == final
+    assert dict(completion.extra_fields) == extra
+    assert completion.reward is None
+
+
+async def test_parameters(house):
+    """Unknown ones go through, nulls do not."""
+    await house.init()
+    more = {"model": "gpt", "logprobs": True, "stop": None, "top_k": 3, "messages_": 1, "tools": [1]}
+    assert (await house.old.chat("r1", **more))[0] == 200
+    assert dict(house.policy.asked[0].params) == {"top_k": 3, "messages_": 1}
+    await house.finish("r1")
+
+
+async def test_chats_that_are_refused(house):
+    await house.init()
+    init = house.old.of("r1")
+    for body, kind, wanted in [
+        (b"[]", "application/json", 422), (b"{", "application/json", 422), (b"\xff", "application/json", 422),
+        (b'{"rollout_id": NaN}', "application/json", 422), (b"[" * 5000, "application/json", 422),
+        (b"{}", "text/plain", 415), (b'{"rollout_id":"r1"}', "application/json", 422),
+    ]:  # fmt: skip
+        assert (await house.old.post(init, CHAT, data=body, headers={"Content-Type": kind}))[0] == wanted
+    for messages in ([{"role": "alien"}], [{}], ["text"], "text", None):
+        assert (await house.old.chat("r1", messages))[0] == 422
+    for params in ({"temperature": -1}, {"top_p": 2.0}, {"max_tokens": 0}):
+        assert (await house.old.chat("r1", **params))[0] == 422
+    for name in ("sample", "purpose", "self"):  # arguments of RolloutContext.chat
+        body = {"rollout_id": "r1", "messages": QUESTION, name: "x"}
+        status, told, _ = await house.old.post(house.old.of("r1"), CHAT, json=body)
+        assert (status, told["detail"][0]["loc"]) == (422, ["body", name])
+    assert house.policy.asked == []
+    assert await house.old.complete("r1", "ERROR", error_message="mine") == 200
+    completion = await house.end()
+    assert (completion.failure.boundary, completion.failure.message) == ("agent", "mine")
+
+
+# Who joins whom; what Relay does about it has tests of its own
+
+
+async def hangs_up(house, **params):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.08):
+            await house.old.chat("r1", **params)
+
+
+async def test_a_chat_asked_again_after_hanging_up_joins(house):
+    house.policy.gate.clear()
+    await house.init()
+    for _ in range(3):
+        await hangs_up(house, temperature=0.5)
+    chat = asyncio.create_task(house.old.chat("r1", temperature=0.5))
+    await asyncio.sleep(0.1)
+    house.policy.gate.set()
+    status, body = await chat
+    assert (status, body["choices"][0]["message"]) == (200, REPLY)
+    assert len(house.policy.asked) == 1
+    assert (await house.finish("r1")).metrics.num_llm_calls == 1
+
+
+async def test_a_reply_is_kept_for_one_who_hung_up(house):
+    house.policy.gate.clear()
+    await house.init()
+    await hangs_up(house)
+    house.policy.gate.set()
+    await asyncio.sleep(0.1)
+    assert (await house.old.chat("r1"))[0] == 200
+    assert len(house.policy.asked) == 1
+    assert (await house.old.chat("r1"))[0] == 200, "taken once: this is another chat"
+    assert len(house.policy.asked) == 2
+    await house.finish("r1")
+
+
+# Trainers that fail
+
+
+@pytest.mark.parametrize(("kind", "again"), [
+    (FailedPrecondition, False), (Unauthenticated, False), (Internal, False), (ResourceExhausted, True),
+    (Unavailable, True),
+])  # fmt: skip
+async def test_a_trainers_refusal_reaches_the_old_agent(build, kind, again):
+    """As a 4xx, which an old client does not ask again after: our engine has done that. The fault is the trainer's."""
+    house = await build(trainer_grace=0.15)
+    house.policy.faults = [kind("no such thing today") for _ in range(100)]
+    await house.init()
+    status, body = await house.old.chat("r1")
+    assert (status, "no such thing today" in body["detail"]) == (424, True)
+    assert (len(house.policy.asked) > 1) == again
+    assert await house.old.complete("r1", "ERROR", error_message="chat: 424") == 200
+    completion = await house.end()
+    assert (completion.status, completion.failure.boundary) == ("FAILED", "trainer")
+    assert "no such thing today" in completion.failure.message
+
+
+@pytest.mark.parametrize("status", ["COMPLETED", "ERROR"])
+async def test_after_a_refusal_the_agent_may_go_on(build, status):
+    """Only the last chat's failure is an ERROR's reason."""
+    house = await build(trainer_grace=0.2)
+    house.policy.faults = [ResourceExhausted("busy", retry_after=7.0)]
+    await house.init()
+    told, body = await house.old.chat("r1")
+    assert (told, "busy" in body["detail"]) == (424, True)
+    assert (await house.old.chat("r1"))[0] == 200
+    assert await house.old.complete("r1", status) == 200
+    completion = await house.end()
+    assert completion.metrics.num_llm_calls == 1
+    if status == "ERROR":
+        assert (completion.status, completion.failure.boundary) == ("FAILED", "agent")
+    else:
+        assert completion.failure is None

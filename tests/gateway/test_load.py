@@ -1,0 +1,66 @@
+"""Many rollouts at once, and a trainer that is away for long: `serve` in a process of its own."""
+
+import asyncio
+import os
+
+import aiohttp
+import pytest
+
+from tests.gateway.legacy import LegacyTrainer
+from tests.gateway.test_contract import health, init
+from tests.processes import serving
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "-p", "0")
+
+
+async def serve(*arguments, **environment):
+    context = serving(*CALCULATOR, *arguments, env=os.environ | environment)
+    process, ready = await asyncio.to_thread(context.__enter__)
+    return process, ready, context
+
+
+async def test_a_thousand_chats_are_in_flight_at_once():
+    connections = {"OSMOSIS_ROLLOUT_CLIENT_MAX_CONNECTIONS": "1000"}
+    _, ready, context = await serve("--max-concurrent", "1000", "--log-level", "error", **connections)
+    try:
+        connector = aiohttp.TCPConnector(limit=100)
+        async with LegacyTrainer() as trainer, aiohttp.ClientSession(
+            f"http://{ready['http']}", connector=connector
+        ) as session:  # fmt: skip
+            trainer.latency = 2.0
+            answers = await asyncio.gather(*(init(session, trainer.init_body(f"r{i}")) for i in range(1000)))
+            await trainer.completed(1000, seconds=40)
+    finally:
+        context.__exit__(None, None, None)
+    assert {status for status, _, _ in answers} == {202}
+    assert trainer.most_in_flight == 1000
+    assert len({done["rollout_id"] for done in trainer.completions}) == len(trainer.completions) == 1000
+    assert {done["status"] for done in trainer.completions} == {"COMPLETED"}
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
+    async def ended(session, count):
+        while (await health(session))["completed_rollouts"] < count:
+            await asyncio.sleep(0.05)
+
+    _, ready, context = await serve("--log-level", "error")
+    try:
+        async with aiohttp.ClientSession(f"http://{ready['http']}") as session:
+            async with LegacyTrainer() as trainer:
+                trainer.complete_statuses = [503] * 100
+                for i in range(20):
+                    await init(session, trainer.init_body(f"r{i}"))
+                async with asyncio.timeout(20):
+                    await ended(session, 20)
+            await asyncio.sleep(30)
+            assert (await health(session))["undelivered"] == 20
+            async with LegacyTrainer(port=trainer.port) as back:
+                await back.completed(20, seconds=60)
+                async with asyncio.timeout(10):
+                    while (await health(session))["undelivered"]:
+                        await asyncio.sleep(0.05)
+    finally:
+        context.__exit__(None, None, None)
+    assert trainer.completions == []
+    assert sorted(done["rollout_id"] for done in back.completions) == sorted(f"r{i}" for i in range(20))

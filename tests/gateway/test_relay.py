@@ -1,0 +1,298 @@
+"""Relay: held chats, who joins whom, silence, and what is left when it closes."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from osmosis_gateway.contract import CompletedBody
+from osmosis_gateway.relay import LegacyAgentLost, Relay
+from osmosis_grpc.agent import RolloutContext
+from osmosis_grpc.errors import RolloutEndedError, Unavailable
+from osmosis_grpc.types import ChatResponse, RolloutRequest
+
+QUESTION = [{"role": "user", "content": "hi"}]
+DONE = CompletedBody(rollout_id="r1", status="COMPLETED")
+
+
+class Session:
+    """The port behind a RolloutContext: answers chats once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.chats: list[Any] = []
+        self.stopped = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.faults: list[Exception] = []
+
+    async def chat(self, messages: Any, **more: Any) -> ChatResponse:
+        self.chats.append((messages, more["params"]))
+        number = len(self.chats)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        if self.faults:
+            raise self.faults.pop(0)
+        return ChatResponse(message={"role": "assistant", "content": str(number)}, finish_reason="stop")
+
+    def check_open(self) -> None:
+        """It always is."""
+
+
+class Asker:
+    """Somebody who asks, and may hang up."""
+
+    def __init__(self, relay: Relay, messages: Any = QUESTION, **params: Any) -> None:
+        self.away = False
+        self.task = asyncio.create_task(relay.chat(messages, params, self.gone))
+
+    async def gone(self) -> bool:
+        await asyncio.sleep(0)
+        return self.away
+
+    async def reply(self) -> str:
+        return (await asyncio.wait_for(self.task, 2)).message["content"]
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def context(session: Session) -> RolloutContext:
+    return RolloutContext(request=RolloutRequest(rollout_id="r1"), tools=[], session=session)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+async def relay():
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    relay = Relay()
+    yield relay
+    relay.close()
+    del relay
+    await asyncio.sleep(0.01)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+    assert not [name for name in names if name.startswith(("Relay.", "Asker."))]
+
+
+async def soon() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_held_until_it_begins(relay, session, context):
+    askers = [Asker(relay), Asker(relay, temperature=0.5)]
+    await soon()
+    assert session.chats == []
+    relay.begin(context)
+    assert [await asker.reply() for asker in askers] == ["1", "2"]
+    assert session.chats == [(QUESTION, {}), (QUESTION, {"temperature": 0.5})]
+    assert relay._asked == []
+
+
+async def test_closed_before_it_began(relay, session):
+    asker = Asker(relay)
+    await soon()
+    relay.close()
+    with pytest.raises(RolloutEndedError):
+        await asker.reply()
+    with pytest.raises(RolloutEndedError):
+        await Asker(relay).reply()
+    assert (session.chats, relay._asked) == ([], [])
+
+
+async def test_closed_with_an_open_chat(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    asker = Asker(relay)
+    await soon()
+    relay.close()
+    with pytest.raises(RolloutEndedError):
+        await asker.reply()
+    assert (len(session.chats), session.stopped, relay._asked) == (1, 1, [])
+
+
+async def test_closed_while_nobody_waits_for_the_chat(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    asker = Asker(relay)
+    await soon()
+    asker.away = True
+    relay.close()
+    with pytest.raises(RolloutEndedError):
+        await asker.reply()
+    assert session.stopped == 1
+
+
+async def test_a_closed_relay_asks_nothing(relay, session, context):
+    relay.begin(context)
+    relay.close()
+    with pytest.raises(RolloutEndedError):
+        await Asker(relay).reply()
+    assert session.chats == []
+
+
+async def test_closing_twice_is_closing(relay, context):
+    relay.begin(context)
+    relay.close()
+    relay.close()
+
+
+async def test_who_hung_up_is_joined(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    first = Asker(relay)
+    await soon()
+    first.away = True
+    second = Asker(relay)
+    await soon()
+    second.away = True
+    third = Asker(relay)
+    await soon()
+    session.gate.set()
+    assert await third.reply() == "1"
+    assert (len(session.chats), relay._asked) == (1, [])
+    assert [await first.reply(), await second.reply()] == ["1", "1"]
+    assert await Asker(relay).reply() == "2", "it was taken"
+
+
+async def test_who_still_waits_is_not_joined(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    askers = [Asker(relay) for _ in range(3)]
+    await soon()
+    session.gate.set()
+    assert sorted([await asker.reply() for asker in askers]) == ["1", "2", "3"]
+    assert relay._asked == []
+
+
+async def test_two_at_once_do_not_both_join(relay, session, context):
+    """One who hung up is one retry's; the other asks for itself."""
+    session.gate.clear()
+    relay.begin(context)
+    first = Asker(relay)
+    await soon()
+    first.away = True
+    askers = [Asker(relay), Asker(relay)]
+    await soon()
+    session.gate.set()
+    assert sorted([await asker.reply() for asker in askers]) == ["1", "2"]
+    await first.task
+
+
+async def test_other_messages_or_parameters_are_another_chat(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    first = Asker(relay, temperature=1.0)
+    await soon()
+    first.away = True
+    others = [Asker(relay, temperature=0.9), Asker(relay), Asker(relay, [*QUESTION, *QUESTION], temperature=1.0)]
+    await soon()
+    session.gate.set()
+    assert sorted([await asker.reply() for asker in others]) == ["2", "3", "4"]
+    await first.task
+    assert len(relay._asked) == 1, "kept for who asks again"
+    assert await Asker(relay, temperature=1.0).reply() == "1"
+    assert relay._asked == []
+
+
+async def test_a_failure_is_told_once(relay, session, context):
+    session.faults.append(Unavailable("away"))
+    relay.begin(context)
+    with pytest.raises(Unavailable):
+        await Asker(relay).reply()
+    assert relay._asked == []
+    assert await Asker(relay).reply() == "2"
+
+
+async def test_a_failure_that_nobody_heard_is_not_kept(relay, session, context):
+    session.gate.clear()
+    session.faults.append(Unavailable("away"))
+    relay.begin(context)
+    first = Asker(relay)
+    await soon()
+    first.away = True
+    session.gate.set()
+    with pytest.raises(Unavailable):
+        await first.reply()
+    assert await Asker(relay).reply() == "2"
+
+
+async def test_the_first_completion_stands(relay):
+    relay.complete(DONE)
+    relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
+    assert await relay.completed(0.01) is DONE
+
+
+async def test_silence(relay):
+    with pytest.raises(LegacyAgentLost, match=r"silent for 0\.05 s"):
+        await relay.completed(0.05)
+
+
+async def test_an_open_chat_is_no_silence(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    waiting = asyncio.create_task(relay.completed(0.1))
+    await asyncio.sleep(0.05)
+    asker = Asker(relay)
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    session.gate.set()
+    await asker.reply()
+    await asyncio.sleep(0.06)
+    assert not waiting.done(), "it counts from the chat's end"
+    with pytest.raises(LegacyAgentLost):
+        await waiting
+
+
+async def test_a_chat_that_begins_as_the_same_one_ends_is_no_silence(relay, session, context):
+    """The open chat is seen whatever the order in which the two are noticed."""
+    relay.begin(context)
+    waiting = asyncio.create_task(relay.completed(0.15))
+    await soon()
+    for cycles in range(12):
+        session.gate.clear()
+        first = Asker(relay)
+        await soon()
+        session.gate.set()
+        for _ in range(cycles):
+            await asyncio.sleep(0)
+        second_gate = session.gate = asyncio.Event()
+        second = Asker(relay)
+        await soon()
+        await first.reply()
+        await asyncio.sleep(0.2 if not second.task.done() else 0)
+        assert not waiting.done(), f"after {cycles} cycles"
+        second_gate.set()
+        await second.reply()
+    relay.complete(DONE)
+    assert await waiting is DONE
+
+
+async def test_a_completion_ends_the_wait_beside_an_open_chat(relay, session, context):
+    session.gate.clear()
+    relay.begin(context)
+    asker = Asker(relay)
+    waiting = asyncio.create_task(relay.completed(5))
+    await soon()
+    relay.complete(DONE)
+    assert await waiting is DONE
+    relay.close()
+    with pytest.raises(RolloutEndedError):
+        await asker.reply()

@@ -1,0 +1,90 @@
+"""The Osmosis SDK's import paths: all names are there, and cost nothing that is not used."""
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+from osmosis_grpc import rollout
+from osmosis_grpc.errors import MissingExtraError
+
+BELOW = sorted(info.name for info in pkgutil.walk_packages(rollout.__path__, "osmosis_grpc.rollout."))
+DOORS = ["osmosis_grpc.rollout", *(name for name in BELOW if "._" not in name)]
+OF_THE_SDK = {
+    "registry": {
+        "AgentLoopRegistry", "get_agent_loop", "list_agent_loops", "register_agent_loop", "unregister_agent_loop",
+    },
+    "testing": {"RolloutCompletionTracker", "create_mock_trainer_app", "fake_prompt_token_ids", "fake_token_ids"},
+    "tools": {
+        "ToolArgumentError", "ToolExecutionError", "create_tool_error_result", "create_tool_result",
+        "execute_tool_calls", "get_tool_call_info", "serialize_tool_result",
+    },
+    "utils": {
+        "count_messages_by_role", "get_message_content", "get_message_role", "is_assistant_message",
+        "is_tool_message", "is_user_message", "normalize_stop", "parse_tool_calls",
+    },
+    "validator": {"AgentLoopValidationError", "ValidationResult", "validate_agent_loop"},
+}  # fmt: skip
+ONLY_BELOW = {"fake_prompt_token_ids", "fake_token_ids"}
+IN_THE_GATEWAY = {
+    name for module, names in rollout._WHERE.items() if module.startswith("osmosis_gateway") for name in names
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_name_resolves(door):
+    module = importlib.import_module(door)
+    for name in getattr(module, "__all__", ()):
+        assert getattr(module, name) is not None
+    assert set(getattr(module, "__all__", ())) <= set(dir(module))
+
+
+@pytest.mark.parametrize("door", OF_THE_SDK)
+def test_the_names_of_the_sdk_are_behind_both_doors(door):
+    module = importlib.import_module(f"osmosis_grpc.rollout.{door}")
+    assert set(module.__all__) >= OF_THE_SDK[door]
+    for name in OF_THE_SDK[door] - ONLY_BELOW:
+        assert getattr(rollout, name) is getattr(module, name)
+
+
+@pytest.mark.parametrize("door", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
+def test_an_unknown_name_is_an_attribute_error(door):
+    with pytest.raises(AttributeError, match=f"'{door}' has no attribute 'create_mock_trainr_app'"):
+        importlib.import_module(door).create_mock_trainr_app
+
+
+@pytest.mark.parametrize("door", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
+def test_without_fastapi_the_extra_is_named(door, monkeypatch):
+    monkeypatch.delitem(sys.modules, "osmosis_gateway.mock_trainer", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(MissingExtraError, match=rf"{door}.create_mock_trainer_app .*osmosis-grpc\[server\]"):
+        importlib.import_module(door).create_mock_trainer_app
+
+
+TOUCH = """
+import importlib, json, sys
+doors, names = json.loads(sys.argv[1])
+for door in doors:
+    importlib.import_module(door)
+for name in names:
+    getattr(sys.modules["osmosis_grpc.rollout"], name)
+print(json.dumps([name for name in ("fastapi", "aiohttp", "uvicorn", "osmosis_gateway") if name in sys.modules]))
+"""
+
+
+def imported(names):
+    """Which of the heavy packages are there after all doors were opened and these names were used."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH, json.dumps([DOORS, sorted(names)])], capture_output=True, text=True, timeout=50
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_only_the_gateways_names_import_the_gateway():
+    assert {"create_app", "create_mock_trainer_app", "RolloutCompletionTracker"} <= IN_THE_GATEWAY
+    assert imported(set(rollout.__all__) - IN_THE_GATEWAY) == []
+    assert "fastapi" in imported({"create_mock_trainer_app"})
