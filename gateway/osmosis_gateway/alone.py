@@ -5,8 +5,8 @@ the trainer's key is the callback's credential. Both come back with every chat a
 so a gateway that was killed goes on when it is started again on the same ports.
 """
 
+import asyncio
 import json
-import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,8 +23,6 @@ from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
-log = logging.getLogger(__name__)
-
 _REMEMBERED = 100_000  # rollouts whose tools are known
 
 
@@ -37,6 +35,8 @@ class RemoteRollouts:
         self._authenticated = authenticated
         self._loopback = loopback
         self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
+        self._beginning: dict[str, asyncio.Event] = {}
+        """Rollouts whose Init is not answered yet: their agents may ask before we know their tools."""
         self.callback_target = ""
         """Where the agent server calls back."""
 
@@ -48,8 +48,15 @@ class RemoteRollouts:
         if init.trace is not None:
             state["trace"] = [init.trace.traceparent, init.trace.tracestate]
         callback = Callback(target=self.callback_target, credential=key, state=json.dumps(state).encode())
-        started = await self._client.init(init.request, callback=callback)
-        self._tools[started.rollout_id] = started.tools
+        rollout_id = init.request.rollout_id
+        begun = self._beginning[rollout_id] = asyncio.Event()
+        try:
+            started = await self._client.init(init.request, callback=callback)
+            self._tools[rollout_id] = started.tools
+        finally:
+            begun.set()
+            if self._beginning.get(rollout_id) is begun:
+                del self._beginning[rollout_id]
         if len(self._tools) > _REMEMBERED:
             self._tools.popitem(last=False)
         return started.rollout_id, started.tools
@@ -70,6 +77,8 @@ class RemoteRollouts:
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """A chat of the agent server's, asked of the rollout's trainer."""
         trainer = await self._trainer(request.state, request.credential)
+        if request.rollout_id in self._beginning:
+            await self._beginning[request.rollout_id].wait()
         usual = self._tools.get(request.rollout_id)
         own = usual is None or list(request.tools or ()) != list(usual)
         return await trainer.chat(replace(request, own_tools=own))
@@ -81,15 +90,22 @@ class RemoteRollouts:
         self._tools.pop(completion.rollout_id, None)
 
     async def _trainer(self, state: bytes, credential: str) -> HttpTrainer:
+        """The trainer that a callback's state names, looked at again. What was allowed at Init and is not now may
+        be a name that does not resolve for a while: nothing is given up for it.
+        """
         try:
             told = json.loads(state)
-            url, trace = told["server_url"], told.get("trace")
-        except (ValueError, KeyError, TypeError):
+            url, trace = str(told["server_url"]), told.get("trace")
+            context = TraceContext(*map(str, trace)) if trace else None
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument("state", "is not of this gateway's making") from None
-        return await self._trainers.trainer(
-            url, credential, TraceContext(*trace) if trace else None, field="state.server_url",
-            authenticated=self._authenticated, loopback=self._loopback,
-        )  # fmt: skip
+        try:
+            return await self._trainers.trainer(
+                url, credential, context, field="server_url", authenticated=self._authenticated,
+                loopback=self._loopback,
+            )  # fmt: skip
+        except InvalidArgument as error:
+            raise Unavailable(f"the trainer cannot be called now: {error}") from None
 
 
 @asynccontextmanager

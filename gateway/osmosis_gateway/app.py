@@ -6,7 +6,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from osmosis_gateway.calls import Calls
 from osmosis_gateway.door import tokens_of
@@ -19,7 +18,7 @@ from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.tracelog import TraceLog
-from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, get_settings
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -55,8 +54,7 @@ def create_app(
                 await on_startup()
             try:
                 yield
-                engine.drain()
-                await engine.drained(DRAIN_TIMEOUT)
+                await engine.stop(DRAIN_TIMEOUT)
             finally:
                 if on_shutdown is not None:
                     await on_shutdown()
@@ -73,11 +71,11 @@ def serve_agent_loop(
     """Serve an agent loop over HTTP until the process is told to stop; returns the application that ran.
 
     `app_parameters` are those of create_app; `api_key` is the token that callers have to show.
-    Raises AgentLoopValidationError, and ValueError for a public host without a token.
+    Raises AgentLoopValidationError, and ValueError for a public host without a token or a key that is none.
     """
     known = settings or get_settings()
     if api_key is not None:
-        server = known.server.model_copy(update={"token": SecretStr(api_key)})
+        server = RolloutServerSettings.model_validate(known.server.model_dump() | {"token": api_key})
         known = known.model_copy(update={"server": server})
     if not is_loopback(host) and not tokens_of(known):
         raise ValueError(f"{host} is a public address, and that needs a token: api_key=..., or 127.0.0.1")

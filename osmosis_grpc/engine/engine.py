@@ -52,6 +52,8 @@ from osmosis_grpc.types.tools import tool_dicts
 
 log = logging.getLogger(__name__)
 
+LAST_DELIVERIES = 3.5
+"""Seconds after the drain limit in which the last completions may still be delivered."""
 DRAIN_RETRY_AFTER = 5.0
 """What a caller of a draining server is told to wait, in seconds."""
 
@@ -237,6 +239,19 @@ class Engine:
                 await self._changed.wait()
             return True
         return False
+
+    async def stop(self, limit: float) -> None:
+        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        self.drain()
+        if limit and not await self.drained(limit):
+            left = self.capacity()
+            log.warning(
+                "the drain limit of %g s is over: %d running, %d queued, %d undelivered",
+                limit, left.running, left.queued, left.undelivered,
+            )  # fmt: skip
+        await self.close(LAST_DELIVERIES if limit else 0.0)
+        if self.outbox.undelivered:
+            log.error("%d completions were not delivered and are lost with this process", self.outbox.undelivered)
 
     async def close(self, limit: float) -> None:
         """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.

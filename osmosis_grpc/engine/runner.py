@@ -198,7 +198,7 @@ def let_go(agent: RolloutAgentLoop, record: Record) -> None:
     """Tell an agent loop that a rollout is over."""
     try:
         agent.ended(record.rollout_id, record.attempt)
-    except Exception as error:
+    except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
         log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
 
 

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 SERVICE = rollout_service_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
-LAST_DELIVERIES = 3.5
-"""Seconds after the drain limit in which the last completions may still be delivered."""
 
 _Status = health_pb2.HealthCheckResponse
 
@@ -107,16 +105,7 @@ class AgentServer:
         """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
         self._stopped = True
         await self.drain()
-        if limit and not await self.engine.drained(limit):
-            left = self.engine.capacity()
-            log.warning(
-                "the drain limit of %g s is over: %d running, %d queued, %d undelivered",
-                limit, left.running, left.queued, left.undelivered,
-            )  # fmt: skip
-        await self.engine.close(LAST_DELIVERIES if limit else 0.0)
-        undelivered = self.engine.outbox.undelivered
-        if undelivered:
-            log.error("%d completions were not delivered and are lost with this process", undelivered)
+        await self.engine.stop(limit)
         await self._server.stop(0.25)
 
 

@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 
 import aiohttp
 import pytest
 
+from osmosis_gateway.alone import stand_alone
+from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -73,16 +76,17 @@ async def test_rollouts_through_a_gateway_of_its_own():
     }  # fmt: skip
 
 
-async def test_killed_in_the_middle_and_started_again_every_rollout_ends_once():
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_ended_in_the_middle_and_started_again_every_rollout_ends_once(end):
     async with AgentServer([CalculatorAgent()], port=0, config=QUICK) as server, LegacyTrainer() as trainer:
-        trainer.latency = 0.4
+        trainer.latency = 0.8
         process, ready, context = await started(server.address)
         async with aiohttp.ClientSession(f"http://{ready['http']}") as session:
             await asyncio.gather(*(init(session, trainer.init_body(f"r{i}")) for i in range(20)))
         async with asyncio.timeout(10):
             while len(trainer.chats) < 25:
                 await asyncio.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(end)
         await asyncio.to_thread(process.wait)
         context.__exit__(None, None, None)
         ports = (ready["http"].rsplit(":", 1)[1], ready["callback"].rsplit(":", 1)[1])
@@ -97,6 +101,63 @@ async def test_killed_in_the_middle_and_started_again_every_rollout_ends_once():
     assert (again["http"], again["callback"]) == (ready["http"], ready["callback"])
     assert sorted(done["rollout_id"] for done in trainer.completions) == sorted(f"r{i}" for i in range(20))
     assert {done["status"] for done in trainer.completions} == {"COMPLETED"}
+
+
+async def test_a_name_that_does_not_resolve_for_a_while_costs_nothing(monkeypatch):
+    """In this process, so that its name service can be away."""
+    loop = asyncio.get_running_loop()
+    resolve, away = loop.getaddrinfo, []
+
+    async def getaddrinfo(host, port, **options):
+        if host == "trainer.example":
+            if len(trainer.chats) == 1 and len(away) < 6:  # from the first chat on, also when the result goes out
+                away.append(host)
+                raise socket.gaierror(socket.EAI_AGAIN, "try again")
+            host = "127.0.0.1"
+        return await resolve(host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    async with (
+        AgentServer([Once()], port=0, config=QUICK) as server, LegacyTrainer() as trainer,
+        stand_alone(server.address, port=0, callback_port=0) as (http, _),
+        aiohttp.ClientSession(f"http://{http.address}") as session,
+    ):  # fmt: skip
+        body = trainer.init_body(server_url=f"http://trainer.example:{trainer.port}")
+        assert (await init(session, body))[0] == 202
+        done = await trainer.completed()
+    assert done["status"] == "COMPLETED"
+    assert len(away) == 6
+
+
+class Once(RolloutAgentLoop):
+    name = "once"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        await ctx.chat(messages)
+        return ctx.complete(messages)
+
+
+async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools_either():
+    async with (
+        AgentServer([CalculatorAgent()], port=0, config=QUICK) as server, LegacyTrainer() as trainer,
+        stand_alone(server.address, port=0, callback_port=0) as (http, _),
+        aiohttp.ClientSession(f"http://{http.address}") as session,
+    ):  # fmt: skip
+        answer = http._app.state.rollouts._client.init
+
+        async def late(*arguments, **options):
+            started = await answer(*arguments, **options)
+            await asyncio.sleep(0.3)
+            return started
+
+        http._app.state.rollouts._client.init = late
+        await init(session, trainer.init_body())
+        await trainer.completed()
+    assert not any("tools" in chat for chat in trainer.chats)
 
 
 async def test_without_an_agent_server_it_says_so():

@@ -11,7 +11,14 @@ import httpx
 import pytest
 import uvicorn
 
-from osmosis_grpc.rollout import AgentLoopValidationError, RolloutSettings, create_app, serve_agent_loop
+from osmosis_gateway import app as app_module
+from osmosis_grpc.rollout import (
+    AgentLoopValidationError,
+    RolloutAgentLoop,
+    RolloutSettings,
+    create_app,
+    serve_agent_loop,
+)
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
 
@@ -118,5 +125,25 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
 def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
     with pytest.raises(ValueError, match="token"):
         serve_agent_loop(CalculatorAgent(), host="0.0.0.0")
+    for key in ("", "a\nb", "ü"):  # a key that would guard nothing
+        with pytest.raises(ValueError, match="printable ASCII"):
+            serve_agent_loop(CalculatorAgent(), api_key=key)
     with pytest.raises(AgentLoopValidationError):
         serve_agent_loop(type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [5]})())
+
+
+async def test_what_does_not_end_in_time_is_told_to_its_trainer(monkeypatch, caplog):
+    monkeypatch.setattr(app_module, "DRAIN_TIMEOUT", 0.2)
+
+    async def run(self, ctx):
+        await asyncio.Event().wait()
+
+    body = {"name": "hangs", "get_tools": lambda self, request: [], "run": run}
+    app = create_app(type("Hangs", (RolloutAgentLoop,), body)())
+    async with LegacyTrainer() as trainer:
+        async with app.router.lifespan_context(app), httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
+        ) as client:  # fmt: skip
+            assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
+        assert trainer.completions[0]["error_message"] == "FAILED: the server shut down"
+    assert "the drain limit of 0.2 s is over: 1 running" in caplog.text
