@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check bench generate compat-newest clean
+.PHONY: help venv demo test test-slow check bench plots generate compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -29,8 +29,12 @@ check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, t
 	$(BIN)/python scripts/generate.py --check
 	$(MAKE) test
 
-bench: .venv/.dev ## Run the benchmarks and print their figures
+bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
+	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.gateway
+
+plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
+	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json
 
 generate: .venv/.dev ## Make the stubs from proto/
 	$(BIN)/python scripts/generate.py

@@ -1,4 +1,4 @@
-"""Where a figure was measured."""
+"""Where a figure was measured, and what the kernel tells of a process."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ def machine() -> dict[str, Any]:
     names = ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")
     return {
         "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system(),
-        "processor": _processor(), "packages": {name: metadata.version(name) for name in names},
+        "processor": _processor(), "packages": {name: _version(name) for name in names},
     }  # fmt: skip
 
 
@@ -20,6 +20,20 @@ def cpu_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_rss_mb(pid: int) -> float:
+    """The most memory that a process has held so far, in MB of 1,000,000 bytes."""
+    with open(f"/proc/{pid}/status") as file:
+        kibibytes = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+    return kibibytes * 1024 / 1e6
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

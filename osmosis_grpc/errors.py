@@ -136,6 +136,18 @@ class FailedPrecondition(OsmosisValidationError):
         self.subject = subject
 
 
+class UnknownChat(FailedPrecondition):
+    """The trainer does not know the earlier chat that a chat refers to: it wants the history in full."""
+
+    def __init__(self, sample: str, number: int) -> None:
+        super().__init__(
+            f"chat {number} of sample {sample} is not known here; send the history in full",
+            kind="UNKNOWN_CHAT", subject=f"{sample} {number}",
+        )  # fmt: skip
+        self.sample = sample
+        self.number = number
+
+
 class OutOfRange(OsmosisValidationError):
     """The events asked for are gone; these are the first still kept."""
 

@@ -3,7 +3,7 @@
 A port is a Protocol; whatever has the methods is one. None of them knows a transport.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Completion, EventKind, Outcome, TrajectoryEvent
@@ -16,7 +16,7 @@ class ChatModel(Protocol):
     Raises osmosis_grpc.errors.CallError; those that are `retryable` are asked again.
     """
 
-    async def __call__(self, request: ChatRequest, /) -> ChatResponse: ...
+    def __call__(self, request: ChatRequest, /) -> Awaitable[ChatResponse]: ...
 
 
 class ResultSink(Protocol):
@@ -26,7 +26,7 @@ class ResultSink(Protocol):
     else when it wants to be asked again.
     """
 
-    async def __call__(self, completion: Completion, /) -> Outcome: ...
+    def __call__(self, completion: Completion, /) -> Awaitable[Outcome]: ...
 
 
 class EventSink(Protocol):

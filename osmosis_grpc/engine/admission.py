@@ -2,7 +2,7 @@
 
 import heapq
 
-from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
@@ -10,7 +10,10 @@ RETRY_AFTER = 1.0
 
 
 class Admission:
-    """Slots and a queue. Rollouts of higher priority leave the queue first, equal ones in order."""
+    """Slots and queues. A free slot goes to the tenant with the fewest running rollouts.
+
+    Within a tenant, rollouts of higher priority leave the queue first, equal ones in order.
+    """
 
     def __init__(self, max_concurrent: int, max_queued: int) -> None:
         self.max_concurrent = max_concurrent
@@ -18,8 +21,8 @@ class Admission:
         self.running = 0
         """Slots taken, also by agents that did not stop."""
         self._reserved = 0
-        self._heap: list[tuple[int, int, Record]] = []
         self._waiting: set[Record] = set()
+        self._queues: dict[Tenant, list[tuple[int, int, Record]]] = {}
 
     @property
     def queued(self) -> int:
@@ -45,24 +48,54 @@ class Admission:
         self._reserved -= 1
         if self.running < self.max_concurrent:
             self.running += 1
+            record.tenant.running += 1
             return True
         self._waiting.add(record)
-        heapq.heappush(self._heap, (-record.init.request.priority, record.sequence, record))
+        self._queue(record)
         return False
 
     def withdraw(self, record: Record) -> None:
         """A waiting rollout waits no longer."""
         self._waiting.discard(record)
-        if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [row for row in self._heap if row[2] in self._waiting]
-            heapq.heapify(self._heap)
+        queue = self._queues.get(record.tenant, [])
+        if len(queue) > 2 * len(self._waiting) + 64:
+            queue[:] = [row for row in queue if row[2] in self._waiting]
+            heapq.heapify(queue)
 
-    def leave(self) -> Record | None:
-        """Give back a slot. Returns the rollout that takes it over, if one waits."""
-        while self._heap:
-            record = heapq.heappop(self._heap)[2]
-            if record in self._waiting:
-                self._waiting.discard(record)
-                return record
-        self.running -= 1
-        return None
+    def leave(self, tenant: Tenant) -> Record | None:
+        """A tenant gives back a slot. Returns the rollout that takes it over, if one waits."""
+        tenant.running -= 1
+        following = self._next()
+        if following is None:
+            self.running -= 1
+        else:
+            following.tenant.running += 1
+        return following
+
+    def move(self, record: Record, tenant: Tenant, *, runs: bool) -> None:
+        """A rollout is another tenant's from now on."""
+        old, record.tenant = record.tenant, tenant
+        if runs:
+            old.running -= 1
+            tenant.running += 1
+        elif record in self._waiting:
+            self._queue(record)
+
+    def _queue(self, record: Record) -> None:
+        row = (-record.init.request.priority, record.sequence, record)
+        heapq.heappush(self._queues.setdefault(record.tenant, []), row)
+
+    def _next(self) -> Record | None:
+        best: Tenant | None = None
+        for tenant, queue in list(self._queues.items()):
+            while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
+                heapq.heappop(queue)
+            if not queue:
+                del self._queues[tenant]
+            elif best is None or (tenant.running, queue[0]) < (best.running, self._queues[best][0]):
+                best = tenant
+        if best is None:
+            return None
+        record = heapq.heappop(self._queues[best])[2]
+        self._waiting.discard(record)
+        return record

@@ -22,7 +22,7 @@ class EngineConfig:
     stop_again_after: tuple[float, ...] = (1.0, 3.0)
     """When an agent that was cancelled is cancelled again; after the last its rollout ends anyway."""
     trainer_grace: float = 120.0
-    """How long a trainer may be away before a chat gives up."""
+    """How long a trainer may be away before a chat gives up, and before an attachment's rollouts do."""
     chat_silence: float = 50.0
     """How long one try of a chat waits before it is asked again under its number."""
     retry_delay: tuple[float, float] = (0.5, 5.0)

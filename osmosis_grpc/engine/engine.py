@@ -9,7 +9,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -24,10 +24,11 @@ from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.engine.whole import whole
 from osmosis_grpc.errors import (
     Aborted,
     AlreadyExists,
@@ -91,12 +92,13 @@ class Engine:
         self.log = EventLog(store or MemoryStore(), self.clock, sinks, self.config.idle_interval)
         self.draining = False
         self.watchdog = Watchdog(self.config.blocked_after)
-        self.outbox = Outbox(self.config, self.log, self.clock)
+        self.outbox = Outbox(self.config, self.log, self.clock, self._delivered)
         self._table = RecordTable(self.config, self.log.store)
         self._admission = Admission(self.config.max_concurrent, self.config.queue_limit)
         self._runner = Runner(
             self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended, self.outbox.drop
         )  # fmt: skip
+        self._callbacks = Tenant()
         self._closing = False
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -115,11 +117,20 @@ class Engine:
             await self.close(0.0)
         finally:
             self.watchdog.stop()
+            await self.outbox.close()
             self._stopping.set()
             await self._host
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Accept a rollout, or find the equal one accepted before: its record, and whether this started it."""
+        record, started = self.begin(init, owner=owner, peer=peer)
+        if not record.accepted.done():
+            await asyncio.shield(record.accepted)
+        record.accepted.result()
+        return record, started
+
+    def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
+        """The same without waiting: `record.accepted` is done once it is accepted or refused."""
         request = init.request
         known = self._table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
@@ -127,7 +138,6 @@ class Engine:
         if known is not None and known.attempt >= request.attempt:
             self._check_same(known, init)
             self._repoint(known, init, peer)
-            await asyncio.shield(known.accepted)
             return known, False
         self._table.check_alias(request, owner)
         name = self._agent_loop(request.agent_loop)
@@ -139,11 +149,13 @@ class Engine:
         self._admission.reserve()
         now = self.clock.monotonic()
         record = Record(
-            init, owner, peer, self.clock.time(), Meter(now), asyncio.get_running_loop().create_future(),
+            init, owner, peer, peer.tenant or self._callbacks, self.clock.time(), Meter(now),
+            asyncio.get_running_loop().create_future(),
             agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )  # fmt: skip
         record.accepted.add_done_callback(_retrieve)
         self._table.add(record)
+        record.tenant.open += 1
         try:
             tools = self.agent_loops[name].get_tools(own)
         except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
@@ -153,8 +165,36 @@ class Engine:
                 self._tasks.start_soon(self._accept_later, record, tools)
             else:
                 self._accept(record, tools)
-        await asyncio.shield(record.accepted)
         return record, True
+
+    def lose(self, tenant: Tenant, seconds: float) -> None:
+        """A trainer stayed away for too long: what is unfinished of its rollouts ends FAILED (trainer, retryable)."""
+        tenant.lost = True
+        for record in self._table.live():
+            if record.tenant is tenant and record.accepted.done():
+                self._runner.decide(record, verdicts.lost(seconds))
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes nothing at all any more."""
+        return self._closing
+
+    def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""
+        known = self._table.highest(rollout_id)
+        return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)
+
+    def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
+        """Whether this chat was ever asked; of an ended rollout nobody remembers, and so it was."""
+        record = self._table.find(rollout_id, attempt)
+        if record is None or record.owner != owner:
+            return False
+        return record.session is None or 0 < number <= record.session.asked(sample)
+
+    def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Whether an accepted attempt is the owner's, running or ended."""
+        record = self._table.find(rollout_id, attempt)
+        return record is not None and record.owner == owner and record.accepted.done()
 
     def cancel(
         self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
@@ -188,6 +228,11 @@ class Engine:
                            kind="rollout", name=rollout_id)  # fmt: skip
         return record
 
+    def info(self, record: Record) -> RolloutInfo:
+        """Where a rollout stands, with its completion once there is one."""
+        info = record.info()
+        return info if record.completion is None else replace(info, completion=whole(record.completion, self.log.store))
+
     def rollouts(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
              group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
         """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
@@ -201,7 +246,7 @@ class Engine:
                 continue
             if len(rows) == limit:
                 return rows, place
-            rows.append(record.info(with_completion=False))
+            rows.append(record.info())
             place = record.sequence
         return rows, 0
 
@@ -297,6 +342,11 @@ class Engine:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
+        tenant = peer.tenant or self._callbacks
+        if tenant is not record.tenant and record.live:
+            record.tenant.open -= 1
+            tenant.open += 1
+            self._admission.move(record, tenant, runs=record.task is not None)
         record.turn()
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
@@ -338,8 +388,12 @@ class Engine:
             self._runner.supersede(other)
         buried = self._table.dig_up(record, self.clock.monotonic())
         record.accepted.set_result(None)
-        if record.cancel_reason is None and not buried:
+        if record.cancel_reason is None and not buried and not record.tenant.lost:
             self._runner.admit(record)
+            return
+        if record.tenant.lost:
+            self._admission.release()
+            self._runner.decide(record, verdicts.lost(self.config.trainer_grace))
             return
         self._admission.release()
         self.log.append(record, events.CancelAsked(record.cancel_reason or "cancelled before its Init came"))
@@ -352,6 +406,7 @@ class Engine:
         if record.cancel_reason is not None:
             self._table.bury(record.owner, record.rollout_id, record.attempt, self.clock.monotonic())
         self._admission.release()
+        record.tenant.open -= 1
         self._changed.set()
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
@@ -372,15 +427,13 @@ class Engine:
 
     def _ended(self, record: Record) -> None:
         assert record.verdict is not None
+        record.tenant.open -= 1
         if record.verdict.deliver:
             self.outbox.put(record)
-            if not self._stopping.is_set():
-                self._tasks.start_soon(self._deliver, record)
         self._table.ended(record)
         self._changed.set()
 
-    async def _deliver(self, record: Record) -> None:
-        await self.outbox.deliver(record)
+    def _delivered(self) -> None:
         self._table.make_room()
         self._changed.set()
 
@@ -395,7 +448,10 @@ class Engine:
     async def _sweep(self) -> None:
         while True:
             await anyio.sleep(self.config.sweep_interval)
-            self._table.sweep(self.clock.monotonic())
+            now = self.clock.monotonic()
+            for record in self._table.overdue(now):
+                self.outbox.expire(record)
+            self._table.sweep(now)
 
 
 async def settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:

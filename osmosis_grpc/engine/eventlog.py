@@ -6,7 +6,7 @@ An event is shown only after its commit, so no number is ever used twice.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
@@ -127,22 +127,32 @@ class EventLog:
 
 
 def _size(kind: EventKind) -> int:
-    size = 400
-    if isinstance(kind, events.Accepted):
-        size += 2 * (kind.init.size or text_size(kind.init.request.messages))
-    elif isinstance(kind, events.ChatRequested):
-        size += 2 * text_size(kind.messages)
-    elif isinstance(kind, events.ChatAnswered):
-        response = kind.response
-        tokens = 0 if response.tokens is None else response.tokens.nbytes
-        prompt = 0 if response.prompt_ids is None else response.prompt_ids.nbytes
-        size += 2 * (tokens + prompt) + 2 * text_size([response.message])
-    elif isinstance(kind, events.Logged | events.ToolReturned | events.ToolCalled):
-        data = kind.data if isinstance(kind, events.Logged) else kind.call if isinstance(kind, events.ToolCalled) else (
-            kind.message or {})  # fmt: skip
-        size += text_size([dict(data)])
-    elif isinstance(kind, events.Ended):
-        completion = kind.completion
-        size += sum(s.ids.nbytes * 2 for sample in completion.samples.values() for s in sample.segments)
-        size += text_size(completion.messages) + text_size([dict(completion.extra_fields)])
-    return size
+    """About how many bytes an event takes in memory."""
+    extra = _EXTRA.get(type(kind))
+    return 400 if extra is None else 400 + extra(kind)
+
+
+def _answered(kind: events.ChatAnswered) -> int:
+    response = kind.response
+    if response.size:
+        return 2 * response.size
+    arrays = sum(block.nbytes for block in (response.tokens, response.prompt_ids) if block is not None)
+    return 2 * arrays + 2 * text_size([response.message])
+
+
+def _ended(kind: events.Ended) -> int:
+    completion = kind.completion
+    arrays = sum(s.ids.nbytes * 2 for sample in completion.samples.values() for s in sample.segments)
+    return arrays + text_size(completion.messages) + text_size([dict(completion.extra_fields)])
+
+
+_EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
+    events.Accepted: lambda kind: 2 * (kind.init.size or text_size(kind.init.request.messages)),
+    events.ChatRequested: lambda kind: 2 * text_size(kind.messages),
+    events.ChatAnswered: _answered,
+    events.ToolCalled: lambda kind: text_size([dict(kind.call)]),
+    events.ToolReturned: lambda kind: text_size([dict(kind.message or {})]),
+    events.Logged: lambda kind: text_size([dict(kind.data)]),
+    events.Ended: _ended,
+}
+"""What an event takes beyond the least, by its kind."""

@@ -1,54 +1,87 @@
 """The Store port in memory."""
 
 import uuid
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from osmosis_grpc.types import TrajectoryEvent
 
+PAGE = 1024
+"""Events of a page."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One rollout."""
+
+    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    size: int = 0
+
 
 class MemoryStore:
-    """Keeps events in dictionaries; what is forgotten is gone, and with the process everything."""
+    """Keeps events in pages, in the order of their positions; a page goes when all of it is forgotten."""
 
     def __init__(self) -> None:
         self.journal_id = uuid.uuid4().hex
         self.last_position = 0
         self.forgotten_position = 0
-        self._all: dict[int, TrajectoryEvent] = {}
-        self._rollouts: dict[tuple[str, int], list[int]] = {}
-        self._sizes: dict[tuple[str, int], int] = {}
+        self._pages: dict[int, list[TrajectoryEvent | None]] = {}
+        self._left: dict[int, int] = {}
+        """How many events of each page are kept, or are still to come."""
+        self._rollouts: dict[tuple[str, int], _Kept] = {}
 
     def append(self, event: TrajectoryEvent, size: int) -> int:
         """Keep an event."""
         key = (event.rollout_id, event.attempt)
-        self.last_position += 1
-        self._all[self.last_position] = event
-        self._rollouts.setdefault(key, []).append(self.last_position)
-        self._sizes[key] = self._sizes.get(key, 0) + size
-        return self.last_position
+        self.last_position = position = self.last_position + 1
+        number, place = divmod(position, PAGE)
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = [None] * PAGE
+            self._left[number] = PAGE - place
+        page[place] = event
+        kept = self._rollouts.get(key)
+        if kept is None:
+            kept = self._rollouts[key] = _Kept()
+        kept.positions.append(position)
+        kept.size += size
+        return position
 
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """A rollout's events with numbers above `after`."""
-        positions = self._rollouts.get((rollout_id, attempt), [])
-        return [self._all[position] for position in positions[after : after + limit]]
+        kept = self._rollouts.get((rollout_id, attempt))
+        positions = kept.positions[after : after + limit] if kept else ()
+        return [event for position in positions if (event := self._pages[position // PAGE][position % PAGE])]
 
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
         """All rollouts' events with positions above `after`."""
         found: list[tuple[int, TrajectoryEvent]] = []
-        for position in range(after + 1, self.last_position + 1):
-            event = self._all.get(position)
-            if event is not None:
-                found.append((position, event))
-                if len(found) == limit:
-                    break
+        for number in self._pages:
+            if (number + 1) * PAGE <= after:
+                continue
+            for position in range(max(after + 1, number * PAGE), (number + 1) * PAGE):
+                event = self._pages[number][position % PAGE]
+                if event is not None:
+                    found.append((position, event))
+                    if len(found) == limit:
+                        return found
         return found
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """About how many bytes a rollout takes."""
-        return self._sizes.get((rollout_id, attempt), 0)
+        kept = self._rollouts.get((rollout_id, attempt))
+        return kept.size if kept else 0
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drop a rollout."""
-        for position in self._rollouts.pop((rollout_id, attempt), []):
-            del self._all[position]
-            self.forgotten_position = max(self.forgotten_position, position)
-        self._sizes.pop((rollout_id, attempt), None)
+        kept = self._rollouts.pop((rollout_id, attempt), None)
+        if kept is None:
+            return
+        for position in kept.positions:
+            number, place = divmod(position, PAGE)
+            self._pages[number][place] = None
+            self._left[number] -= 1
+            if not self._left[number]:
+                del self._pages[number], self._left[number]
+        self.forgotten_position = max(self.forgotten_position, kept.positions[-1])

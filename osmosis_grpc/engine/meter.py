@@ -10,6 +10,11 @@ from osmosis_grpc.types import ChatResponse, RolloutMetrics
 class Meter:
     """Counts one rollout. Times are monotonic seconds."""
 
+    __slots__ = (
+        "_accepted", "_chats", "_last", "_llm_calls", "_llm_latency", "_max_context", "_model_time", "_prompt_tokens",
+        "_response_tokens", "_started", "_tool_calls", "_tool_latency", "_tool_time", "_tools",
+    )  # fmt: skip
+
     def __init__(self, accepted: float) -> None:
         self._accepted = accepted
         self._started: float | None = None

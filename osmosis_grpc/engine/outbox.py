@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import random
+from collections.abc import Callable
+from functools import partial
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.whole import whole
 from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
-from osmosis_grpc.types import events
+from osmosis_grpc.types import Outcome, events
 from osmosis_grpc.types.completion import clip, describe
 
 log = logging.getLogger(__name__)
@@ -19,20 +22,27 @@ FINAL = (InvalidArgument, Aborted, Unimplemented)
 
 
 class Outbox:
-    """Counts what is undelivered, and delivers it."""
+    """Counts what is undelivered, and delivers it. `settled` is told when one is."""
 
-    def __init__(self, config: EngineConfig, log: EventLog, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[], None]) -> None:
         self._config = config
         self._log = log
         self._clock = clock
+        self._settled = settled
+        self._closed = False
+        self._retries: set[asyncio.Task[None]] = set()
         self.undelivered = 0
         self.expired = 0
         """Completions that were given up because their time was up."""
 
     def put(self, record: Record) -> None:
-        """A rollout ended; deliver() is to follow."""
+        """A rollout ended: deliver its completion. Most are taken at the first try, which needs no task."""
         record.undelivered = True
         self.undelivered += 1
+        record.tenant.undelivered += 1
+        if self._closed:
+            return
+        self._call(record).add_done_callback(partial(self._answered, record))
 
     def drop(self, record: Record) -> None:
         """A higher attempt stands: what is undelivered of this one is of no more use."""
@@ -40,27 +50,49 @@ class Outbox:
             record.dropped = True
             record.turn()
 
-    async def deliver(self, record: Record) -> None:
-        """Try until it is settled. Cancelled, it stays undelivered."""
+    def expire(self, record: Record) -> None:
+        """Its time is up: a call that is still open is given up."""
+        for call in list(record.calls):
+            call.cancel()
+
+    async def close(self) -> None:
+        """Try no more: what is undelivered stays so."""
+        self._closed = True
+        for task in list(self._retries):
+            task.cancel()
+        await asyncio.gather(*self._retries, return_exceptions=True)
+
+    def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         assert record.completion is not None
+        completion = record.completion if record.peer.refers else whole(record.completion, self._log.store)
+        call = asyncio.ensure_future(record.peer.complete(completion))
+        record.calls.add(call)
+        return call
+
+    def _answered(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
+        """The first try is over."""
+        if not call.cancelled() and call.exception() is None:
+            record.calls.discard(call)
+            self._settle(record, events.Delivered(call.result(), tries=1))
+        elif not self._closed:
+            task = asyncio.create_task(self._deliver(record, call))
+            self._retries.add(task)
+            task.add_done_callback(self._retries.discard)
+
+    async def _deliver(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
+        """Go on from the first try until it is settled. Cancelled, it stays undelivered."""
         assert record.ended is not None
         gives_up = record.ended + self._config.record_ttl
         delay, longest = self._config.outbox_delay
-        tries = 0
+        tries, peer = 1, record.peer
         while True:
-            if record.dropped:
-                return self._settle(record, events.Delivered(None, "superseded", tries))
-            tries += 1
-            record.repointed.clear()
-            call = asyncio.ensure_future(record.peer.complete(record.completion))
-            record.calls.add(call)
             try:
                 return self._settle(record, events.Delivered(await call, tries=tries))
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                pause = 0.0 if record.repointed.is_set() else delay
+                pause = 0.0 if record.peer is not peer or record.dropped else delay
             except FINAL as error:
                 log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
@@ -80,13 +112,20 @@ class Outbox:
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             delay = min(longest, delay * 2)
-            await _wait(record.repointed, min(pause, left))
+            if record.peer is peer and not record.dropped:
+                await _wait(record.next_turn(), min(pause, left))
+            if record.dropped:
+                return self._settle(record, events.Delivered(None, "superseded", tries))
+            tries += 1
+            peer, call = record.peer, self._call(record)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
         record.undelivered = False
         record.settled = True
         self.undelivered -= 1
+        record.tenant.undelivered -= 1
         self._log.append(record, kind)
+        self._settled()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

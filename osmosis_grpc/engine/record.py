@@ -1,7 +1,7 @@
 """One attempt of one rollout, as the engine keeps it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,20 @@ from osmosis_grpc.types import (
 )
 
 
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Who shares the slots with others: one attachment, or all callbacks together. The engine counts."""
+
+    open: int = 0
+    """Rollouts taken in and not ended."""
+    running: int = 0
+    """Slots taken."""
+    undelivered: int = 0
+    """Completions on their way."""
+    lost: bool = False
+    """Away for longer than the grace period."""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """Where a rollout's calls go."""
@@ -29,6 +43,12 @@ class Peer:
     complete: ResultSink
     key: object = None
     """Equal for the same place: an Init from another place re-points the rollout."""
+    knows: bool = False
+    """Whether it knows the tokens of earlier chats, so that no chat has to tell them."""
+    refers: bool = False
+    """Whether it keeps what it answered, so that completions only refer to its chats."""
+    tenant: Tenant | None = None
+    """None: one of those that only have a callback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +70,7 @@ class Record:
     init: InitRequest
     owner: str
     peer: Peer
+    tenant: Tenant
     accept_time: float
     meter: Meter
     accepted: "asyncio.Future[None]"
@@ -83,9 +104,10 @@ class Record:
     """Chats on their way; cancelled when the rollout ends or is re-pointed."""
     waiters: set[asyncio.Event] = field(default_factory=set)
     """Set when an event is committed."""
-    repointed: asyncio.Event = field(default_factory=asyncio.Event)
-    doing: dict[object, Activity] = field(default_factory=dict)
-    """What the agent is doing, newest last."""
+    repointed: asyncio.Event | None = None
+    """Made by whoever waits for a re-pointing; set by it."""
+    doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
+    """What the agent is doing, newest last: in some words, and since when."""
 
     @property
     def rollout_id(self) -> str:
@@ -100,36 +122,35 @@ class Record:
         """Not ended yet."""
         return self.state not in TERMINAL
 
+    def next_turn(self) -> asyncio.Event:
+        """What the next re-pointing sets."""
+        if self.repointed is None or self.repointed.is_set():
+            self.repointed = asyncio.Event()
+        return self.repointed
+
     def turn(self) -> None:
         """Where its calls go has changed: those on their way are given up and made anew."""
-        self.repointed.set()
+        if self.repointed is not None:
+            self.repointed.set()
         for call in list(self.calls):
             call.cancel()
 
     def activity(self) -> Activity:
         """What it is doing now."""
         if self.state is RolloutState.RUNNING and self.verdict is None:
-            return next(reversed(self.doing.values()), Activity("agent", self.start_time or self.accept_time))
+            since = self.start_time or self.accept_time
+            words, since = next(reversed(self.doing.values()), (("agent",), since))
+            return Activity(" ".join(map(str, words)), since)
         if self.live:
-            words = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}
-            return Activity(words.get(self.state, "queued"), self.accept_time)
+            stages = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}
+            return Activity(stages.get(self.state, "queued"), self.accept_time)
         return Activity("delivering" if self.undelivered else "ended", self.end_time or self.accept_time)
 
-    def begin(self, description: str, now: float) -> Callable[[], None]:
-        """The agent does something; call what is returned when it is over."""
-        key = object()
-        self.doing[key] = Activity(description, now)
-
-        def over() -> None:
-            self.doing.pop(key, None)
-
-        return over
-
-    def info(self, *, with_completion: bool) -> RolloutInfo:
-        """Where it stands."""
+    def info(self) -> RolloutInfo:
+        """Where it stands, without its completion."""
         return RolloutInfo(
             rollout_id=self.rollout_id, attempt=self.attempt, agent_loop=self.agent_loop, state=self.state,
             activity=self.activity(), group=self.init.request.group, accept_time=self.accept_time,
             start_time=self.start_time, end_time=self.end_time, last_number=self.last_number,
-            undelivered=self.undelivered, completion=self.completion if with_completion else None,
+            undelivered=self.undelivered,
         )  # fmt: skip

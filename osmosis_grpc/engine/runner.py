@@ -27,6 +27,7 @@ from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.types import RolloutRequest, events, jsontext
 from osmosis_grpc.types.completion import describe, told
 from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.requests import copy_of
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Runner:
             self.abandoned.discard(task)
             if not task.cancelled():
                 task.exception()
-            self._free_slot()
+            self._free_slot(record)
             return
         if record.verdict is None:
             if task.cancelled():
@@ -123,7 +124,7 @@ class Runner:
         elif not task.cancelled():
             task.exception()
         self._end(record)
-        self._free_slot()
+        self._free_slot(record)
 
     def _expire(self, record: Record) -> None:
         self.decide(record, verdicts.expired(record))
@@ -164,7 +165,7 @@ class Runner:
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._log.append(record, events.SegmentClosed(
-                    sample=name, index=index, chats=segment.chats, tokens=len(segment.ids),
+                    sample=name, index=index, chats=segment.chats, tokens=sum(segment.mask_runs),
                     sampled_tokens=segment.sampled, drift_index=segment.drift_index,
                 ))  # fmt: skip
         record.completion = completion
@@ -177,8 +178,8 @@ class Runner:
         let_go(self._agent_loops[record.agent_loop], record)
         self._on_end(record)
 
-    def _free_slot(self) -> None:
-        following = self._admission.leave()
+    def _free_slot(self, record: Record) -> None:
+        following = self._admission.leave(record.tenant)
         if following is not None:
             self._start(following)
 
@@ -204,8 +205,8 @@ def let_go(agent: RolloutAgentLoop, record: Record) -> None:
 
 def own_copy(request: RolloutRequest) -> RolloutRequest:
     """The agent's own copy of its request: what it does to the messages stays with it."""
-    return dataclasses.replace(
+    return copy_of(
         request, messages=copy_messages(request.messages, "messages"),
-        completion_params=jsontext.copy(dict(request.completion_params), "sampling"),
-        metadata=jsontext.copy(dict(request.metadata), "metadata_json"),
+        completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
+        metadata=jsontext.copy(request.metadata, "metadata_json") if request.metadata else {},
     )  # fmt: skip

@@ -6,12 +6,11 @@ is away. What it sends, it has written to the log before.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,7 +20,18 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Aborted, CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
-from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, EventKind, Message, RolloutState, Sample, events
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRef,
+    ChatRequest,
+    ChatResponse,
+    EventKind,
+    Message,
+    RolloutState,
+    Sample,
+    events,
+    jsontext,
+)
 from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.conversation import Conversation, Node, path
@@ -29,6 +39,10 @@ from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tools import tool_dicts
 
 log = logging.getLogger(__name__)
+
+
+Told = tuple[list[Message], ChatRef | None]
+"""A conversation, and the answered chat that it begins with."""
 
 
 class _SampleState:
@@ -43,6 +57,8 @@ class _SampleState:
 
 class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
+
+    __slots__ = ("_clock", "_config", "_log", "_on_superseded", "_record", "_samples", "open")
 
     def __init__(
         self, record: Record, log: EventLog, config: EngineConfig, clock: Clock,
@@ -72,10 +88,11 @@ class RolloutSession:
         self.check_open()
         record, clock = self._record, self._clock
         record.meter.tool_opened(clock.monotonic())
-        over = record.begin(f"tool {name}", clock.time())
+        doing = object()
+        record.doing[doing] = (("tool", name), clock.time())
 
         def done() -> None:
-            over()
+            record.doing.pop(doing, None)
             record.meter.tool_closed(clock.monotonic())
 
         return done
@@ -85,8 +102,10 @@ class RolloutSession:
         if name is None:
             numbers = itertools.count(len(self._samples) + 1)
             name = next(made for n in numbers if (made := f"sample-{n}") not in self._samples)
-        with _agents_mistake():
+        try:
             check_id(name, "sample")
+        except InvalidArgument as error:
+            raise _agents_mistake(error) from error
         if name in self._samples:
             raise ValueError(f"there is a sample named {name!r} already")
         self._samples[name] = _SampleState()
@@ -101,31 +120,38 @@ class RolloutSession:
         if sample not in self._samples:
             self.add_sample(sample)
         state, record = self._samples[sample], self._record
-        with _agents_mistake():
-            place = state.conversation.place(_plain(messages, "messages"))
+        try:
+            plain = _plain(messages, "messages")
+            place = state.conversation.place(plain)
             chat_tools = None if tools is None else tool_dicts(tools)
-            params = own_params(params, "params")
+            params = own_params(params, "params") if params else jsontext.NOTHING
+        except InvalidArgument as error:
+            raise _agents_mistake(error) from error
         state.chats += 1
         number = state.chats
-        history = path(place.node)
-        known = state.assembler.tokens(place.continues)
+        callback = record.init.callback
+        history = state.conversation.messages(place.node)
+        known = None if record.peer.knows else state.assembler.tokens(place.continues)
         request = ChatRequest(
             rollout_id=record.rollout_id, attempt=record.attempt, sample=sample, number=number, messages=history,
             params=params, tools=record.tools if chat_tools is None else chat_tools,
             own_tools=chat_tools is not None, purpose=purpose, continues=place.continues, covered=place.covered,
-            known_ids=known if len(known) else None,
+            known_ids=known if known is not None and len(known) else None, state=callback.state if callback else b"",
+            timeout=self._timeout(),
         )  # fmt: skip
+        new = history[place.covered :]
         self._log.append(record, events.ChatRequested(
-            sample=sample, number=number, continues=place.continues, messages=history[place.covered :],
-            params=params, tools=chat_tools, purpose=purpose,
+            sample=sample, number=number, continues=place.continues, messages=new, params=params, tools=chat_tools,
+            purpose=purpose,
         ))  # fmt: skip
         began = self._clock.monotonic()
         record.meter.chat_opened(began)
-        over = record.begin(f"chat {sample} {number}", self._clock.time())
+        doing = sample, number
+        record.doing[doing] = ("chat", sample, number), self._clock.time()
         try:
             response = await self._ask(request)
             self.check_open()
-            prompt = state.assembler.prompt(place.continues, response)
+            prompt_ids = state.assembler.prompt_length(place.continues, response)
             state.assembler.add(number, place.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
@@ -133,13 +159,13 @@ class RolloutSession:
                 self._on_superseded(record)
             raise
         finally:
-            over()
+            record.doing.pop(doing, None)
             ended = self._clock.monotonic()
             record.meter.chat_closed(ended)
         reply = state.conversation.answer(place.node, response.message, number)
         if purpose is ChatPurpose.POLICY:  # what a judge said is no sample
             state.newest = reply
-        record.meter.answered(response, 0 if prompt is None else len(prompt), ended - began)
+        record.meter.answered(response, prompt_ids or 0, ended - began)
         self._log.append(record, events.ChatAnswered(
             sample=sample, number=number, response=response, latency=ended - began
         ))  # fmt: skip
@@ -157,11 +183,13 @@ class RolloutSession:
                 now = self._clock.monotonic()
                 if self._record.peer is not peer:
                     away_since = None
+                    request = self._again(request)
                     continue
                 if not error.retryable:
                     raise
                 if isinstance(error, DeadlineExceeded) and now - asked >= self._config.chat_silence * 0.9:
                     away_since = None  # silent, but there: it is still sampling
+                    request = self._again(request)
                     continue
                 first = away_since is None
                 away_since = now if away_since is None else away_since
@@ -176,14 +204,10 @@ class RolloutSession:
                 self._failed(request, error, will_retry=True)
                 delay = min(longest, delay * 2)
             await self._pause(pause)
+            request = self._again(request)
 
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
-        timeout = self._config.chat_silence
-        if self._record.deadline is not None:
-            timeout = max(0.001, min(timeout, self._record.deadline - self._clock.monotonic()))
-        callback = self._record.init.callback
-        timed = dataclasses.replace(request, timeout=timeout, state=callback.state if callback else b"")
-        call: asyncio.Future[ChatResponse] = asyncio.ensure_future(peer.chat(timed))
+        call = asyncio.ensure_future(peer.chat(request))  # a future already, where the peer needs no task for it
         self._record.calls.add(call)
         try:
             return await call
@@ -199,12 +223,22 @@ class RolloutSession:
         finally:
             self._record.calls.discard(call)
 
+    def _timeout(self) -> float:
+        """How long one try may take."""
+        silence, deadline = self._config.chat_silence, self._record.deadline
+        return silence if deadline is None else max(0.001, min(silence, deadline - self._clock.monotonic()))
+
+    def _again(self, request: ChatRequest) -> ChatRequest:
+        """The same chat for another try, perhaps at another place."""
+        callback = self._record.init.callback
+        return dataclasses.replace(request, timeout=self._timeout(), state=callback.state if callback else b"")
+
     async def _pause(self, seconds: float) -> None:
         """Wait, but not past a re-pointing."""
-        self._record.repointed.clear()
+        repointed = self._record.next_turn()
         try:
             async with asyncio.timeout(seconds):
-                await self._record.repointed.wait()
+                await repointed.wait()
         except TimeoutError:
             pass
         self.check_open()
@@ -216,25 +250,40 @@ class RolloutSession:
                 will_retry=will_retry,
             ))  # fmt: skip
 
-    def frozen(self, messages: Sequence[Any], field: str) -> list[Message]:
+    def frozen(self, messages: Sequence[Any], field: str) -> Told:
         """Messages as this run's own copies. Raises InvalidArgument."""
-        state = self._samples.get("main") or next(iter(self._samples.values()), None) or _SampleState()
-        return path(state.conversation.place(_plain(messages, field), field).node)
+        name = "main" if "main" in self._samples else next(iter(self._samples), "")
+        state = self._samples.get(name) or _SampleState()
+        place = state.conversation.place(_plain(messages, field), field)
+        return state.conversation.messages(place.node), ChatRef(
+            name, place.continues, place.covered
+        ) if place.continues else None
 
-    def newest_messages(self) -> list[Message]:
+    def newest(self) -> Told:
         """The first sample's conversation up to its newest reply."""
-        state = next(iter(self._samples.values()), None)
-        return path(state.newest) if state and state.newest else []
+        name, state = next(iter(self._samples.items()), ("", None))
+        return _told(name, state.newest) if state and state.newest else ([], None)
+
+    def asked(self, sample: str) -> int:
+        """The number of a sample's newest chat; 0 before the first."""
+        state = self._samples.get(sample)
+        return state.chats if state else 0
 
     def samples(self) -> dict[str, Sample]:
-        """What was sampled, assembled; samples without a reply are left out."""
+        """What was sampled, assembled; by reference where the peer keeps what it answered.
+
+        Samples without a reply are left out.
+        """
         made = {}
         for name, state in self._samples.items():
             if state.newest is not None:
-                reason = state.assembler.reason
+                assembler, refer = state.assembler, self._record.peer.refers
+                reason = assembler.reason
+                messages, begins = _told(name, state.newest)
                 made[name] = Sample(
-                    messages=path(state.newest), segments=state.assembler.segments(), trainable=not reason,
-                    not_trainable_reason=reason,
+                    messages=messages, begins=begins,
+                    segments=assembler.references() if refer else assembler.segments(),
+                    trainable=not reason, not_trainable_reason=reason,
                 )  # fmt: skip
         return made
 
@@ -245,17 +294,23 @@ class RolloutSession:
             call.cancel()
 
 
+def _told(name: str, reply: Node) -> Told:
+    messages = path(reply)
+    return messages, ChatRef(name, reply.chat, len(messages))
+
+
+_DICTS = {dict}
+
+
 def _plain(messages: Any, field: str) -> list[Any]:
     """Messages as an agent has them, dicts or pydantic models, as dicts. Raises InvalidArgument."""
     if not isinstance(messages, list | tuple):
         raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
+    if set(map(type, messages)) <= _DICTS:
+        return messages if isinstance(messages, list) else list(messages)
     return [m.model_dump(exclude_none=True) if isinstance(m, BaseModel) else m for m in messages]
 
 
-@contextlib.contextmanager
-def _agents_mistake() -> Iterator[None]:
+def _agents_mistake(error: InvalidArgument) -> ValueError:
     """What cannot travel is the agent's mistake, told as a plain ValueError."""
-    try:
-        yield
-    except InvalidArgument as error:
-        raise ValueError(str(error)) from error
+    return ValueError(str(error))

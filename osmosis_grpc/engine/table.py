@@ -134,11 +134,15 @@ class RecordTable:
 
     def make_room(self) -> None:
         """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""
-        if self.full:
-            for record in [r for r in self._ended if r.settled]:
-                self.remove(record)
-                if not self.full:
-                    return
+        while self.full:
+            settled = next((record for record in self._ended if record.settled), None)
+            if settled is None:
+                return
+            self.remove(settled)
+
+    def overdue(self, now: float) -> list[Record]:
+        """Ended records that are undelivered past their time."""
+        return [r for r in self._ended if r.undelivered and (r.ended or 0.0) + self._config.record_ttl <= now]
 
     def sweep(self, now: float) -> None:
         """Drop what is past its time."""

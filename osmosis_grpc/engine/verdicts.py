@@ -7,9 +7,9 @@ from typing import Any
 
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.record import Record, Verdict
-from osmosis_grpc.engine.session import RolloutSession
+from osmosis_grpc.engine.session import RolloutSession, Told
 from osmosis_grpc.errors import Boundary, InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, Message, RolloutState, jsontext
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, RolloutState, jsontext
 from osmosis_grpc.types.completion import clip, describe, is_reward
 
 
@@ -26,6 +26,11 @@ def raised(error: BaseException) -> Verdict:
 def cancelled(reason: str, *, superseded: bool = False) -> Verdict:
     """A rollout that somebody cancelled, or that a higher attempt replaces."""
     return Verdict(CompletionStatus.CANCELLED, "superseded" if superseded else "cancelled", deliver=not superseded)
+
+
+def lost(seconds: float) -> Verdict:
+    """A rollout whose trainer stayed away."""
+    return failed("trainer", f"the trainer was away for {seconds:g} s", retryable=True, reason="trainer_lost")
 
 
 def expired(record: Record) -> Verdict:
@@ -61,35 +66,40 @@ def completion(
 ) -> Completion:
     """The terminal report. What cannot travel turns a completed rollout into a failure of the agent."""
     try:
-        messages, extra = _report(verdict, session)
+        (messages, begins), extra = _report(verdict, session)
     except InvalidArgument as error:
         verdict = failed("agent", f"the result cannot be sent: {error}")
-        messages, extra = _report(verdict, session)
+        (messages, begins), extra = _report(verdict, session)
     samples = session.samples() if session else {}
+    if begins is not None and begins.sample not in samples:  # only a judge was asked there: nothing of it is reported
+        begins = None
     reward = None
     if verdict.status is CompletionStatus.COMPLETED and verdict.result is not None:
         reward = None if verdict.result.reward is None else float(verdict.result.reward)
     if len(samples) == 1:
-        samples = {name: replace(sample, reward=reward, messages=messages) for name, sample in samples.items()}
+        samples = {
+            name: replace(sample, reward=reward, messages=messages, begins=begins) for name, sample in samples.items()
+        }
     return Completion(
         rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
-        finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, reward=reward,
+        finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
         samples=samples, metrics=record.meter.total(now), extra_fields=extra,
+        group=record.init.request.group,
     )  # fmt: skip
 
 
-def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[list[Message], dict[str, Any]]:
+def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[Told, dict[str, Any]]:
     result = verdict.result
     if session is None:
-        return [], {}
+        return ([], None), {}
     if result is None:
-        return session.newest_messages(), {}
+        return session.newest(), {}
     extra: Any = {} if result.extra_fields is None else result.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
     gave_up = result.status == "ERROR" and not result.final_messages
-    messages = session.newest_messages() if gave_up else session.frozen(result.final_messages, "final_messages")
-    return messages, jsontext.copy(dict(extra), "extra_fields")
+    told = session.newest() if gave_up else session.frozen(result.final_messages, "final_messages")
+    return told, jsontext.copy(dict(extra), "extra_fields")
 
 
 def _text(value: Any) -> str:

@@ -32,7 +32,10 @@ class _Undecodable:
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler of a server."""
+    """Wraps every handler of a server, each once."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -40,17 +43,27 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
-        given = next((v for k, v in details.invocation_metadata or () if k == REQUEST_ID_KEY), None)
-        call_id = str(given)[:128] if given else ""
-        make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
-        return make(
-            wrap(getattr(handler, name), call_id),
-            request_deserializer=_careful(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        known, wrapped = self._wrapped.get(details.method, (None, None))
+        if known is not handler:
+            make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
+            wrapped = make(
+                wrap(getattr(handler, name)),
+                request_deserializer=careful(handler.request_deserializer),
+                response_serializer=_ready(handler.response_serializer),
+            )
+            self._wrapped[details.method] = handler, wrapped
+        return wrapped
 
 
-def _careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _ready(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
+    """What is bytes already is sent as it is."""
+    if serialize is None:
+        return None
+    return lambda message: message if type(message) is bytes else serialize(message)
+
+
+def careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Bytes that are no message become an object that decoded() refuses; grpc.aio itself answers UNKNOWN."""
     if deserialize is None:
         return None
 
@@ -63,11 +76,11 @@ def _careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
     return read
 
 
-def _unary(behavior: Callable[[Any, Any], Any], call_id: str) -> Callable[[Any, Any], Awaitable[Any]]:
+def _unary(behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handle(request: Any, context: Any) -> Any:
-        own_id = _begin(context, call_id)
+        own_id = _begin(context)
         try:
-            result = behavior(_decoded(request), context)
+            result = behavior(decoded(request), context)
             return await result if inspect.isawaitable(result) else result
         except Exception as error:
             await _abort(context, error, own_id)
@@ -75,11 +88,14 @@ def _unary(behavior: Callable[[Any, Any], Any], call_id: str) -> Callable[[Any, 
     return handle
 
 
-def _streaming(behavior: Callable[[Any, Any], Any], call_id: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+def _streaming(behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    if inspect.iscoroutinefunction(behavior):  # it reads and writes its context by itself
+        return _unary(behavior)
+
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-        own_id = _begin(context, call_id)
+        own_id = _begin(context)
         try:
-            async with aclosing(behavior(_decoded(request), context)) as responses:
+            async with aclosing(behavior(decoded(request), context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:
@@ -88,14 +104,16 @@ def _streaming(behavior: Callable[[Any, Any], Any], call_id: str) -> Callable[[A
     return handle
 
 
-def _begin(context: Any, call_id: str) -> str:
-    own_id = call_id or uuid.uuid4().hex
+def _begin(context: Any) -> str:
+    given = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY), None)
+    own_id = str(given)[:128] if given else uuid.uuid4().hex
     request_id.set(own_id)
     context.set_trailing_metadata(((REQUEST_ID_KEY, own_id),))
     return own_id
 
 
-def _decoded(request: Any) -> Any:
+def decoded(request: Any) -> Any:
+    """A message, or messages, as they were read. Raises InvalidArgument for bytes that are none."""
     if isinstance(request, _Undecodable):
         raise InvalidArgument("", f"the bytes are not a message of this method's type: {request.problem}")
     if hasattr(request, "__aiter__"):
@@ -105,7 +123,7 @@ def _decoded(request: Any) -> Any:
 
 async def _each_decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
-        yield _decoded(request)
+        yield decoded(request)
 
 
 async def _abort(context: Any, error: Exception, call_id: str) -> NoReturn:

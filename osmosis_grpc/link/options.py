@@ -13,9 +13,11 @@ Options = Sequence[tuple[str, int | str]]
 _BOTH: dict[str, int | str] = {
     "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
     "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
-    # A peer that died silently is noticed after 30 s; client keepalive is off by default.
+    # A peer that died silently is noticed after 30 s; client keepalive is off by default, and
+    # without the third of these a ping is waited for a minute.
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.http2.ping_timeout_ms": 10_000,
     "grpc.keepalive_permit_without_calls": 1,
     "grpc.http2.max_pings_without_data": 0,
 }
@@ -45,7 +47,7 @@ def server_options() -> Options:
 
 
 def client_options(**more: int | str) -> Options:
-    """For a channel to an agent server: retries what is idempotent, per service_config.json.
+    """For a channel that is dialled on purpose: retries what is idempotent, per service_config.json.
 
     `more` are further options, their dots written as double underscores.
     """

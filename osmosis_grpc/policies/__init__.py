@@ -1,11 +1,16 @@
-"""Policies: what answers chats. A policy is any async callable from ChatRequest to ChatResponse.
+"""Policies: what answers chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
 
-A trainer hands its own to TrainerServer; those here script, mock, or ask a model server.
+A trainer hands its own to attach() or TrainerServer; those here script, mock, or ask a model server.
 """
 
-from osmosis_grpc.agent.ports import ChatModel as Policy
+from collections.abc import Awaitable, Callable
+
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
+from osmosis_grpc.types import ChatRequest, ChatResponse
+
+Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
+"""What answers a trainer's chats."""
 
 __all__ = ["EchoPolicy", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ToolCallingMock"]

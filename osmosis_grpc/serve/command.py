@@ -58,6 +58,10 @@ def serve(
             "--allow-target", metavar="HOST[:PORT]|CIDR", help="Callback target to allow beside loopback; repeatable."
         ),
     ] = None,
+    connect: Annotated[
+        list[str] | None,
+        typer.Option("--connect", metavar="HOST:PORT", help="Trainer to dial out to and attach to; repeatable."),
+    ] = None,
     no_validate: Annotated[bool, typer.Option("--no-validate", help="Do not validate the agents first.")] = False,
     log: Annotated[
         Path | None, typer.Option("--log", metavar="DIR", help="Write one .jsonl file per rollout below DIR.")
@@ -79,7 +83,8 @@ def serve(
 
     if not is_loopback(host):
         _usage(f"--host {host} is not loopback: a public address needs a token or TLS, and there is neither yet")
-    legacy, listen = [_legacy_row(text) for text in legacy_agent or ()], _host_port(legacy_listen)
+    legacy, listen = [_legacy_row(text) for text in legacy_agent or ()], _host_port(legacy_listen, "--legacy-listen")
+    targets = [_target(text) for text in connect or ()]
     if not module and not legacy:
         _usage("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR")
     if no_http and http_port is not None:
@@ -111,7 +116,8 @@ def serve(
         options = Options(
             host=host, grpc_port=grpc_port, http_port=None if no_http else DEFAULT_HTTP_PORT if http_port is None
             else http_port, http_wanted=http_port is not None, allow_targets=allow_target or [],
-            legacy_agents=legacy, legacy_listen=listen, log_folder=log, drain_timeout=drain_timeout, json=json,
+            legacy_agents=legacy, legacy_listen=listen,
+            connect=targets, log_folder=log, drain_timeout=drain_timeout, json=json,
         )  # fmt: skip
         code = anyio.run(run_process, loops, config, settings, options, out)
     raise typer.Exit(code)
@@ -164,8 +170,13 @@ def _legacy_row(text: str) -> tuple[str, str]:
     return name, url
 
 
-def _host_port(text: str) -> tuple[str, int]:
+def _target(text: str) -> str:
+    _host_port(text, "--connect")
+    return text
+
+
+def _host_port(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        _usage(f"--legacy-listen {text}: is not HOST:PORT")
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+        _usage(f"{option} {text}: is not HOST:PORT")
     return host.strip("[]"), int(port)

@@ -49,6 +49,8 @@ class Options:
     legacy_agents: Sequence[tuple[str, str]]
     """Names ("" to be asked for) and URLs of legacy agent servers to host."""
     legacy_listen: tuple[str, int]
+    connect: Sequence[str]
+    """Trainers to dial out to."""
     log_folder: Path | None
     drain_timeout: float
     json: bool
@@ -118,6 +120,7 @@ async def _grpc(
     server = AgentServer(
         loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_targets,
         max_metadata_bytes=settings.server.max_metadata_size_bytes, sinks=sinks,
+        connect=options.connect,
     )  # fmt: skip
     try:
         return await stack.enter_async_context(server)

@@ -11,13 +11,15 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
 from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.link.listen import listen
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.types import RolloutRequest, ToolDict
@@ -27,7 +29,7 @@ from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
 
-SERVICE = rollout_service_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
+SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
 
 _Status = health_pb2.HealthCheckResponse
@@ -36,6 +38,7 @@ _Status = health_pb2.HealthCheckResponse
 class AgentServer:
     """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
+    It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
     Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
     server drains, "liveness" stays SERVING to the end. Raises OSError when the port is taken
     and ValueError when the host is public: there is no protection for that yet.
@@ -45,6 +48,7 @@ class AgentServer:
         self, agent_loops: Sequence[RolloutAgentLoop], *, host: str = "127.0.0.1", port: int = 50051,
         config: EngineConfig | None = None, allow_targets: Sequence[str] = (),
         max_metadata_bytes: int = MAX_METADATA_BYTES, sinks: Sequence[EventSink] = (),
+        connect: Sequence[str] = (),
     ) -> None:  # fmt: skip
         if not is_loopback(host):
             raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
@@ -55,8 +59,11 @@ class AgentServer:
         self.on_loopback = is_loopback(host)
         self.callbacks = Callbacks(TargetPolicy(loopback=self.on_loopback, allow=allow_targets))
         """Where rollouts' calls go, by the scheme of their callback's target."""
+        self.attachments = Attachments(self.engine, max_metadata_bytes)
+        """Trainers that speak over one stream."""
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server
+        self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
 
@@ -68,22 +75,21 @@ class AgentServer:
     async def __aenter__(self) -> "AgentServer":
         self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
         servicer = RolloutServicer(
-            self.engine, self.callbacks, max_metadata_bytes=self.max_metadata_bytes,
+            self.engine, self.callbacks, self.attachments, max_metadata_bytes=self.max_metadata_bytes,
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self.drain,
         )  # fmt: skip
-        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, self._server)
+        services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        try:
-            self.port = self._server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.address}: in use, or not an address of this machine") from error
+        self.port = int(listen(self._server, self.address).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
         await self._server.start()
         for name in ("", SERVICE, LIVENESS):
             await self._health.set(name, _Status.SERVING)
+        for target in self._connect:
+            self.attachments.dial(target)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -98,6 +104,7 @@ class AgentServer:
         """Take no new rollouts from now on."""
         if not self.engine.draining:
             self.engine.drain()
+            self.attachments.drain()
             for name in ("", SERVICE):
                 await self._health.set(name, _Status.NOT_SERVING)
 
@@ -106,6 +113,7 @@ class AgentServer:
         self._stopped = True
         await self.drain()
         await self.engine.stop(limit)
+        await self.attachments.close()
         await self._server.stop(0.25)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2, trainer_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc, trainer_pb2
 from osmosis_grpc.engine import Peer
-from osmosis_grpc.errors import Internal, InvalidArgument, Unavailable
+from osmosis_grpc.errors import Internal, InvalidArgument, Unavailable, UnknownChat
 from osmosis_grpc.link.calls import call
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.targets import Address, TargetPolicy
@@ -47,7 +47,9 @@ class Callbacks:
             channel = grpc.aio.insecure_channel(address.grpc_target, options=callback_options(address.authority))
             self._channels[address] = channel
         trainer = _Trainer(channel, init)
-        return Peer(trainer.chat, trainer.complete, (callback.target, callback.credential, callback.state))
+        return Peer(
+            trainer.chat, trainer.complete, (callback.target, callback.credential, callback.state, callback.delta)
+        )
 
     async def close(self) -> None:
         """Close every channel."""
@@ -61,8 +63,9 @@ class _Trainer:
     def __init__(self, channel: grpc.aio.Channel, init: InitRequest) -> None:
         assert init.callback is not None
         self._channel = channel  # held, so that the pool keeps it
-        self._stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+        self._stub = services_pb2_grpc.TrainerServiceStub(channel)
         self._state = init.callback.state
+        self._delta = init.callback.delta
         metadata = []
         if init.callback.credential:
             metadata.append(("authorization", f"Bearer {init.callback.credential}"))
@@ -75,14 +78,20 @@ class _Trainer:
         self._metadata = tuple(metadata)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        message = chat_to_wire(request)
-        if message.ByteSize() > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("messages", f"the chat has {message.ByteSize()} bytes, more than {MAX_MESSAGE_BYTES}")
-        reply = await call(self._stub.Chat, message, timeout=request.timeout, metadata=self._metadata)
+        try:
+            reply = await self._ask(request, delta=self._delta)
+        except UnknownChat:
+            reply = await self._ask(request, delta=False)
         try:
             return reply_from_wire(reply)
         except InvalidArgument as error:
             raise Internal(f"the trainer's reply cannot be read: {error}") from None
+
+    async def _ask(self, request: ChatRequest, *, delta: bool) -> trainer_pb2.ChatResponse:
+        message = chat_to_wire(request, delta=delta)
+        if message.ByteSize() > MAX_MESSAGE_BYTES:
+            raise InvalidArgument("messages", f"the chat has {message.ByteSize()} bytes, more than {MAX_MESSAGE_BYTES}")
+        return await call(self._stub.Chat, message, timeout=request.timeout, metadata=self._metadata)  # type: ignore[no-any-return]
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))

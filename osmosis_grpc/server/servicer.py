@@ -1,40 +1,40 @@
 """RolloutService: from the wire, call the engine, to the wire."""
 
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 from osmosis_grpc import __version__
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.server import requests
+from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
-from osmosis_grpc.wire import rollout_service as wire
-from osmosis_grpc.wire.event import event_to_wire
+from osmosis_grpc.wire import control as wire
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import activity_to_wire, check_served, init_from_wire, rollout_to_wire
+from osmosis_grpc.wire.rollout import check_served, init_from_wire, rollout_to_wire
 
 MAX_PAGE = 1000
 
 
-class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
+class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """The engine's methods as RPCs. A caller without a credential owns what all such callers own."""
 
     def __init__(
-        self, engine: Engine, callbacks: Callbacks, *, max_metadata_bytes: int,
+        self, engine: Engine, callbacks: Callbacks, attachments: Attachments, *, max_metadata_bytes: int,
         tools: dict[str, list[ToolDict]], on_drain: Callable[[], Any],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._callbacks = callbacks
+        self._attachments = attachments
         self._max_metadata = max_metadata_bytes
         self._tools = tools
         self._on_drain = on_drain
-        self._process_uuid = uuid.uuid4().hex
         self._start_time = engine.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
@@ -46,14 +46,12 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
         return InitResponse(rollout_id=record.rollout_id, attempt=record.attempt, tools=tools, started=started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-        selection = wire.selection_from_wire(request)
-        rows = self._engine.cancel(_owner(context), attempt=request.attempt, reason=request.reason, **selection)
-        return pb.CancelResponse(results=[wire.cancelled_to_wire(row) for row in rows])
+        return requests.cancel(self._engine, _owner(context), request)
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
         check_id(request.rollout_id, "rollout_id")
         record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
-        return pb.GetRolloutResponse(rollout=rollout_to_wire(record.info(with_completion=True)))
+        return pb.GetRolloutResponse(rollout=rollout_to_wire(self._engine.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
         rows, place = self._engine.rollouts(
@@ -66,40 +64,17 @@ class RolloutServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
     async def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        wire.check_stream(request)
-        stream = self._one(request, context) if request.rollout_id else self._all(request, context)
-        async with aclosing(stream):
+        async with aclosing(requests.follow(self._engine, _owner(context), request)) as stream:
             async for response in stream:
                 yield response
 
-    async def _one(
-        self, request: pb.StreamEventsRequest, context: Any
-    ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
-        async with aclosing(self._engine.log.follow(record, request.after)) as stream:
-            async for event in stream:
-                if event is not None:
-                    yield pb.StreamEventsResponse(event=event_to_wire(event))
-                else:
-                    idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
-                    yield pb.StreamEventsResponse(idle=idle)
-
-    async def _all(
-        self, request: pb.StreamEventsRequest, context: Any
-    ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        owner = _owner(context)
-        async with aclosing(self._engine.follow_all(owner, request.cursor, request.from_now)) as stream:
-            async for position, event in stream:
-                cursor = self._engine.log.cursor(position)
-                if event is not None:
-                    yield pb.StreamEventsResponse(event=event_to_wire(event), cursor=cursor)
-                else:
-                    yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=cursor)
+    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        await self._attachments.attach(context, _owner(context))
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
         return wire.server_info_to_wire(
-            version=__version__, process_uuid=self._process_uuid, journal_id=engine.log.store.journal_id,
+            version=__version__, process_uuid=self._attachments.process_uuid, journal_id=engine.log.store.journal_id,
             start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
             max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata, draining=engine.draining,
         )  # fmt: skip

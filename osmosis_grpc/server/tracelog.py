@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def _plain(value: Any) -> Any:
         return [None if item != item else item for item in value.tolist()]  # NaN differs from itself
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

@@ -1,11 +1,19 @@
 """The trainer's side: start rollouts, answer their chats, receive their completions.
 
-async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
-    await client.init(rollout_id="r1", messages=messages, callback=trainer.callback())
-    completion = await trainer.completion("r1")
+Over one stream to each agent server:
+
+    async with attach(["127.0.0.1:50051"], policy) as trainer:
+        completion = await trainer.rollout(rollout_id="r1", messages=messages)
+
+or by callbacks:
+
+    async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
+        await client.init(rollout_id="r1", messages=messages, callback=trainer.callback())
+        completion = await trainer.completion("r1")
 """
 
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.trainer.attach import Server, Trainer, attach
 from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.types import (
@@ -23,5 +31,6 @@ from osmosis_grpc.types import (
 
 __all__ = [
     "Callback", "CancelResult", "ChatRequest", "ChatResponse", "Completion", "Group", "Policy", "RolloutClient",
-    "RolloutRequest", "Started", "TokenBlock", "TrainerServer", "TrajectoryEvent", "VersionSpan",
+    "RolloutRequest", "Server", "Started", "TokenBlock", "Trainer", "TrainerServer", "TrajectoryEvent", "VersionSpan",
+    "attach",
 ]  # fmt: skip

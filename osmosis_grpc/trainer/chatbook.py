@@ -1,4 +1,4 @@
-"""What a trainer remembers of a rollout: its chats, each sampled once, and the samples they make.
+"""What a trainer remembers: every rollout's chats, each sampled once.
 
 The same chat again gets the same reply; while it is still being sampled, the second asker
 joins the first. Nothing that asks can stop a sampling: only the rollout's end does.
@@ -7,80 +7,35 @@ joins the first. Nothing that asks can stop a sampling: only the rollout's end d
 import asyncio
 import inspect
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc.agent.ports import ChatModel
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, FailedPrecondition, Internal, InvalidArgument
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    UnknownChat,
+)
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.trainer.samples import Asked, KeptSample
 from osmosis_grpc.types import (
-    ChatPurpose,
     ChatRequest,
     ChatResponse,
     Completion,
-    Ids,
     Outcome,
-    Sample,
-    SampledChat,
+    ToolDict,
+    TrajectoryEvent,
+    events,
     jsontext,
 )
-from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.completion import clip, describe, told
-from osmosis_grpc.types.conversation import Conversation, Node, Place, path
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Chat:
-    body: tuple[Node, str, str, ChatPurpose]
-    """Where its history ends (equal histories end in the same node), parameters, tools, purpose."""
-    task: "asyncio.Task[ChatResponse]"
-
-
-class _Conversation:
-    """One sample."""
-
-    def __init__(self) -> None:
-        self.tree = Conversation()
-        self.assembler = Assembler()
-        self.chats: dict[int, _Chat] = {}
-        self.sampled: dict[int, SampledChat] = {}
-        self.replies: dict[int, tuple[ChatResponse, ChatPurpose]] = {}
-
-    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> Ids | None:
-        """Take in a reply; returns its whole prompt. Raises InvalidArgument when its parts do not agree."""
-        prompt = self.assembler.prompt(continues, response)
-        self.assembler.add(number, continues, response, purpose)
-        whole = replace(response, prompt_ids=prompt, prompt_prefix=0)
-        self.sampled[number] = SampledChat(
-            number=number, continues=continues, prompt_ids=prompt, tokens=response.tokens
-        )
-        self.replies[number] = whole, purpose
-        return prompt
-
-    def sample(self, told: Sample, omitted: bool) -> Sample:
-        """What to train on, from the trainer's own chats: those whose reply the agent received.
-
-        A completion names them. As told where the trainer did not answer them all, or where the
-        sample is not trainable.
-        """
-        chats = tuple(self.sampled[number] for number in sorted(self.sampled))
-        named = {number for segment in told.segments for number in segment.chats}
-        if told.not_trainable_reason or not named <= set(self.sampled):
-            return replace(told, chats=chats)
-        if omitted:
-            named = set(self.sampled)
-            if named != set(range(1, len(named) + 1)):
-                reason = "its segments were left out for their size, and this trainer did not answer every chat"
-                return replace(told, chats=chats, trainable=False, not_trainable_reason=reason)
-        assembler = Assembler()
-        for number in sorted(named):
-            response, purpose = self.replies[number]
-            assembler.add(number, self.sampled[number].continues, response, purpose)
-        reason = assembler.reason
-        return replace(
-            told, segments=assembler.segments(), trainable=not reason, not_trainable_reason=reason, chats=chats
-        )
 
 
 class RolloutBook:
@@ -90,95 +45,160 @@ class RolloutBook:
         self.attempt = attempt
         self.result_id: str | None = None
         self.last_used = 0.0
-        self._samples: dict[str, _Conversation] = {}
+        self.tools: Sequence[ToolDict] | None = None
+        """What its chats offer that name no tools of their own; None where that is not known."""
+        self._tools_text: str | None = None
+        self._samples: dict[str, KeptSample] = {}
 
-    def chat(self, request: ChatRequest, policy: ChatModel) -> "asyncio.Task[ChatResponse]":
-        """The task that samples this chat, begun now or before. Raises AlreadyExists for another body."""
+    def chat(self, request: ChatRequest, policy: Policy) -> Asked:
+        """A chat, its sampling begun now or before.
+
+        Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
+        """
         if self.result_id is not None:
             raise FailedPrecondition(
                 f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
             )
-        sample = self._samples.setdefault(request.sample, _Conversation())
-        place = sample.tree.place(request.messages)
-        tools = "" if request.tools is None else jsontext.canonical(list(request.tools))
-        known = sample.chats.get(request.number)
-        body = (place.node, jsontext.canonical(dict(request.params)), tools, request.purpose)
+        sample = self._samples.get(request.sample)
+        if sample is None:
+            sample = self._samples[request.sample] = KeptSample(request.sample)
+        if request.continues and not request.covered:
+            place = sample.tree.place_after(request.continues, request.messages)
+            if place is None:
+                raise UnknownChat(request.sample, request.continues)
+        else:
+            place = sample.tree.place(request.messages)
+        params = jsontext.canonical(dict(request.params)) if request.params else "{}"
+        body = (place.node, params, self._tools_of(request), request.purpose)
+        known = sample.asked.get(request.number)
         if known is not None:
             if known.body != body:
                 raise AlreadyExists(
                     f"chat {request.number} of sample {request.sample} was asked with another body",
                     rollout_id=request.rollout_id, attempt=self.attempt,
                 )  # fmt: skip
-            return known.task
-        task = asyncio.create_task(self._sample(sample, place, request, policy))
-        task.add_done_callback(_retrieve)
-        sample.chats[request.number] = _Chat(body, task)
-        return task
-
-    async def _sample(
-        self, sample: _Conversation, place: Place, request: ChatRequest, policy: ChatModel
-    ) -> ChatResponse:
-        known = sample.assembler.tokens(place.continues)
-        full = replace(
-            request, messages=path(place.node), continues=place.continues, covered=place.covered,
-            known_ids=known if len(known) else None,
+            return known
+        tokens = sample.assembler.tokens(place.continues)
+        full = ChatRequest(
+            rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
+            messages=sample.tree.messages(place.node), params=request.params,
+            tools=self.tools if request.tools is None else request.tools, own_tools=request.own_tools,
+            purpose=request.purpose, continues=place.continues, covered=place.covered,
+            known_ids=tokens if len(tokens) else None, state=request.state, credential=request.credential,
+            timeout=request.timeout,
         )  # fmt: skip
+        asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
+        self._sample(asked, full, policy)
+        return asked
+
+    def _sample(self, asked: Asked, request: ChatRequest, policy: Policy) -> None:
+        """Ask the policy. Only one that is awaited takes a task."""
         try:
-            response: Any = policy(full)
-            if inspect.isawaitable(response):
-                response = await response
+            response = policy(request)
+        except Exception as error:
+            asked.fail(_told(error, request))
+            return
+        if inspect.isawaitable(response):
+            asked.task = asyncio.ensure_future(response)
+            asked.task.add_done_callback(lambda task: self._sampled(asked, request, task))
+        else:
+            self._keep(asked, request, response)
+
+    def _sampled(self, asked: Asked, request: ChatRequest, task: "asyncio.Future[ChatResponse]") -> None:
+        if task.cancelled():
+            asked.fail(
+                Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
+            )
+        elif (error := task.exception()) is not None:
+            asked.fail(_told(error, request))
+        else:
+            self._keep(asked, request, task.result())
+
+    def _keep(self, asked: Asked, request: ChatRequest, response: Any) -> None:
+        try:
             if not isinstance(response, ChatResponse):
                 raise TypeError(f"it returned a {type(response).__name__}; return ChatResponse(message=...)")
-            response.check()
-            reply = jsontext.copy(response.message, "message")
-            prompt = sample.add(request.number, place.continues, response, request.purpose)
-        except BaseException as error:
-            del sample.chats[request.number]  # nothing was sampled: the next one that asks begins anew
-            if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
-                raise
-            if isinstance(error, Exception):
-                log.warning(
-                    "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error)
-                )
-                text = clip(f"{type(error).__name__}: {describe(error)}")
-                raise Internal(f"the policy failed: {text}") from error
-            raise
-        sample.tree.answer(place.node, reply, request.number)
-        return replace(response, prompt_ids=prompt, prompt_prefix=0)
+            asked.answer(response)
+        except Exception as error:
+            asked.fail(_told(error, request))
+
+    def _tools_of(self, request: ChatRequest) -> str:
+        if request.tools is not None:
+            return jsontext.canonical(list(request.tools))
+        if self._tools_text is None and self.tools is not None:
+            self._tools_text = jsontext.canonical(list(self.tools))
+        return self._tools_text or ""
+
+    def lacks(self, completion: Completion) -> bool:
+        """Whether a completion refers to chats that are not known here: then its rollout's events are needed."""
+        refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
+        for ref in refers:
+            if ref is not None and not ref.covered:
+                kept = self._samples.get(ref.sample)
+                if kept is None or kept.tree.reply(ref.number) is None:
+                    return True
+        for name, sample in completion.samples.items():
+            numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
+            if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
+                return True
+        return any(name.endswith("segments") or name == "messages" for name in completion.omitted)
+
+    def restore(self, trajectory: Iterable[TrajectoryEvent]) -> None:
+        """Learn the chats that another process answered, from the rollout's events."""
+        requested: dict[tuple[str, int], events.ChatRequested] = {}
+        for event in trajectory:
+            kind = event.kind
+            if isinstance(kind, events.Resumed):
+                requested.clear()
+            elif isinstance(kind, events.ChatRequested):
+                requested[kind.sample, kind.number] = kind
+            elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
+                sample = self._samples.setdefault(kind.sample, KeptSample(kind.sample))
+                sample.restore(requested[kind.sample, kind.number], kind.response)
+        for name, sample in self._samples.items():
+            sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
     def complete(self, completion: Completion) -> Completion:
-        """The completion with its samples assembled from the trainer's own chats."""
+        """The completion with what it refers to, its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples[name].sample(told, f"samples[{name}].segments" in completion.omitted)
-            if name in self._samples
-            else told
+            name: self._samples.setdefault(name, KeptSample(name)).report(
+                told, f"samples[{name}].segments" in completion.omitted
+            )
             for name, told in completion.samples.items()
         }
-        return replace(completion, samples=samples)
+        begins, messages = completion.begins, completion.messages
+        if begins is not None and begins.sample in self._samples:
+            begins, messages = self._samples[begins.sample].whole(begins, messages)
+        return replace(completion, samples=samples, begins=begins, messages=messages)
 
     def close(self) -> None:
         """Stop what is being sampled and keep nothing but what came of it."""
         for sample in self._samples.values():
-            for chat in list(sample.chats.values()):
-                chat.task.cancel()
+            for asked in list(sample.asked.values()):
+                if asked.task is not None:
+                    asked.task.cancel()
         self._samples.clear()
 
 
 class ChatBook:
     """All rollouts of a trainer."""
 
-    def __init__(self, policy: ChatModel) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._rollouts: dict[str, RolloutBook] = {}
 
-    def chat(self, request: ChatRequest, now: float) -> "asyncio.Task[ChatResponse]":
+    def chat(self, request: ChatRequest, now: float) -> Asked:
         """See RolloutBook.chat. Raises Aborted for an attempt that is no longer the newest."""
-        return self._newest(request.rollout_id, request.attempt, now).chat(request, self._policy)
+        return self.rollout(request.rollout_id, request.attempt, now).chat(request, self._policy)
+
+    def knows(self, rollout_id: str) -> bool:
+        """Whether a rollout has a book."""
+        return rollout_id in self._rollouts
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now."""
-        book = self._newest(completion.rollout_id, completion.attempt, now)
+        book = self.rollout(completion.rollout_id, completion.attempt, now)
         if book.result_id is not None:
             same = book.result_id == completion.result_id
             return (Outcome.ALREADY_RECORDED if same else Outcome.CONFLICT), None
@@ -188,21 +208,10 @@ class ChatBook:
 
     def is_new(self, completion: Completion, now: float) -> bool:
         """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
-        return self._newest(completion.rollout_id, completion.attempt, now).result_id is None
+        return self.rollout(completion.rollout_id, completion.attempt, now).result_id is None
 
-    def sweep(self, before: float) -> None:
-        """Forget rollouts that were last heard of before a time."""
-        for rollout_id, book in list(self._rollouts.items()):
-            if book.last_used < before:
-                book.close()
-                del self._rollouts[rollout_id]
-
-    def close(self) -> None:
-        """Stop every sampling."""
-        for book in self._rollouts.values():
-            book.close()
-
-    def _newest(self, rollout_id: str, attempt: int, now: float) -> RolloutBook:
+    def rollout(self, rollout_id: str, attempt: int, now: float) -> RolloutBook:
+        """An attempt's book, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
         book = self._rollouts.get(rollout_id)
         if book is not None and attempt < book.attempt:
             raise Aborted(f"rollout {rollout_id} is at attempt {book.attempt}",
@@ -214,7 +223,22 @@ class ChatBook:
         book.last_used = now
         return book
 
+    def sweep(self, before: float, keep: Container[str] = ()) -> None:
+        """Forget rollouts that were last heard of before a time, but those to keep."""
+        for rollout_id, book in list(self._rollouts.items()):
+            if book.last_used < before and rollout_id not in keep:
+                book.close()
+                del self._rollouts[rollout_id]
 
-def _retrieve(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled():
-        task.exception()
+    def close(self) -> None:
+        """Stop every sampling."""
+        for book in self._rollouts.values():
+            book.close()
+
+
+def _told(error: BaseException, request: ChatRequest) -> CallError:
+    """What a failed sampling tells its askers: a CallError of the policy's as it is."""
+    if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
+        return error
+    log.warning("the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error))
+    return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

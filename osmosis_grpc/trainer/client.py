@@ -2,16 +2,17 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.options import client_options
+from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
     Callback,
@@ -23,14 +24,10 @@ from osmosis_grpc.types import (
     ToolDict,
     TrajectoryEvent,
 )
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.wire.control import cancelled_from_wire
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
-from osmosis_grpc.wire.rollout_service import cancelled_from_wire
-
-_REQUEST_FIELDS = {field.name for field in fields(RolloutRequest)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class RolloutClient:
         self._timeout = timeout
         self._lost_after = lost_after
         self._channel = grpc.aio.insecure_channel(target, options=client_options())
-        self._stub = rollout_service_pb2_grpc.RolloutServiceStub(self._channel)
+        self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._watch = Watch(self.get, self.all_events, lost_after)
 
     async def __aenter__(self) -> "RolloutClient":
@@ -76,19 +73,9 @@ class RolloutClient:
         Idempotent: the same request again answers the same, with `started` false, and runs
         nothing; wait() reads its completion, a higher `attempt` runs it anew.
         """
-        if request is not None and not isinstance(request, RolloutRequest):
-            raise TypeError(f"init takes a RolloutRequest or its fields by name, not a {type(request).__name__}")
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
-        unknown = sorted(set(changes) - _REQUEST_FIELDS)
-        if unknown:
-            raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
-        full = replace(request, **changes) if request else RolloutRequest(**changes)
-        check_id(full.rollout_id, "rollout_id")
-        if full.label is not None and not isinstance(full.label, str):
-            raise InvalidArgument("label", f"is a {type(full.label).__name__}, not a str")
-        full = replace(full, messages=copy_messages(full.messages, "messages"))
-        message = init_to_wire(InitRequest(request=full, callback=callback))
+        message = init_to_wire(InitRequest(request=checked(request, changes), callback=callback))
         answer = await self._call(self._stub.Init, message)
         return Started(answer.rollout_id, answer.attempt, tools_from_wire(answer.tools, "tools"), answer.started)
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import grpc
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2_grpc
-from osmosis_grpc.agent.ports import ChatModel
-from osmosis_grpc.errors import Cancelled, Internal, Unavailable
+from osmosis_grpc.errors import Internal, Unavailable, Unimplemented
 from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.link.listen import listen
 from osmosis_grpc.link.options import MAX_REPLY_BYTES, server_options
 from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.types import Callback, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
@@ -42,7 +43,7 @@ class TrainerServer:
     """
 
     def __init__(
-        self, policy: ChatModel, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0,
+        self, policy: Policy, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0,
         recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         if not is_loopback(host):
@@ -65,11 +66,14 @@ class TrainerServer:
         """HOST:PORT, the port as bound."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
-    def callback(self, *, credential: str = "", state: bytes = b"") -> Callback:
-        """Where rollouts are to call back; hand it to RolloutClient.init."""
+    def callback(self, *, credential: str = "", state: bytes = b"", delta: bool = False) -> Callback:
+        """Where rollouts are to call back; hand it to RolloutClient.init.
+
+        With `delta` chats refer to earlier ones instead of repeating them.
+        """
         if not self.port:
             raise RuntimeError("the trainer does not listen yet: use `async with TrainerServer(...)`")
-        return Callback(target=self.address, credential=credential, state=state)
+        return Callback(target=self.address, credential=credential, state=state, delta=delta)
 
     async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
         """Wait for a rollout's completion, of this attempt or a higher one, and take it.
@@ -109,11 +113,8 @@ class TrainerServer:
 
     async def __aenter__(self) -> "TrainerServer":
         self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)
-        try:
-            self.port = self._server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.address}: in use, or not an address of this machine") from error
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)
+        self.port = int(listen(self._server, self.address).rpartition(":")[2])
         await self._server.start()
         self._sweeper = asyncio.create_task(self._sweep())
         return self
@@ -166,7 +167,7 @@ class TrainerServer:
             arrived.set()
 
 
-class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
+class _Servicer(services_pb2_grpc.TrainerServiceServicer):
     """The RPCs: from the wire, ask the book, to the wire."""
 
     def __init__(self, trainer: TrainerServer) -> None:
@@ -174,14 +175,17 @@ class _Servicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def Chat(self, request: pb.ChatRequest, context: Any) -> pb.ChatResponse:
         chat = replace(chat_from_wire(request, context.time_remaining()), credential=_credential(context))
-        task = self._trainer._book.chat(chat, time.monotonic())
-        await asyncio.wait({task})
-        if task.cancelled():
-            raise Cancelled(f"the sampling of chat {chat.number} was stopped: rollout {chat.rollout_id} has ended")
-        reply = reply_to_wire(task.result())
+        asked = self._trainer._book.chat(chat, time.monotonic())
+        if not asked.done.done():
+            await asyncio.wait({asked.done})
+        asked.done.result()
+        reply = reply_to_wire(asked.reply(chat.continues))
         if reply.ByteSize() > MAX_REPLY_BYTES:
             raise Internal(f"the reply to chat {chat.number} has {reply.ByteSize()} bytes, more than {MAX_REPLY_BYTES}")
         return reply
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        raise Unimplemented("this trainer takes callbacks; attach(..., listen_on=HOST:PORT) takes agent servers")
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         completion = completion_from_wire(request.completion, "completion")

@@ -18,7 +18,7 @@ from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Callback, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, RolloutInfo
-from osmosis_grpc.types.samples import Sample, SampledChat, Segment
+from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tools import (
     OpenAIFunctionParametersSchema,
@@ -29,8 +29,8 @@ from osmosis_grpc.types.tools import (
 )
 
 __all__ = [
-    "Activity", "Callback", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRequest", "ChatResponse",
-    "Completion", "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs",
+    "Activity", "Callback", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRef", "ChatRequest",
+    "ChatResponse", "Completion", "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs",
     "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
     "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics", "RolloutRequest", "RolloutState",
     "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict", "TraceContext", "TrajectoryEvent",

@@ -9,6 +9,7 @@ mask 0. So no sampled token is ever under mask 1 twice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,37 +19,53 @@ from osmosis_grpc.types.samples import Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
 
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
+_NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 
 @dataclass(slots=True)
 class _Growing:
-    """A segment under construction: an array that doubles when it is full."""
+    """A segment under construction: its ids as they came, put into one array when somebody looks."""
 
     drift_index: int | None
-    buffer: Ids = field(default_factory=lambda: np.empty(256, dtype="<u4"))
+    pieces: list[Ids] = field(default_factory=list)
     length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     versioned: bool = True
     chats: list[int] = field(default_factory=list)
+    _array: Ids = field(default_factory=lambda: _NO_IDS)
+    _filled: int = 0
 
     def append(self, ids: Ids, mask: int) -> None:
-        if not len(ids) and self.runs:
+        count, runs = len(ids), self.runs
+        if not count and runs:
             return
-        end = self.length + len(ids)
-        if end > len(self.buffer):
-            grown = np.empty(max(end, 2 * len(self.buffer)), dtype="<u4")
-            grown[: self.length] = self.buffer[: self.length]
-            self.buffer = grown
-        self.buffer[self.length : end] = ids
-        self.length = end
-        while len(self.runs) <= mask or len(self.runs) % 2 != (mask + 1) % 2:
-            self.runs.append(0)
-        self.runs[-1] += len(ids)
+        self.pieces.append(ids)
+        self.length += count
+        if mask and not runs:
+            runs.append(0)
+        if len(runs) % 2 == mask:  # an odd number of runs ends with zeros, an even one with ones
+            runs.append(count)
+        else:
+            runs[-1] += count
+
+    def ids(self, start: int, end: int) -> Ids:
+        """Some of its ids, a view: of an array that doubles when it is full."""
+        if self.pieces:
+            if self.length > len(self._array):
+                grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
+                grown[: self._filled] = self._array[: self._filled]
+                self._array = grown
+            for piece in self.pieces:
+                self._array[self._filled : self._filled + len(piece)] = piece
+                self._filled += len(piece)
+            self.pieces.clear()
+        return self._array[start:end]
 
     def freeze(self) -> Segment:
-        ids = self.buffer[: self.length].copy()
+        known = self._array[: self._filled]
+        ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
         return Segment(
@@ -57,12 +74,22 @@ class _Growing:
         )  # fmt: skip
 
 
+class _End(NamedTuple):
+    """Where a chat's tokens end in its segment, and where its prompt does."""
+
+    segment: _Growing
+    end: int
+    prompt_end: int
+
+
 class Assembler:
     """Builds the segments of one sample, chat by chat, in order of their numbers or nearly so."""
 
+    __slots__ = ("_ends", "_segments", "reason")
+
     def __init__(self) -> None:
         self._segments: list[_Growing] = []
-        self._ends: dict[int, tuple[_Growing, int]] = {}
+        self._ends: dict[int, _End] = {}
         self.reason = ""
         """Why the sample is not trainable; empty while it is."""
 
@@ -73,19 +100,28 @@ class Assembler:
 
     def tokens(self, chat: int) -> Ids:
         """All tokens of a chat, prompt and reply; empty when they are not known. A view."""
-        segment, end = self._ends.get(chat, (None, 0))
-        return _NO_IDS if segment is None else segment.buffer[:end]
+        place = self._ends.get(chat)
+        return _NO_IDS if place is None else place.segment.ids(0, place.end)
 
-    def prompt(self, continues: int, response: ChatResponse) -> Ids | None:
-        """The whole prompt of a reply, its shared prefix put back. None when it was not told."""
-        if response.prompt_ids is None or not response.prompt_prefix:
-            return response.prompt_ids
-        before = self.tokens(continues)
-        if response.prompt_prefix > len(before):
+    def prompt(self, chat: int) -> Ids | None:
+        """The whole prompt of a chat; None when it is not known. A view."""
+        place = self._ends.get(chat)
+        return None if place is None else place.segment.ids(0, place.prompt_end)
+
+    def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
+        """How many ids a reply's whole prompt has. None when it was not told.
+
+        Raises InvalidArgument when its prefix is longer than what it continues.
+        """
+        if response.prompt_ids is None:
+            return None
+        place = self._ends.get(continues)
+        end = place.end if place else 0
+        if response.prompt_prefix > end:
             raise InvalidArgument(
-                "prompt_prefix", f"{response.prompt_prefix} leading ids, but chat {continues} has {len(before)} tokens"
+                "prompt_prefix", f"{response.prompt_prefix} leading ids, but chat {continues} has {end} tokens"
             )
-        return np.concatenate([before[: response.prompt_prefix], response.prompt_ids])
+        return response.prompt_prefix + len(response.prompt_ids)
 
     def shared_prefix(self, continues: int, prompt: Ids) -> int:
         """How many leading ids a prompt shares with the tokens of the chat it continues."""
@@ -95,42 +131,55 @@ class Assembler:
         """Take in an answered chat. Raises InvalidArgument when its prefix is longer than what it continues."""
         if purpose is ChatPurpose.JUDGE:
             return
-        prompt, tokens = self.prompt(continues, response), response.tokens
-        lacks = _lacks(prompt, response)
+        self.prompt_length(continues, response)
+        told, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
+        lacks = _lacks(response)
         if lacks:
             self.reason = self.reason or f"chat {number}: {lacks}"
-        if prompt is None or tokens is None:
+        if told is None or tokens is None:
             return
-        segment, end = self._ends.get(continues, (None, 0))
-        drift = None
-        if segment is not None:
-            shared = _common(segment.buffer[:end], prompt)
-            if shared < end:
-                drift = shared
-            if shared < end or end < segment.length:
-                segment = None
-        start = end
-        if segment is None:
-            segment, start = _Growing(drift), 0
+        before = self._ends.get(continues)
+        end = before.end if before else 0
+        shared = prefix
+        if before is not None and prefix < end:
+            shared += _common(before.segment.ids(prefix, end), told)
+        if before is not None and shared == end == before.segment.length:
+            segment = before.segment
+            segment.append(told[end - prefix :] if end > prefix else told, mask=0)
+        else:
+            segment = _Growing(shared if shared < end else None)
             self._segments.append(segment)
-        segment.append(prompt[start:], mask=0)
+            if before is not None and prefix:
+                segment.append(before.segment.ids(0, prefix), mask=0)
+            segment.append(told, mask=0)
+        prompt_end = segment.length
         segment.append(tokens.ids, mask=1)
-        missing = np.full(len(tokens.ids), np.nan, dtype="<f4")
-        segment.logprobs.append(missing if tokens.logprobs is None else tokens.logprobs)
-        segment.versioned = segment.versioned and bool(response.versions)
-        segment.versions.extend(_spans(response.versions, len(tokens.ids)))
+        logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
+        segment.logprobs.append(logprobs)
+        if response.versions:
+            segment.versions.extend(_spans(response.versions, len(tokens.ids)))
+        else:
+            segment.versioned = False
         segment.chats.append(number)
-        self._ends[number] = (segment, segment.length)
+        self._ends[number] = _End(segment, segment.length, prompt_end)
+
+    def references(self) -> tuple[Segment, ...]:
+        """The same without tokens, for whoever answered the chats itself."""
+        return () if self.reason else tuple(
+            Segment(ids=_NO_IDS, logprobs=_NO_LOGPROBS, mask_runs=tuple(segment.runs), chats=tuple(segment.chats),
+                    drift_index=segment.drift_index)
+            for segment in self._segments
+        )  # fmt: skip
 
     def segments(self) -> tuple[Segment, ...]:
         """What to train on: all segments, or none when the sample is not trainable."""
         return () if self.reason else tuple(segment.freeze() for segment in self._segments)
 
 
-def _lacks(prompt: Ids | None, response: ChatResponse) -> str:
+def _lacks(response: ChatResponse) -> str:
     if response.tokens is None:
         return "the reply came without token ids"
-    if prompt is None:
+    if response.prompt_ids is None:
         return "the reply came without its prompt's token ids"
     if not response.tokens.complete:
         return "the reply came without all of its logprobs"

@@ -46,7 +46,10 @@ class ChatRequest(ArrayEquality):
     continues: int = 0
     """The answered chat that the history continues; 0 for none."""
     covered: int = 0
-    """How many leading messages that chat covers, its reply included; the rest is new."""
+    """How many leading messages that chat covers, its reply included; the rest is new.
+
+    0 beside a `continues`: they were left out on the way, and `messages` are only what is new.
+    """
     known_ids: Ids | None = None
     """uint32, shape (k,): the tokens of that chat, prompt and reply, where they are known."""
     state: bytes = b""
@@ -84,8 +87,11 @@ class ChatResponse(ArrayEquality):
     size: int = 0
     """Bytes on the wire, where it came over one."""
 
-    def check(self) -> None:
-        """Refuse a reply whose parts do not agree. Raises InvalidArgument."""
+    def check(self, *, arrays: bool = True) -> None:
+        """Refuse a reply whose parts do not agree; without `arrays` these were checked before.
+
+        Raises InvalidArgument.
+        """
         if not isinstance(self.message, dict):
             raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
         if self.tokens is not None and not isinstance(self.tokens, TokenBlock):
@@ -95,6 +101,7 @@ class ChatResponse(ArrayEquality):
         if self.message.get("role") != "assistant":
             raise InvalidArgument("message.role", f"a reply's role is assistant, not {self.message.get('role')!r}")
         if self.tokens is not None:
-            self.tokens.check("tokens")
+            if arrays:
+                self.tokens.check("tokens")
             if len(self.versions) > 1 and sum(v.tokens for v in self.versions) != len(self.tokens.ids):
                 raise InvalidArgument("versions", f"do not add up to {len(self.tokens.ids)} sampled ids")

@@ -10,7 +10,8 @@ from typing import Any
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.samples import Sample
+from osmosis_grpc.types.requests import Group
+from osmosis_grpc.types.samples import ChatRef, Sample
 
 MAX_FAILURE_TEXT = 64 * 1024
 """Bytes of a Failure's message."""
@@ -113,6 +114,8 @@ class Completion:
     failure: Failure | None = None
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
+    begins: ChatRef | None = None
+    """The answered chat that `messages` begin with, where they do."""
     reward: float | None = None
     """Unset is not zero; a failure never carries one."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
@@ -120,6 +123,8 @@ class Completion:
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
     """Field paths of what was left out for its size."""
+    group: Group | None = None
+    """The group its rollout belongs to."""
 
 
 def is_reward(value: object) -> bool:

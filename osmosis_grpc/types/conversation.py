@@ -9,9 +9,11 @@ new, the trainer to find what it already knows.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from osmosis_grpc.types.messages import Message, copy_message
+
+_NUMBERS = (int, float)
 
 
 class Node:
@@ -23,7 +25,7 @@ class Node:
         self.message = message
         self.parent = parent
         self.depth: int = parent.depth + 1 if parent else 0
-        self.children: list[Node] = []
+        self.children: Sequence[Node] = ()
         self.chat = 0
         """The newest chat whose reply this message is; 0 for none."""
         self.numeric = _has_numbers(message)
@@ -49,11 +51,20 @@ class Place(NamedTuple):
 
 
 class Conversation:
-    """The tree of one sample."""
+    """The tree of one sample.
+
+    Most histories go on where the newest one ended. That line is kept as a list, so that a
+    history is compared with it at once, and only what is new is looked at one by one.
+    """
+
+    __slots__ = ("_end", "_line", "_numeric", "_replies", "root")
 
     def __init__(self) -> None:
         self.root = Node({}, None)
         self._replies: dict[int, Node] = {}
+        self._end = self.root
+        self._line: list[Message] = []
+        self._numeric: list[int] = []
 
     def place(self, messages: Sequence[Message], field: str = "messages") -> Place:
         """The place of a full history; messages not yet in the tree are copied into it.
@@ -61,12 +72,17 @@ class Conversation:
         Raises InvalidArgument when a new message may not travel; the tree is then unchanged.
         """
         node, known = self.root, 0
-        for message in messages:
-            child = next((c for c in node.children if c.matches(message)), None)
-            if child is None:
+        if self._continues_line(messages):
+            node, known = self._end, len(self._line)
+        for message in messages[known:]:
+            for child in node.children:
+                if child.matches(message):
+                    break
+            else:
                 break
             node, known = child, known + 1
-        return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(messages[known:])])
+        new = messages[known:]
+        return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(new)] if new else new)
 
     def place_after(self, chat: int, messages: Sequence[Message]) -> Place | None:
         """The place of what follows an answered chat's reply; None when that chat is not known."""
@@ -80,19 +96,57 @@ class Conversation:
         node = self._child(place, reply)
         node.chat = max(node.chat, chat)
         self._replies[chat] = node
+        if self._end is place:
+            self._extend(node)
         return node
 
     def reply(self, chat: int) -> Node | None:
         """The reply of an answered chat."""
         return self._replies.get(chat)
 
+    def messages(self, node: Node) -> list[Message]:
+        """The messages from the first to this one: the tree's own, not to be changed."""
+        return self._line.copy() if node is self._end else path(node)
+
+    def _continues_line(self, messages: Sequence[Message]) -> bool:
+        """Whether a history begins with the newest one, or with that and its reply."""
+        line = self._line
+        try:
+            if not (line and messages[: len(line)] == line):
+                return False
+        except Exception:  # what is no JSON may answer anything
+            return False
+        return all(_same(line[index], messages[index]) for index in self._numeric)
+
     def _grow(self, node: Node, messages: Sequence[Message]) -> Place:
+        if node is not self._end:
+            self._turn(node)
         for message in messages:
             node = self._child(node, message)
+            self._extend(node)
         mark = node
         while mark.parent is not None and not mark.chat:
             mark = mark.parent
         return Place(node, mark.chat, mark.depth)
+
+    def _extend(self, node: Node) -> None:
+        """The newest history goes on."""
+        self._end = node
+        self._line.append(node.message)
+        if node.numeric:
+            self._numeric.append(node.depth - 1)
+
+    def _turn(self, node: Node) -> None:
+        """The newest history ends elsewhere."""
+        nodes = []
+        at = node
+        while at.parent is not None:
+            nodes.append(at)
+            at = at.parent
+        nodes.reverse()
+        self._end = node
+        self._line = [each.message for each in nodes]
+        self._numeric = [index for index, each in enumerate(nodes) if each.numeric]
 
     @staticmethod
     def _child(node: Node, message: Message) -> Node:
@@ -100,7 +154,7 @@ class Conversation:
             if child.matches(message):
                 return child
         child = Node(message, node)
-        node.children.append(child)
+        node.children = (*node.children, child)
         return child
 
 
@@ -126,8 +180,8 @@ def _same(one: object, other: object) -> bool:
 
 
 def _has_numbers(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(_has_numbers(item) for item in value.values())
-    if isinstance(value, list):
-        return any(_has_numbers(item) for item in value)
-    return isinstance(value, int | float)
+    kind = type(value)
+    if kind is dict or kind is list:
+        items: Any = value.values() if kind is dict else value  # type: ignore[attr-defined]
+        return any(type(item) is not str and _has_numbers(item) for item in items)
+    return isinstance(value, _NUMBERS)

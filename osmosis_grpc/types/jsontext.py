@@ -7,7 +7,8 @@ not so is refused with InvalidArgument naming the field, on the way in and on th
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from osmosis_grpc.errors import InvalidArgument
@@ -17,6 +18,9 @@ MAX_DEPTH = 256
 
 _MAX_DIGITS = 4300  # what Python reads back
 _TOO_LARGE = 10**_MAX_DIGITS
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""An empty object that nobody can fill, for the many places that hold one."""
+_NESTED = (dict, list, tuple)
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -45,7 +49,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
         if not math.isfinite(value):
             raise InvalidArgument(field, f"{value} is not a JSON number")
         return value
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, _NESTED):
         if levels == 0:
             raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
         if isinstance(value, dict):
@@ -59,6 +63,8 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
 
 def check_key(key: Any, field: str) -> str:
     """A key as a plain str. Raises InvalidArgument naming `field`."""
+    if type(key) is str and key.isascii():
+        return key
     if not isinstance(key, str):
         raise InvalidArgument(field, f"the key {key!r} is not a string")
     return check_text(str.__str__(key), field)

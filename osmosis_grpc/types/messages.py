@@ -24,7 +24,10 @@ def copy_message(message: Any, field: str) -> Message:
     check_role(message.get("role"), field)
     copied: Message = {}
     for key, value in message.items():
-        copied[jsontext.check_key(key, field)] = jsontext.copy(value, f"{field}.{key}")
+        if type(value) is str and type(key) is str and value.isascii() and key.isascii():
+            copied[key] = value  # most are
+        else:
+            copied[jsontext.check_key(key, field)] = jsontext.copy(value, f"{field}.{key}")
     return copied
 
 
@@ -35,20 +38,22 @@ def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
 
 def check_role(role: Any, field: str) -> None:
     """Refuse a role that no model server knows."""
+    if type(role) is str and role in ROLES:
+        return
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
 
 
 def text_size(messages: Sequence[Message]) -> int:
     """Roughly how many bytes messages take in memory: for budgets, not for limits."""
-    return sum(_size(message) for message in messages)
+    return sum(map(_size, messages))
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, str):
-        return 64 + len(value)
-    if isinstance(value, dict):
-        return 64 + sum(_size(item) for item in value.values())
-    if isinstance(value, list):
-        return 64 + sum(_size(item) for item in value)
-    return 32
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        return 64 + len(value) if kind is str else 32
+    size = 64
+    for item in value.values() if kind is dict else value:
+        size += 64 + len(item) if type(item) is str else _size(item)
+    return size

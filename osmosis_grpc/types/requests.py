@@ -1,6 +1,7 @@
 """What starts a rollout."""
 
 import math
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import Message
 
 MAX_ID_CHARS = 256
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MAX_HEADER_CHARS = 4096
 DEFAULT_MAX_TURNS = 10
 DEFAULT_MAX_TOKENS_TOTAL = 8192
@@ -74,6 +76,8 @@ class Callback:
     """A bearer token. Never shown."""
     state: bytes = field(default=b"", repr=False)
     """Echoed in every chat and completion."""
+    delta: bool = False
+    """Whether chats may refer to an earlier chat instead of repeating it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,20 @@ class InitRequest:
     """Bytes on the wire."""
 
 
+def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
+    """A request with other values in some fields: dataclasses.replace without its checks, in a third of its time."""
+    new = object.__new__(RolloutRequest)
+    for name in RolloutRequest.__slots__:
+        object.__setattr__(new, name, changes[name] if name in changes else getattr(request, name))
+    return new
+
+
 def check_id(value: str, name: str) -> None:
     """Refuse an id that is not one visible path segment of 1 to 256 characters."""
     if not isinstance(value, str):
         raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
+    if value.isalnum() and value.isascii() and len(value) <= MAX_ID_CHARS:
+        return  # what most are, at a glance
     if not value or len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, not 1 to {MAX_ID_CHARS}")
     jsontext.check_text(value, name)
@@ -108,7 +122,7 @@ def check_id(value: str, name: str) -> None:
         raise InvalidArgument(name, "is blank")
     if value in (".", "..") or "/" in value or "\\" in value:
         raise InvalidArgument(name, "is not one path segment")
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 or char in "\u2028\u2029" for char in value):
+    if not value.isprintable() and _CONTROL.search(value):
         raise InvalidArgument(name, "holds a control character")
 
 

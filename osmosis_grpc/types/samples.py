@@ -29,6 +29,11 @@ class Segment(ArrayEquality):
     """Where a prompt parted from the tokens of the chat it continues, if that is why this began."""
 
     @property
+    def referred(self) -> bool:
+        """Whether its tokens were left out, because their receiver answered `chats` itself."""
+        return not len(self.ids) and any(self.mask_runs)
+
+    @property
     def sampled(self) -> int:
         """How many tokens are under mask 1."""
         return sum(self.mask_runs[1::2])
@@ -40,9 +45,11 @@ class Segment(ArrayEquality):
 
     def check(self, field_path: str) -> None:
         """Refuse a segment whose parts do not agree. Raises InvalidArgument."""
+        if self.referred and not len(self.logprobs) and self.chats:
+            return
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
-        check_logprobs(self.logprobs, self.sampled, "sampled ids", f"{field_path}.logprobs")
+        check_logprobs(self.logprobs, self.sampled, "sampled ids", field_path)
         if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
             raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
 
@@ -60,12 +67,24 @@ class SampledChat(ArrayEquality):
     """The reply; None when the sampler did not tell it."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRef:
+    """The answered chat that a conversation begins with."""
+
+    sample: str
+    number: int
+    covered: int = 0
+    """How many leading messages are that chat's, its reply included; 0 where they were left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One conversation of a rollout."""
 
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
+    begins: ChatRef | None = None
+    """The answered chat that `messages` begin with, where they do."""
     segments: tuple[Segment, ...] = ()
     """What to train on; empty when not trainable."""
     reward: float | None = None

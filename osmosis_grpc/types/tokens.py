@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.jsontext import NOTHING
 
 Ids = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
@@ -36,7 +37,7 @@ class ArrayEquality:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(self) if field.compare]  # type: ignore[arg-type]
         return all(_same(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
@@ -45,6 +46,8 @@ class ArrayEquality:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return bool(one == other)
     return type(one) is type(other) and bool(one == other)
 
 
@@ -91,8 +94,9 @@ class TokenBlock(ArrayEquality):
     """uint32, shape (n,)."""
     logprobs: Logprobs | None = None
     """float32, shape (n,), NaN where missing; None when none is known."""
-    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    extras: Mapping[str, Tensor] = field(default_factory=lambda: NOTHING)
     """Further arrays per token, by name."""
+    _complete: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -105,7 +109,7 @@ class TokenBlock(ArrayEquality):
         block = cls(
             np.ascontiguousarray(given, dtype="<u4"),
             None if logprobs is None else _flat(logprobs, "logprobs", "<f4"),
-            dict(extras or {}),
+            dict(extras) if extras else NOTHING,
         )
         block.check("tokens")
         return block
@@ -114,14 +118,17 @@ class TokenBlock(ArrayEquality):
         """Refuse lengths that differ and logprobs that are none. Raises InvalidArgument."""
         count = len(self.ids)
         if self.logprobs is not None:
-            check_logprobs(self.logprobs, count, "ids", f"{field_path}.logprobs")
+            complete = check_logprobs(self.logprobs, count, "ids", field_path)
+            object.__setattr__(self, "_complete", complete)
         for name, tensor in self.extras.items():
             tensor.check(count, f"{field_path}.extras[{name}]")
 
     @property
     def complete(self) -> bool:
         """Whether every token has a logprob."""
-        return not len(self.ids) or (self.logprobs is not None and not bool(np.isnan(self.logprobs).any()))
+        if self._complete is not None:
+            return self._complete
+        return not len(self.ids) or (self.logprobs is not None and not np.isnan(self.logprobs.max()))
 
     @property
     def nbytes(self) -> int:
@@ -150,9 +157,19 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any
     return array
 
 
-def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> None:
-    """Refuse another length than `count`, infinities, and values above MAX_LOGPROB."""
+def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> bool:
+    """Refuse another length than `count`, infinities, and values above MAX_LOGPROB, in `logprobs` of a field.
+
+    Returns whether none is missing.
+    """
     if len(logprobs) != count:
-        raise InvalidArgument(field_path, f"{len(logprobs)} logprobs for {count} {of}")
-    if count and bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
-        raise InvalidArgument(field_path, f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing")
+        raise InvalidArgument(f"{field_path}.logprobs", f"{len(logprobs)} logprobs for {count} {of}")
+    if not count:
+        return True
+    lowest, highest = np.minimum.reduce(logprobs), np.maximum.reduce(logprobs)  # both NaN when one is missing
+    if highest <= MAX_LOGPROB and lowest > -np.inf:
+        return True
+    if highest == highest or bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
+        problem = f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing"
+        raise InvalidArgument(f"{field_path}.logprobs", problem)
+    return False

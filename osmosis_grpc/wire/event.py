@@ -1,6 +1,7 @@
 """event.proto: one row of the table per kind of event."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
@@ -32,9 +33,12 @@ from osmosis_grpc.wire.trainer import (
 )
 
 
-def event_to_wire(event: TrajectoryEvent) -> pb.TrajectoryEvent:
-    """An event; a completion in it is only its head."""
+def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
+    """An event; a completion in it is only its head. Without `tokens` a reply comes without its token blocks."""
     field, to_wire, _ = _KINDS[type(event.kind)]
+    if not tokens and isinstance(event.kind, events.ChatAnswered):
+        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+        event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id, attempt=event.attempt, number=event.number,
         time=times.timestamp(event.time), **{field: to_wire(event.kind)},

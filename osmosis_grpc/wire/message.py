@@ -6,6 +6,7 @@ are merged. So nothing is lost, whatever an agent or a model server puts into a 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from sys import intern
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message as Proto
@@ -50,7 +51,7 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
 def message_from_wire(message: pb.Message, field: str) -> Message:
     """A message as a dict. Raises InvalidArgument naming the place below `field`."""
     check_role(message.role, field)
-    out: Message = {"role": message.role}
+    out: Message = {"role": intern(message.role)}
     content = message.WhichOneof("content")
     if content == "text":
         out["content"] = message.text

@@ -1,12 +1,12 @@
 """rollout.proto: what starts a rollout, where it stands, how it ended."""
 
 import hashlib
-import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
@@ -22,7 +22,7 @@ from osmosis_grpc.types.requests import (
     check_id,
 )
 from osmosis_grpc.types.rollout import Activity, RolloutInfo
-from osmosis_grpc.types.samples import Sample
+from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
@@ -128,6 +128,8 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         message.trace_context.tracestate = init.trace.tracestate
     if init.callback is not None:
         message.callback.target = init.callback.target
+        if init.callback.delta:
+            message.callback.history = pb.HISTORY_FORM_DELTA
         if secrets:
             message.callback.credential = init.callback.credential
             message.callback.state = init.callback.state
@@ -159,7 +161,20 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
     if not callback.target:
         raise InvalidArgument("callback.target", "is empty")
     check_header(callback.credential, "callback.credential")
-    return Callback(target=callback.target, credential=callback.credential, state=callback.state)
+    return Callback(
+        target=callback.target, credential=callback.credential, state=callback.state,
+        delta=wants_delta(callback.history, "callback.history", usual=False),
+    )  # fmt: skip
+
+
+def wants_delta(form: int, field: str, *, usual: bool) -> bool:
+    """Whether a trainer wants histories as deltas. Raises InvalidArgument for a form that is not known."""
+    forms = {
+        int(pb.HISTORY_FORM_UNSPECIFIED): usual, int(pb.HISTORY_FORM_FULL): False, int(pb.HISTORY_FORM_DELTA): True
+    }  # fmt: skip
+    if form not in forms:
+        raise InvalidArgument(field, f"{form} is not a form of histories")
+    return forms[form]
 
 
 def state_from_wire(state: int) -> RolloutState | None:
@@ -208,20 +223,23 @@ def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
     )
 
 
-def completion_to_wire(completion: Completion, *, head: bool = False) -> pb.Completion:
+def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
     """A completion; its `head` leaves out messages and segments.
 
-    The messages of a sample that is the only one are those of the completion and are not repeated.
+    With `refer` it leaves out what a trainer has that answered the chats itself. The messages of
+    a sample that is the only one are those of the completion and are not repeated.
     """
     samples: dict[str, tokens_pb2.Sample] = {}
     for name, sample in completion.samples.items():
         alone = len(completion.samples) == 1
         kept = Sample(
             messages=() if head or alone else sample.messages, segments=() if head else sample.segments,
-            reward=sample.reward, trainable=sample.trainable, not_trainable_reason=sample.not_trainable_reason,
+            begins=sample.begins, reward=sample.reward, trainable=sample.trainable,
+            not_trainable_reason=sample.not_trainable_reason,
         )  # fmt: skip
-        samples[name] = sample_to_wire(kept)
-    messages: list[message_pb2.Message] = [] if head else [message_to_wire(m) for m in completion.messages]
+        samples[name] = sample_to_wire(kept, refer=refer)
+    begins = completion.begins if refer else None
+    told = () if head else completion.messages[begins.covered :] if begins else completion.messages
     return pb.Completion(
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
@@ -229,7 +247,9 @@ def completion_to_wire(completion: Completion, *, head: bool = False) -> pb.Comp
         status=_STATUSES[completion.status],
         finish_reason=completion.finish_reason,
         failure=failure_to_wire(completion.failure) if completion.failure else None,
-        messages=messages,
+        messages=[message_to_wire(message) for message in told],
+        messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
+        group=group_to_wire(completion.group) if completion.group else None,
         reward=completion.reward,
         samples=samples,
         metrics=metrics_to_wire(completion.metrics),
@@ -273,7 +293,12 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
     if reward is not None and status is not CompletionStatus.COMPLETED:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
     messages = messages_from_wire(message.messages, f"{field}.messages")
-    samples = {n: sample_from_wire(s, f"{field}.samples[{n}]") for n, s in sorted(message.samples.items())}
+    samples = {n: sample_from_wire(s, f"{field}.samples[{n}]", n) for n, s in sorted(message.samples.items())}
+    begins = None
+    if message.HasField("messages_after"):
+        begins = ChatRef(message.messages_after.sample, message.messages_after.number)
+        if begins.sample not in samples or not begins.number:
+            raise InvalidArgument(f"{field}.messages_after", "names no chat of a sample of this completion")
     for name, sample in samples.items():
         if sample.reward is not None and status is not CompletionStatus.COMPLETED:
             raise InvalidArgument(f"{field}.samples[{name}].reward", f"a rollout that ended {status} carries no reward")
@@ -285,22 +310,25 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         finish_reason=message.finish_reason,
         failure=failure,
         messages=messages,
+        begins=begins,
+        group=_group_from_wire(message.group) if message.HasField("group") else None,
         reward=reward,
-        samples=_with_messages(samples, messages),
+        samples=_with_messages(samples, messages, begins),
         metrics=_metrics_from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
     )
 
 
-def _with_messages(samples: dict[str, Sample], messages: list[dict[str, Any]]) -> Mapping[str, Sample]:
+def _with_messages(
+    samples: dict[str, Sample], messages: list[dict[str, Any]], begins: ChatRef | None
+) -> Mapping[str, Sample]:
     if len(samples) != 1:
         return samples
     ((name, only),) = samples.items()
-    return {name: Sample(
-        messages=only.messages or messages, segments=only.segments, reward=only.reward,
-        trainable=only.trainable, not_trainable_reason=only.not_trainable_reason,
-    )}  # fmt: skip
+    if only.messages or only.begins:
+        return samples
+    return {name: replace(only, messages=messages, begins=begins)}
 
 
 def failure_to_wire(failure: Failure) -> pb.Failure:
@@ -321,25 +349,28 @@ def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
     return Failure(boundary, message.message, message.retryable, causes)
 
 
-_MILLIS = ("total_latency", "llm_latency", "tool_latency")
-_COUNTS = ("num_llm_calls", "num_tool_calls", "prompt_tokens", "response_tokens", "max_context_tokens")
-_TIMES = ("queue_time", "model_time", "tool_time", "overhead_time")
-
-
 def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
     """What a rollout took."""
-    out = pb.Metrics(**{name: getattr(metrics, name) for name in _COUNTS})
-    for name in _MILLIS:
-        getattr(out, name).CopyFrom(times.duration(getattr(metrics, f"{name}_ms") / 1000))
-    for name in _TIMES:
-        getattr(out, name).CopyFrom(times.duration(getattr(metrics, name)))
-    return out
+    return pb.Metrics(
+        total_latency=times.duration(metrics.total_latency_ms / 1000),
+        llm_latency=times.duration(metrics.llm_latency_ms / 1000),
+        tool_latency=times.duration(metrics.tool_latency_ms / 1000),
+        num_llm_calls=metrics.num_llm_calls, num_tool_calls=metrics.num_tool_calls,
+        prompt_tokens=metrics.prompt_tokens, response_tokens=metrics.response_tokens,
+        max_context_tokens=metrics.max_context_tokens, queue_time=times.duration(metrics.queue_time),
+        model_time=times.duration(metrics.model_time), tool_time=times.duration(metrics.tool_time),
+        overhead_time=times.duration(metrics.overhead_time),
+    )  # fmt: skip
 
 
 def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
-    values: dict[str, Any] = {name: getattr(message, name) for name in _COUNTS}
-    values |= {f"{name}_ms": times.seconds(getattr(message, name)) * 1000 for name in _MILLIS}
-    values |= {name: times.seconds(getattr(message, name)) for name in _TIMES}
-    if not all(math.isfinite(value) for value in values.values()):
-        raise InvalidArgument("completion.metrics", "are not finite")
-    return RolloutMetrics(**values)
+    return RolloutMetrics(
+        total_latency_ms=times.seconds(message.total_latency) * 1000,
+        llm_latency_ms=times.seconds(message.llm_latency) * 1000,
+        tool_latency_ms=times.seconds(message.tool_latency) * 1000,
+        num_llm_calls=message.num_llm_calls, num_tool_calls=message.num_tool_calls,
+        prompt_tokens=message.prompt_tokens, response_tokens=message.response_tokens,
+        max_context_tokens=message.max_context_tokens, queue_time=times.seconds(message.queue_time),
+        model_time=times.seconds(message.model_time), tool_time=times.seconds(message.tool_time),
+        overhead_time=times.seconds(message.overhead_time),
+    )  # fmt: skip

@@ -87,6 +87,8 @@ def _details(error: CallError) -> Iterator[Message]:
             description=clip(describe(error), _MAX_DETAIL),
         )
         yield error_details_pb2.PreconditionFailure(violations=[violation])
+        if isinstance(error, errors.UnknownChat):
+            yield error_pb2.UnknownChat(sample=error.sample, number=error.number)
     if error.retry_after is not None:
         yield error_details_pb2.RetryInfo(retry_delay=times.duration(error.retry_after))
 
@@ -95,6 +97,7 @@ _Found = dict[type[Message], Message]
 _READ: tuple[type[Message], ...] = (
     error_details_pb2.BadRequest, error_details_pb2.ResourceInfo, error_details_pb2.RetryInfo,
     error_details_pb2.PreconditionFailure, error_pb2.CurrentAttempt, error_pb2.EventsGone,
+    error_pb2.UnknownChat,
 )  # fmt: skip
 
 
@@ -127,6 +130,9 @@ def _out_of_range(message: str, found: _Found) -> CallError:
 
 
 def _precondition(message: str, found: _Found) -> CallError:
+    unknown = found.get(error_pb2.UnknownChat)
+    if isinstance(unknown, error_pb2.UnknownChat):
+        return errors.UnknownChat(unknown.sample, unknown.number)
     failure = found.get(error_details_pb2.PreconditionFailure)
     rows = failure.violations if isinstance(failure, error_details_pb2.PreconditionFailure) else ()
     kind, subject = (rows[0].type, rows[0].subject) if rows else ("", "")

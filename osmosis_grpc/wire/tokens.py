@@ -12,12 +12,13 @@ import numpy as np
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types.samples import Sample, Segment
-from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types.jsontext import NOTHING
+from osmosis_grpc.types.samples import ChatRef, Sample, Segment
+from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
+from osmosis_grpc.wire.packed import LENGTH_DELIMITED, head, varint
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
-_LENGTH_DELIMITED = 2
 _TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
 _TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
@@ -36,10 +37,22 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """A token block, checked; its arrays are read-only views. Raises InvalidArgument."""
     ids, logprobs = _read(message)
-    extras = _extras(message.extras, field) if message.extras else {}
+    extras = _extras(message.extras, field) if message.extras else NOTHING
     block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
     return block
+
+
+def block_bytes(block: TokenBlock) -> bytes:
+    """A token block as it stands on the wire."""
+    if block.extras:
+        return block_to_wire(block).SerializeToString()
+    return b"".join(_parts(block.ids, block.logprobs))
+
+
+def ids_bytes(ids: Ids) -> bytes:
+    """Ids without logprobs as they stand on the wire."""
+    return b"".join(_parts(ids, None))
 
 
 def ids_to_wire(ids: Ids) -> pb.TokenBlock:
@@ -47,6 +60,14 @@ def ids_to_wire(ids: Ids) -> pb.TokenBlock:
     out = pb.TokenBlock()
     _write(out, ids, None)
     return out
+
+
+def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
+    """Ids that may come without logprobs; a read-only view. Raises InvalidArgument."""
+    ids, logprobs = _read(message)
+    if len(logprobs):
+        check_logprobs(logprobs, len(ids), "ids", field)
+    return ids
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
@@ -81,19 +102,28 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     return segment
 
 
-def sample_to_wire(sample: Sample) -> pb.Sample:
-    """A sample."""
+def segment_reference(segment: Segment) -> pb.Segment:
+    """A segment for a trainer that answered its chats: without the tokens."""
+    return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
+
+
+def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
+    """A sample; with `refer` what the trainer has answered itself is left out."""
+    covered = sample.begins.covered if refer and sample.begins and sample.messages else 0
+    segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
-        messages=[message_to_wire(message) for message in sample.messages],
-        segments=[segment_to_wire(segment) for segment in sample.segments],
+        messages=[message_to_wire(message) for message in sample.messages[covered:]],
+        messages_after=sample.begins.number if covered and sample.begins else 0,
+        segments=[segment(each) for each in sample.segments],
         reward=sample.reward, trainable=sample.trainable, not_trainable_reason=sample.not_trainable_reason,
     )  # fmt: skip
 
 
-def sample_from_wire(message: pb.Sample, field: str) -> Sample:
+def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Sample:
     """A sample, checked. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
+        begins=ChatRef(name, message.messages_after) if message.messages_after else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
         trainable=message.trainable, not_trainable_reason=message.not_trainable_reason,
@@ -108,19 +138,14 @@ def check_reward(reward: float, field: str) -> float:
 
 
 def _write(out: pb.TokenBlock | pb.Segment, ids: Ids, logprobs: Logprobs | None) -> None:
-    parts = [_head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
+    out.MergeFromString(b"".join(_parts(ids, logprobs)))
+
+
+def _parts(ids: Ids, logprobs: Logprobs | None) -> list[bytes]:
+    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
     if logprobs is not None:
-        parts += [_head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
-    out.MergeFromString(b"".join(parts))
-
-
-def _head(number: int, length: int) -> bytes:
-    head = bytearray((number << 3 | _LENGTH_DELIMITED,))
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
+        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
+    return parts
 
 
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
@@ -128,11 +153,11 @@ def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
     ids, logprobs = _NO_IDS, _NO_LOGPROBS
     at, end = 0, len(data)
     while at < end:
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         number, kind = tag >> 3, tag & 7
-        if kind != _LENGTH_DELIMITED:  # a field of a newer protocol: known ones of that kind come later
+        if kind != LENGTH_DELIMITED:  # a field of a newer protocol: known ones of that kind come later
             break
-        length, at = _varint(data, at)
+        length, at = varint(data, at)
         if number == _IDS:
             ids = np.frombuffer(data, dtype="<u4", count=length >> 2, offset=at)
         elif number == _LOGPROBS:
@@ -141,17 +166,6 @@ def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
             break  # serialized in order of their numbers
         at += length
     return ids, logprobs
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
 
 
 def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """trainer.proto: chats and completions between server and trainer."""
 
 from collections.abc import Sequence
+from sys import intern
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
@@ -20,32 +21,49 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire, ids_to_wire, spans_from_wire, spans_to_wire
+from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.tokens import (
+    block_bytes,
+    block_from_wire,
+    block_to_wire,
+    ids_bytes,
+    ids_from_wire,
+    ids_to_wire,
+    spans_from_wire,
+    spans_to_wire,
+)
 
 _PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE}
 _PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
 _PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
+_TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that hold arrays
 _OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
 _OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
-def chat_to_wire(request: ChatRequest) -> pb.ChatRequest:
-    """A chat with its history in full."""
-    return pb.ChatRequest(
-        rollout_id=request.rollout_id,
-        attempt=request.attempt,
-        sample=request.sample,
-        number=request.number,
-        full=pb.FullHistory(messages=[message_to_wire(m) for m in request.messages]),
-        tools=tools_to_wire(request.tools),
-        sampling=params_to_wire(request.params) if request.params else None,
-        purpose=_PURPOSES[request.purpose],
-        state=request.state,
-    )
+def chat_to_wire(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> pb.ChatRequest:
+    """A chat; with `delta` by reference to the chat that it continues, where it continues one.
+
+    Without `all_tools` the tools are left out where they are the rollout's.
+    """
+    message = pb.ChatRequest(
+        rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
+        tools=tools_to_wire(request.tools) if all_tools or request.own_tools else None,
+        purpose=_PURPOSES[request.purpose], state=request.state,
+    )  # fmt: skip
+    if request.params:
+        message.sampling.CopyFrom(params_to_wire(request.params))
+    if delta and request.continues:
+        message.delta.continues = request.continues
+        message.delta.messages.extend(message_to_wire(m) for m in request.messages[request.covered :])
+    else:
+        message.full.SetInParent()
+        message.full.messages.extend(message_to_wire(m) for m in request.messages)
+    return message
 
 
 def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None) -> ChatRequest:
-    """A chat, checked. Raises InvalidArgument naming the field."""
+    """A chat, checked; of a delta it has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.number == 0:
@@ -53,16 +71,19 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None) -> Cha
     history = message.WhichOneof("history")
     if history is None:
         raise InvalidArgument("history", "is missing")
-    if history == "delta":
-        raise InvalidArgument("delta", "is not served by this trainer; send the history in full")
+    delta = history == "delta"
+    if delta and not message.delta.continues:
+        raise InvalidArgument("delta.continues", "counts from 1")
     return ChatRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
         sample=message.sample,
         number=message.number,
-        messages=messages_from_wire(message.full.messages, "full.messages"),
+        messages=messages_from_wire((message.delta if delta else message.full).messages, f"{history}.messages"),
+        continues=message.delta.continues if delta else 0,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
-        params=params_from_wire(message.sampling, "sampling"),
+        own_tools=message.HasField("tools"),
+        params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
         purpose=purpose_from_wire(message.purpose),
         state=message.state,
         timeout=timeout,
@@ -91,14 +112,34 @@ def purpose_from_wire(purpose: int) -> ChatPurpose:
 
 def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
     """A reply."""
+    message = _reply_head(response)
+    if response.tokens is not None:
+        message.tokens.CopyFrom(block_to_wire(response.tokens))
+    if response.prompt_ids is not None:
+        message.prompt.CopyFrom(ids_to_wire(response.prompt_ids))
+    return message
+
+
+def reply_bytes(response: ChatResponse) -> bytes:
+    """A reply as it stands on the wire, its arrays copied once."""
+    parts = [_reply_head(response).SerializeToString()]
+    if response.tokens is not None:
+        tokens = block_bytes(response.tokens)
+        parts += [head(_TOKENS, len(tokens)), tokens]
+    if response.prompt_ids is not None:
+        prompt = ids_bytes(response.prompt_ids)
+        parts += [head(_PROMPT, len(prompt)), prompt]
+    return b"".join(parts)
+
+
+def _reply_head(response: ChatResponse) -> pb.ChatResponse:
+    """A reply without its arrays."""
     return pb.ChatResponse(
         message=message_to_wire(response.message),
         finish_reason=response.finish_reason,
         usage=usage_to_wire(response.usage) if response.usage is not None else None,
-        tokens=block_to_wire(response.tokens) if response.tokens is not None else None,
-        prompt=ids_to_wire(response.prompt_ids) if response.prompt_ids is not None else None,
         prompt_prefix=response.prompt_prefix,
-        versions=spans_to_wire(response.versions),
+        versions=spans_to_wire(response.versions) if response.versions else (),
         extra_json=jsontext.render(response.extra) if response.extra else "",
     )
 
@@ -107,16 +148,16 @@ def reply_from_wire(message: pb.ChatResponse) -> ChatResponse:
     """A reply, checked. Raises InvalidArgument naming the field."""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
-        finish_reason=message.finish_reason,
+        finish_reason=intern(message.finish_reason) if len(message.finish_reason) < 16 else message.finish_reason,
         usage=usage_from_wire(message.usage, "usage") if message.HasField("usage") else None,
         tokens=block_from_wire(message.tokens, "tokens") if message.HasField("tokens") else None,
-        prompt_ids=block_from_wire(message.prompt, "prompt").ids if message.HasField("prompt") else None,
+        prompt_ids=ids_from_wire(message.prompt, "prompt") if message.HasField("prompt") else None,
         prompt_prefix=message.prompt_prefix,
-        versions=spans_from_wire(message.versions),
+        versions=spans_from_wire(message.versions) if message.versions else (),
         extra=jsontext.parse_object(message.extra_json, "extra_json"),
         size=message.ByteSize(),
     )
-    response.check()
+    response.check(arrays=False)
     return response
 
 

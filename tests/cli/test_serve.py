@@ -200,6 +200,7 @@ async def _drained(folder, agent_loop, *arguments):
                 return None, code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent_loop", "code", "status"),
     [("hanging", 0, CompletionStatus.FAILED), ("deaf", 0, CompletionStatus.FAILED), ("blocking", 1, None)],
@@ -222,6 +223,7 @@ async def test_a_second_signal_stops_at_once(folder):
         assert process.wait(10) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_reload(tmp_path):
     source = textwrap.dedent("""
         from osmosis_grpc.rollout import RolloutAgentLoop

@@ -336,6 +336,7 @@ def test_blocking_call(here, seconds):
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
+@pytest.mark.slow
 def test_the_message_of_a_blocking_call_names_time_and_function(here):
     running(here, """
         time.sleep(0.5)  # blocks
@@ -422,6 +423,7 @@ def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
     assert found == [("RUN_FAILED", here.place("waits"))]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
     found = running(here, """
         while True:

@@ -26,8 +26,8 @@ import numpy as np
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import ChatRequest, TokenBlock
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, rollout_service_pb2_grpc, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
 from osmosis_grpc.wire.trainer import chat_to_wire, reply_from_wire
 

@@ -1,8 +1,11 @@
 """Old and new trainers against old and new agent servers, all of them real, on free ports.
 
     trainer     agent server    between them
-    new         new             gRPC
+    new         new             gRPC, with a callback
     new         old             gRPC to an AgentServer that hosts an HttpAgentLoop
+    attached    new             one stream, opened by the trainer
+    attached    old             one stream to an AgentServer that hosts an HttpAgentLoop
+    dialled     new             one stream, opened by the agent server
     old         new             HTTP to the door beside an AgentServer
     old         old             HTTP to the door beside an AgentServer that hosts an HttpAgentLoop
 
@@ -14,6 +17,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -23,14 +27,17 @@ from osmosis_gateway.door import open_door
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
-from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer import Completion, RolloutClient, Trainer, TrajectoryEvent
 from tests.conformance.agent import Agent
-from tests.conformance.new_trainer import NewTrainer
+from tests.conformance.new_trainer import AttachedTrainer, DialledTrainer, Hub, NewTrainer
 from tests.conformance.old_agent_server import OldAgentServer
 from tests.conformance.old_trainer import OldTrainer
 from tests.conformance.scenarios import Outcome, Scenario
 
-COMBINATIONS = [("new", "new"), ("new", "old"), ("old", "new"), ("old", "old")]
+COMBINATIONS = [
+    ("new", "new"), ("new", "old"), ("attached", "new"), ("attached", "old"), ("dialled", "new"), ("old", "new"),
+    ("old", "old"),
+]  # fmt: skip
 ENGINE = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 CLIENT = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 
@@ -41,11 +48,28 @@ class Sides:
 
     agent: Agent
     old_agent_server: OldAgentServer | None
-    make_trainer: type[OldTrainer] | type[NewTrainer]
+    make_trainer: Callable[[Scenario], OldTrainer | NewTrainer]
     address: str
     """What the trainer sends its Inits to."""
-    watch: RolloutClient
+    watch: "RolloutClient | Within"
     """Sees what the agent server in the middle recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The same of rollouts that belong to the trainer that was dialled, and to no client."""
+
+    server: AgentServer
+    trainer: Trainer
+
+    def events(self, rollout_id: str) -> AsyncIterator[TrajectoryEvent]:
+        """Its events, read by the trainer."""
+        return self.trainer.events(rollout_id, tokens=True)
+
+    async def wait(self, rollout_id: str) -> Completion | None:
+        """Its completion as the server holds it."""
+        engine = self.server.engine
+        return engine.info(engine.get(f"trainer at {self.trainer.address}", rollout_id)).completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +105,19 @@ async def sides(combination: tuple[str, str]) -> AsyncIterator[Sides]:
         if agent_kind == "old":
             old_agent_server = await enter(OldAgentServer(agent))
             loop = await enter(HttpAgentLoop(old_agent_server.address))
-        server = await enter(AgentServer([loop], port=0, config=ENGINE))
-        make_trainer, address = NewTrainer, server.address
+        hub = Hub()
+        if trainer_kind == "dialled":
+            await enter(hub.trainer)
+        connect = [hub.trainer.address] if trainer_kind == "dialled" else []
+        server = await enter(AgentServer([loop], port=0, config=ENGINE, connect=connect))
+        kinds = {"new": NewTrainer, "attached": AttachedTrainer, "dialled": partial(DialledTrainer, hub)}
+        make_trainer, address = kinds.get(trainer_kind, NewTrainer), server.address
         if trainer_kind == "old":
             door = await enter(open_door(server, port=0, settings=RolloutSettings(client=CLIENT)))
             make_trainer, address = OldTrainer, f"http://{door.address}"
         watch = await enter(RolloutClient(server.address))
+        if trainer_kind == "dialled":
+            watch = Within(server, hub.trainer)
         yield Sides(
             agent=agent, old_agent_server=old_agent_server, make_trainer=make_trainer, address=address, watch=watch
         )

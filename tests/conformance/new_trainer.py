@@ -1,4 +1,4 @@
-"""A trainer of the new kind: TrainerServer with the scenario for a policy, and RolloutClient."""
+"""Trainers of the new kind, with the scenario for a policy: by callbacks, attached, and dialled by the server."""
 
 import asyncio
 import dataclasses
@@ -6,9 +6,21 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from osmosis_grpc.errors import FailedPrecondition, ResourceExhausted, Unavailable
+import pytest
+
+from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, Started, TrainerServer
+from osmosis_grpc.trainer import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    RolloutClient,
+    RolloutRequest,
+    Started,
+    Trainer,
+    TrainerServer,
+    attach,
+)
 from tests.conformance.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
 
 
@@ -46,13 +58,17 @@ class NewTrainer:
 
     async def init(self, agent_server: str) -> Started:
         """Send the Init, once."""
-        scenario = self.scenario
         async with RolloutClient(agent_server) as client:
-            return await client.init(
-                rollout_id=scenario.name, messages=scenario.messages, completion_params=scenario.params,
-                max_turns=scenario.max_turns, max_tokens_total=scenario.max_tokens_total,
-                metadata=scenario.metadata, callback=self._server.callback(),
-            )  # fmt: skip
+            return await client.init(self.request, callback=self._server.callback())
+
+    @property
+    def request(self) -> RolloutRequest:
+        """The scenario as a request."""
+        scenario = self.scenario
+        return RolloutRequest(
+            rollout_id=scenario.name, messages=scenario.messages, completion_params=scenario.params,
+            max_turns=scenario.max_turns, max_tokens_total=scenario.max_tokens_total, metadata=scenario.metadata,
+        )  # fmt: skip
 
     async def _policy(self, request: ChatRequest) -> ChatResponse:
         self.tries.append(time.monotonic())
@@ -75,6 +91,62 @@ class NewTrainer:
         prompt = REPLY_TOKENS * sampled + MESSAGE_TOKENS * (len(request.messages) - sampled)
         usage = {"prompt_tokens": prompt, "completion_tokens": REPLY_TOKENS}
         return dataclasses.replace(reply, tokens=None, prompt_ids=None, usage=usage)
+
+
+class AttachedTrainer(NewTrainer):
+    """One that opens a stream to the agent server."""
+
+    async def __aenter__(self) -> "AttachedTrainer":
+        return self
+
+    async def play(self, agent_server: str) -> tuple[Outcome, str]:
+        """See NewTrainer. The same Init more than once is the same rollout, joined."""
+        trainer = await self.trainer(agent_server)
+        async with asyncio.timeout(20):
+            completions = await asyncio.gather(*(trainer.rollout(self.request) for _ in range(self.scenario.inits)))
+        completion = completions[0]
+        assert all(other is completion for other in completions)
+        self.completions.append(completion)
+        self.tools = list(self.chats[0].tools or ()) if self.chats else None
+        return outcome_of(completion), completion.failure.message if completion.failure else ""
+
+    async def trainer(self, agent_server: str) -> Trainer:
+        """Who is attached to it."""
+        return await self._stack.enter_async_context(attach([agent_server], self._policy))
+
+    async def again(self, agent_server: str) -> Completion | None:
+        """What a trainer gets that has forgotten everything and asks again; None where it has not."""
+        async with asyncio.timeout(20), attach([agent_server], self._policy) as fresh:
+            return await fresh.rollout(self.request)
+
+
+class Hub:
+    """The one trainer that an agent server dials: it hosts the policies of all scenarios."""
+
+    def __init__(self) -> None:
+        self.scenarios: dict[str, DialledTrainer] = {}
+        self.trainer = attach([], self._policy, listen_on="127.0.0.1:0")
+
+    async def _policy(self, request: ChatRequest) -> ChatResponse:
+        return await self.scenarios[request.rollout_id]._policy(request)
+
+
+class DialledTrainer(AttachedTrainer):
+    """One that the agent server has opened a stream to."""
+
+    def __init__(self, hub: Hub, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self._hub = hub
+        hub.scenarios[scenario.name] = self
+
+    async def trainer(self, agent_server: str) -> Trainer:
+        """Who was dialled."""
+        return self._hub.trainer
+
+    async def again(self, agent_server: str) -> None:
+        """It remembers."""
+        with pytest.raises(AlreadyExists):
+            await self._hub.trainer.rollout(self.request)
 
 
 def outcome_of(completion: Completion) -> Outcome:

@@ -10,7 +10,7 @@ from osmosis_grpc.policies import formula
 from osmosis_grpc.types import events
 from tests.conformance.agent import NAME, SCHEMAS
 from tests.conformance.conftest import CLIENT
-from tests.conformance.new_trainer import NewTrainer, outcome_of
+from tests.conformance.new_trainer import AttachedTrainer, NewTrainer, outcome_of
 from tests.conformance.old_contract import RolloutResponse
 from tests.conformance.scenarios import BY_NAME, REPLY_TOKENS, SCENARIOS, Fault, Scenario
 
@@ -79,9 +79,15 @@ async def test_one_completion_is_delivered(name, play):
 
 async def test_an_init_that_comes_late_starts_nothing(play):
     played = await play(BY_NAME["one-tool"])
-    again = await played.trainer.init(played.sides.address)
-    assert list(again.tools) == SCHEMAS
-    assert getattr(again, "started", False) is False
+    if isinstance(played.trainer, AttachedTrainer):
+        again = await played.trainer.again(played.sides.address)
+        if again is not None:
+            assert outcome_of(again) == played.scenario.outcome
+            assert again.samples["main"].segments == played.trainer.completions[0].samples["main"].segments
+    else:
+        again = await played.trainer.init(played.sides.address)
+        assert list(again.tools) == SCHEMAS
+        assert getattr(again, "started", False) is False
     await asyncio.sleep(0.1)
     assert played.sides.agent.runs[played.scenario.name] == 1
     assert len(played.trainer.tries) == len(played.scenario.script)
@@ -164,7 +170,7 @@ async def test_an_old_trainer_gets_what_the_contract_says(name, play):
     assert ("error_message" in got) == (scenario.status == "ERROR")
 
 
-@between(("new", "new"), ("old", "new"))
+@between(("new", "new"), ("attached", "new"), ("dialled", "new"), ("old", "new"))
 async def test_a_new_agents_extra_parameters_are_forwarded(play):
     extra = {"temperature": 0.0, "top_k": 20, "chat_template_kwargs": {"thinking": False}}
     [chat] = (await play(dataclasses.replace(BY_NAME["plain-answer"], params=extra))).trainer.chats
@@ -172,7 +178,7 @@ async def test_a_new_agents_extra_parameters_are_forwarded(play):
     assert {name: sent[name] for name in extra} == extra
 
 
-@between(("new", "old"), ("old", "old"))
+@between(("new", "old"), ("attached", "old"), ("old", "old"))
 async def test_an_old_agent_server_gets_what_the_contract_says(play):
     played = await play(BY_NAME["one-tool"])
     scenario, sides = played.scenario, played.sides
@@ -183,7 +189,7 @@ async def test_an_old_agent_server_gets_what_the_contract_says(play):
     assert (await sides.watch.info()).agent_loops[0].name == NAME
 
 
-@between(("new", "old"), ("old", "old"))
+@between(("new", "old"), ("attached", "old"), ("old", "old"))
 async def test_an_impatient_old_agent_is_sampled_for_once(play, sides, monkeypatch):
     """It hangs up after 0.3 s and asks again after 0.1 s; the reply to its first try comes after 0.55 s."""
     monkeypatch.setattr(sides.old_agent_server, "patience", 0.3)

@@ -18,7 +18,7 @@ from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.processes import ROOT, run, server_process
 
 README = (ROOT / "README.md").read_text()
@@ -85,21 +85,49 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-async def test_the_trainer_of_the_readme_trains():
-    source = blocks("python")[1].replace('"127.0.0.1:50051"', "target")
-    trained = []
+QUESTION = [{"role": "user", "content": "What is (2 + 3) * (4 + 5)?"}]
+
+
+async def run_block(number, **names):
+    """A Python block of the README against a real server; its names afterwards."""
+    source = blocks("python")[number].replace('"127.0.0.1:50051"', "target")
     async with AgentServer([CalculatorAgent()], port=0) as server:
-        names = {
-            "TrainerServer": TrainerServer, "RolloutClient": RolloutClient, "policy": ToolCallingMock(),
-            "target": server.address, "messages": [{"role": "user", "content": "What is (2 + 3) * (4 + 5)?"}],
-            "train_on": lambda *what: trained.append(what),
-        }  # fmt: skip
+        names |= {"policy": ToolCallingMock(), "target": server.address, "messages": QUESTION}
         code = compile(source, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         await asyncio.wait_for(eval(code, names), 30)
-    ((ids, mask, logprobs, reward),) = trained
-    assert len(ids) == len(mask)
-    assert mask.sum() == len(logprobs)
-    assert reward == 1.0
+    return names
+
+
+async def test_the_trainer_of_the_readme_trains():
+    trained = []
+    names = await run_block(1, train_on=lambda *what: trained.append(what))
+    assert len(trained) == 4 * 8
+    for ids, mask, logprobs, reward in trained:
+        assert len(ids) == len(mask)
+        assert mask.sum() == len(logprobs)
+        assert reward == 1.0
+    last = names["completion"]
+    assert last.rollout_id == f"{last.group.id}-{last.group.index}"
+    assert (last.group.size, last.group.id[:6]) == (8, "step1-")
+
+
+async def test_the_trainer_with_callbacks_of_the_readme_gets_its_completion():
+    names = await run_block(3, TrainerServer=TrainerServer, RolloutClient=RolloutClient)
+    assert names["completion"].reward == 1.0
+
+
+async def test_the_server_of_the_readme_dials_out(tmp_path):
+    (tmp_path / "server.py").write_text(blocks("python")[0])
+    program, command, *arguments = next(block for block in blocks("bash") if "--connect" in block).split()
+    assert (program, command) == ("osmosis-grpc", "serve")
+    listen_on = arguments.pop()
+    call = re.search(r"`(attach\(.*?\))`", README)[1]
+    assert f'"{listen_on}"' in call
+    names = {"attach": attach, "policy": ScriptedPolicy(["hello you"])}
+    async with eval(call.replace(listen_on, "127.0.0.1:0"), names) as trainer:
+        with server_process(*arguments, trainer.address, cwd=tmp_path):
+            completion = await asyncio.wait_for(trainer.rollout(rollout_id="r1", messages=QUESTION), 30)
+    assert completion.reward == 1.0
 
 
 async def test_the_policy_of_the_readme_answers():

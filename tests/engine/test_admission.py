@@ -1,12 +1,13 @@
 """Who runs, who waits, who is refused, and for how long what has ended is kept."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.engine import EngineConfig, Tenant
 from osmosis_grpc.errors import NotFound, ResourceExhausted, Unavailable
-from osmosis_grpc.types import CompletionStatus, RolloutState, events
+from osmosis_grpc.types import CompletionStatus, InitRequest, RolloutRequest, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -292,3 +293,126 @@ async def test_rollouts_are_listed_in_pages(hosting):
         queued, _ = h.engine.rollouts("me", states=[RolloutState.QUEUED])
         assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
         assert [row.rollout_id for row in h.engine.rollouts("another")[0]] == ["theirs"]
+
+
+# Several tenants
+
+
+class Crowd:
+    """Trainers that each count as a tenant of their own."""
+
+    def __init__(self, h, *names):
+        self.tenants = {name: Tenant() for name in names}
+        self._h = h
+        self._trainers = {name: h.Trainer(key=name) for name in names}
+
+    def peer(self, name):
+        return replace(self._trainers[name].peer, tenant=self.tenants[name])
+
+    async def start(self, name, rollout_id, **fields):
+        request = RolloutRequest(rollout_id=rollout_id, **fields)
+        init = InitRequest(request=request, digest=repr(request).encode())
+        return await self._h.engine.init(init, owner="me", peer=self.peer(name))
+
+    @property
+    def running(self):
+        return {name: tenant.running for name, tenant in self.tenants.items()}
+
+    @property
+    def open(self):
+        return {name: tenant.open for name, tenant in self.tenants.items()}
+
+
+async def test_a_free_slot_goes_to_the_tenant_with_the_fewest_running(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=4, max_queued=20) as h:
+        crowd = Crowd(h, "a", "b", "c")
+        for n in range(8):
+            await crowd.start("a", f"a{n}")
+        for n in range(3):
+            await crowd.start("b", f"b{n}")
+        await crowd.start("c", "c0", priority=-5)
+        await h.until(lambda: len(gates.started) == 4)
+        assert crowd.running == {"a": 4, "b": 0, "c": 0}
+        for freed, following in (("a0", "b0"), ("a1", "c0"), ("a2", "a4"), ("b0", "b1"), ("c0", "b2"), ("b1", "a5")):
+            gates.let_go(freed)
+            await h.until(lambda following=following: gates.started[-1] == following)
+        assert crowd.running == {"a": 3, "b": 1, "c": 0}
+        assert gates.most == 4
+        gates.let_go(*(f"{name}{n}" for name in "abc" for n in range(8)))
+        await h.until(lambda: counts(h) == (0, 0))
+        assert len(gates.started) == 12
+        assert crowd.running == crowd.open == {"a": 0, "b": 0, "c": 0}
+
+
+async def test_within_a_tenant_priority_counts_and_between_equals_too(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=2, max_queued=20) as h:
+        crowd = Crowd(h, "a", "b")
+        await crowd.start("a", "first-a")
+        await crowd.start("b", "first-b")
+        for name, priority in (("a1", 0), ("b1", 1), ("a2", 5), ("b2", 0)):
+            await crowd.start(name[0], name, priority=priority)
+        await h.until(lambda: len(gates.started) == 2)
+        gates.let_go("first-a")
+        await h.until(lambda: gates.started[-1] == "a2")
+        gates.let_go("first-b")
+        await h.until(lambda: gates.started[-1] == "b1")
+        gates.let_go("a1", "a2", "b1", "b2")
+        await h.until(lambda: counts(h) == (0, 0))
+
+
+async def test_a_rollout_that_is_pointed_elsewhere_counts_there(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=2, max_queued=20) as h:
+        crowd = Crowd(h, "a", "b")
+        for name in ("a0", "a1", "a2", "a3"):
+            await crowd.start("a", name)
+        await h.until(lambda: len(gates.started) == 2)
+        assert (crowd.running, crowd.open) == ({"a": 2, "b": 0}, {"a": 4, "b": 0})
+        for name in ("a0", "a1", "a3"):  # two that run, and one that waits
+            assert (await crowd.start("b", name))[1] is False
+        assert (crowd.running, crowd.open) == ({"a": 0, "b": 2}, {"a": 1, "b": 3})
+        await crowd.start("b", "b0", priority=9)
+        gates.let_go("a0")
+        await h.until(lambda: gates.started[-1] == "a2")  # the only one of a tenant that has none running
+        gates.let_go("a1")
+        await h.until(lambda: gates.started[-1] == "b0")
+        gates.let_go("a2", "a3", "b0")
+        await h.until(lambda: counts(h) == (0, 0))
+        assert sorted(gates.started) == ["a0", "a1", "a2", "a3", "b0"]
+        assert crowd.running == crowd.open == {"a": 0, "b": 0}
+
+
+async def test_one_that_waits_may_be_pointed_back_and_forth(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=1, max_queued=20) as h:
+        crowd = Crowd(h, "a", "b")
+        await crowd.start("a", "busy")
+        await crowd.start("a", "waits")
+        for name in ("b", "a", "b", "a", "b"):
+            await crowd.start(name, "waits")
+        assert crowd.open == {"a": 1, "b": 1}
+        assert counts(h) == (1, 1)
+        gates.let_go("busy", "waits")
+        await h.until(lambda: counts(h) == (0, 0))
+        assert gates.started == ["busy", "waits"]
+        assert crowd.running == crowd.open == {"a": 0, "b": 0}
+
+
+async def test_one_that_has_ended_is_counted_nowhere_however_it_is_pointed(hosting):
+    gates = Gates()
+    async with hosting(gates, max_concurrent=2, max_queued=4) as h:
+        crowd = Crowd(h, "a", "b")
+        record, _ = await crowd.start("a", "over")
+        queued = [(await crowd.start("a", f"a{n}"))[0] for n in range(3)]
+        gates.let_go("over")
+        await h.settled(record)
+        await crowd.start("b", "over")
+        h.engine.cancel("me", rollout_id="a2")
+        await h.settled(queued[2])
+        await crowd.start("b", "a2")
+        assert crowd.open == {"a": 2, "b": 0}
+        gates.let_go("a0", "a1")
+        await h.until(lambda: counts(h) == (0, 0))
+        assert crowd.running == crowd.open == {"a": 0, "b": 0}

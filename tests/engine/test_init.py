@@ -337,7 +337,7 @@ async def test_with_two_agent_loops_one_has_to_be_named(hosting):
         for name in ("left", "right"):
             record = await h.start(name, agent_loop=name)
             assert (await h.settled(record)).messages[0]["content"] == name
-            assert record.info(with_completion=False).agent_loop == name
+            assert record.info().agent_loop == name
 
 
 async def test_an_idempotency_key_names_one_rollout(hosting):

@@ -177,7 +177,7 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         await h.until(lambda: h.trainer.completions)
         other = h.Trainer()
         await h.settled(await h.start("r2", trainer=other))
-        info = record.info(with_completion=True)
+        info = h.engine.info(record)
         assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
         assert info.completion.reward == 1.0
         assert [row.rollout_id for row in h.engine.rollouts("me", undelivered=True)[0]] == ["r1"]
@@ -185,7 +185,7 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
-        info = record.info(with_completion=False)
+        info = record.info()
         assert (info.undelivered, info.activity.description, info.completion) == (False, "ended", None)
         assert h.engine.rollouts("me", undelivered=True) == ([], 0)
 

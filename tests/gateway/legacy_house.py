@@ -10,7 +10,7 @@ import grpc
 import pytest_asyncio
 
 from osmosis_gateway.agent_loop import HttpAgentLoop
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.options import client_options
@@ -113,7 +113,7 @@ async def until(condition: Any, seconds: float = 5.0) -> None:
 def once(client: RolloutClient) -> RolloutClient:
     """The client without the channel's own tries: a test counts what one Init does."""
     client._channel = grpc.aio.insecure_channel(client.target, options=[*client_options(), ("grpc.enable_retries", 0)])
-    client._stub = rollout_service_pb2_grpc.RolloutServiceStub(client._channel)
+    client._stub = services_pb2_grpc.RolloutServiceStub(client._channel)
     return client
 
 

@@ -76,6 +76,7 @@ async def test_rollouts_through_a_gateway_of_its_own():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 async def test_ended_in_the_middle_and_started_again_every_rollout_ends_once(end):
     async with AgentServer([CalculatorAgent()], port=0, config=QUICK) as server, LegacyTrainer() as trainer:
@@ -160,6 +161,7 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
     assert not any("tools" in chat for chat in trainer.chats)
 
 
+@pytest.mark.slow
 async def test_without_an_agent_server_it_says_so():
     process, ready, context = await started("127.0.0.1:1")
     try:

@@ -85,6 +85,7 @@ async def serve(*arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 async def test_serve_that_does_not_start(old):
     without, twice = await asyncio.gather(
         serve("--legacy-agent", "http://127.0.0.1:1"), serve("--legacy-agent", old.url, "--legacy-agent", old.url)

@@ -19,6 +19,7 @@ async def serve(*arguments, **environment):
     return process, ready, context
 
 
+@pytest.mark.slow
 async def test_a_thousand_chats_are_in_flight_at_once():
     connections = {"OSMOSIS_ROLLOUT_CLIENT_MAX_CONNECTIONS": "1000"}
     _, ready, context = await serve("--max-concurrent", "1000", "--log-level", "error", **connections)

@@ -167,6 +167,7 @@ async def fuzz(gateway, *options):
     return told.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [None, "t"])
 async def test_nothing_is_found_by_fuzzing(start, trainer, token):
     """positive_data_acceptance is left out: nearly every server_url is refused by the target policy."""

@@ -124,6 +124,7 @@ async def test_complete_rollout_retries_counts_the_quick_tries_of_a_round(retrie
         assert (await health(session))["undelivered"] == 1
 
 
+@pytest.mark.slow
 async def test_timeout_seconds():
     async with gateway(client=RolloutClientSettings(timeout_seconds=1.0, max_retries=0)) as (_, trainer, session):
         trainer.latency = 5.0

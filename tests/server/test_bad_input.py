@@ -7,9 +7,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, rollout_service_pb2, trainer_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
+from osmosis_grpc.errors import FailedPrecondition, UnknownChat
+from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.policies import ToolCallingMock
 
 USER = message_pb2.Message(role="user", text="What is 1 + 1?")
@@ -106,7 +107,7 @@ async def test_each_bad_init_is_refused_by_name_and_starts_nothing(serve, train)
 
 async def unharmed(stub, trainer):
     """Nothing was started, and a good rollout still runs."""
-    assert not (await stub.ListRollouts(rollout_service_pb2.ListRolloutsRequest())).rollouts
+    assert not (await stub.ListRollouts(control_pb2.ListRolloutsRequest())).rollouts
     await stub.Init(changed(rollout_id="good")(trainer.address))
     assert (await asyncio.wait_for(trainer.completion("good"), 10)).status == "COMPLETED"
 
@@ -130,19 +131,19 @@ async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, tra
         unknown = await refused(stub.Init(changed(agent_loop="nobody")(trainer.address)))
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
         assert "calculator" in unknown.details()
-        missing = await refused(stub.GetRollout(rollout_service_pb2.GetRolloutRequest(rollout_id="nobody")))
+        missing = await refused(stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="nobody")))
         assert missing.code() is grpc.StatusCode.NOT_FOUND
         await unharmed(stub, trainer)
 
 
 BAD_QUERIES = {
-    "cancel nothing": ("Cancel", rollout_service_pb2.CancelRequest(), "selection"),
-    "cancel all: false": ("Cancel", rollout_service_pb2.CancelRequest(all=False), "selection"),
-    "cancel a bad id": ("Cancel", rollout_service_pb2.CancelRequest(rollout_id="a/b"), "rollout_id"),
-    "attempt of a group": ("Cancel", rollout_service_pb2.CancelRequest(group_id="g", attempt=1), "attempt"),
-    "get a bad id": ("GetRollout", rollout_service_pb2.GetRolloutRequest(), "rollout_id"),
-    "a foreign page": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(page_token="x"), "page_token"),
-    "a state that is none": ("ListRollouts", rollout_service_pb2.ListRolloutsRequest(states=[99]), "states"),
+    "cancel nothing": ("Cancel", control_pb2.CancelRequest(), "selection"),
+    "cancel all: false": ("Cancel", control_pb2.CancelRequest(all=False), "selection"),
+    "cancel a bad id": ("Cancel", control_pb2.CancelRequest(rollout_id="a/b"), "rollout_id"),
+    "attempt of a group": ("Cancel", control_pb2.CancelRequest(group_id="g", attempt=1), "attempt"),
+    "get a bad id": ("GetRollout", control_pb2.GetRolloutRequest(), "rollout_id"),
+    "a foreign page": ("ListRollouts", control_pb2.ListRolloutsRequest(page_token="x"), "page_token"),
+    "a state that is none": ("ListRollouts", control_pb2.ListRolloutsRequest(states=[99]), "states"),
 }
 
 
@@ -157,11 +158,11 @@ async def test_bad_queries(serve):
 
 
 BAD_STREAMS = {
-    "a foreign cursor": (rollout_service_pb2.StreamEventsRequest(cursor="x"), "INVALID_ARGUMENT"),
-    "another journal's": (rollout_service_pb2.StreamEventsRequest(cursor="deadbeef.5"), "FAILED_PRECONDITION"),
-    "after without an id": (rollout_service_pb2.StreamEventsRequest(after=1), "INVALID_ARGUMENT"),
-    "cursor with an id": (rollout_service_pb2.StreamEventsRequest(rollout_id="x", cursor="y"), "INVALID_ARGUMENT"),
-    "nobody's": (rollout_service_pb2.StreamEventsRequest(rollout_id="nobody"), "NOT_FOUND"),
+    "a foreign cursor": (control_pb2.StreamEventsRequest(cursor="x"), "INVALID_ARGUMENT"),
+    "another journal's": (control_pb2.StreamEventsRequest(cursor="deadbeef.5"), "FAILED_PRECONDITION"),
+    "after without an id": (control_pb2.StreamEventsRequest(after=1), "INVALID_ARGUMENT"),
+    "cursor with an id": (control_pb2.StreamEventsRequest(rollout_id="x", cursor="y"), "INVALID_ARGUMENT"),
+    "nobody's": (control_pb2.StreamEventsRequest(rollout_id="nobody"), "NOT_FOUND"),
 }
 
 
@@ -203,7 +204,12 @@ def mismatched():
 BAD_CALLBACKS = {
     "chat number 0": ("Chat", chat(number=0), "number"),
     "no history": ("Chat", trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1), "history"),
-    "delta history": ("Chat", chat(delta=trainer_pb2.DeltaHistory(continues=1)), "delta"),
+    "delta on no chat": ("Chat", chat(delta=trainer_pb2.DeltaHistory()), "delta.continues"),
+    "wrong role in a delta": (
+        "Chat",
+        chat(delta=trainer_pb2.DeltaHistory(continues=1, messages=[message_pb2.Message(role="robot")])),
+        "delta.messages[0].role",
+    ),
     "wrong role": (
         "Chat",
         chat(full=trainer_pb2.FullHistory(messages=[message_pb2.Message(role="robot")])),
@@ -227,3 +233,13 @@ async def test_the_trainer_refuses_by_name_too(train):
             error = await refused(getattr(stub, method)(request))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
             assert violations(error) == [field], name
+
+
+async def test_a_delta_on_an_unknown_chat_is_to_come_again_in_full(train):
+    trainer = await train(ToolCallingMock())
+    async with grpc.aio.insecure_channel(trainer.address) as channel:
+        asked = chat(delta=trainer_pb2.DeltaHistory(continues=7))
+        error = error_of(await refused(TrainerServiceStub(channel).Chat(asked)))
+    assert isinstance(error, UnknownChat)
+    assert isinstance(error, FailedPrecondition)
+    assert (error.sample, error.number) == ("main", 7)

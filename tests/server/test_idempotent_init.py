@@ -6,7 +6,7 @@ from collections import Counter
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.testing.calculator import CalculatorAgent
 

@@ -105,6 +105,7 @@ async def test_what_get_tools_returns_cannot_take_the_server_along(serve, train)
         assert (await trainer.completion("r", timeout=10)).status is CompletionStatus.COMPLETED
 
 
+@pytest.mark.slow
 async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train):
     server, trainer = await serve(Odd(), Waiter()), await train(ToolCallingMock())
     async with RolloutClient(server.address) as client:

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, rollout_service_pb2, trainer_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import (
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
+    RolloutServiceStub,
     TrainerServiceServicer,
     add_TrainerServiceServicer_to_server,
 )
@@ -78,12 +78,10 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
         assert (answer.rollout_id, answer.attempt, answer.started) == ("raw-1", 1, True)
         assert [tool.function.name for tool in answer.tools] == ["add", "subtract", "multiply", "divide"]
 
-        live = asyncio.ensure_future(
-            numbers(stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(rollout_id="raw-1")))
-        )
+        live = asyncio.ensure_future(numbers(stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="raw-1"))))
         await asyncio.sleep(0.05)
         assert not live.done(), "the stream is live while the chat is open"
-        told = (await stub.GetRollout(rollout_service_pb2.GetRolloutRequest(rollout_id="raw-1"))).rollout
+        told = (await stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="raw-1"))).rollout
         assert told.state == rollout_pb2.ROLLOUT_STATE_RUNNING
         assert told.activity.description == "chat main 1"
         trainer.hold.set()
@@ -108,7 +106,7 @@ async def test_init_chat_complete_and_every_way_to_read_events(serve):
 
         everything = await asyncio.wait_for(live, 10)
         assert everything == list(range(1, len(everything) + 1))
-        stream = rollout_service_pb2.StreamEventsRequest(rollout_id="raw-1", after=3)
+        stream = control_pb2.StreamEventsRequest(rollout_id="raw-1", after=3)
         assert await numbers(stub.StreamEvents(stream)) == everything[3:]
 
 
@@ -119,11 +117,11 @@ async def test_all_rollouts_by_cursor(serve):
         for rollout_id in ("a", "b"):
             await stub.Init(init_request(rollout_id, target))
             await asyncio.wait_for(trainer.completed.get(), 10)
-        seen = await take(stub.StreamEvents(rollout_service_pb2.StreamEventsRequest()), "b")
+        seen = await take(stub.StreamEvents(control_pb2.StreamEventsRequest()), "b")
         assert {rollout_id for rollout_id, _, _ in seen} == {"a", "b"}
         middle = next(i for i, (rollout_id, number, _) in enumerate(seen) if (rollout_id, number) == ("a", 5))
         cursor = seen[middle][2]
-        rest = await take(stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(cursor=cursor)), "b")
+        rest = await take(stub.StreamEvents(control_pb2.StreamEventsRequest(cursor=cursor)), "b")
         assert rest == seen[middle + 1 :]
 
 
@@ -145,7 +143,7 @@ async def test_an_accepted_event_shows_no_secret(serve):
         stub = RolloutServiceStub(channel)
         await stub.Init(init_request("raw-2", target))
         await asyncio.wait_for(trainer.completed.get(), 10)
-        request = rollout_service_pb2.StreamEventsRequest(rollout_id="raw-2")
+        request = control_pb2.StreamEventsRequest(rollout_id="raw-2")
         raw = b"".join([response.SerializeToString() async for response in stub.StreamEvents(request)])
         assert b"What is 2 + 3?" in raw
         assert b"s3cret" not in raw

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
@@ -128,8 +128,8 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
     record = client.server.engine.get("", "s")
-    stream = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(rollout_id="s"))
-    everything = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest())
+    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
+    everything = client._stub.StreamEvents(control_pb2.StreamEventsRequest())
     await stream.read()
     await everything.read()
     assert len(record.waiters) == len(client.server.engine.log._waiters) == 1
@@ -143,7 +143,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
 async def test_signs_of_life(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
-    stream = client._stub.StreamEvents(rollout_service_pb2.StreamEventsRequest(rollout_id="s", after=2))
+    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
     response = await stream.read()
     assert not response.HasField("event")
     assert response.idle.last_number == 2

@@ -7,10 +7,10 @@ used for what is synchronous, and only for that.
 import grpc
 import grpc_testing
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, trainer_pb2, trainer_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, services_pb2, services_pb2_grpc, trainer_pb2
 
 
-class PlainTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+class PlainTrainer(services_pb2_grpc.TrainerServiceServicer):
     """Echoes, and records each result once."""
 
     def __init__(self):
@@ -32,7 +32,7 @@ class PlainTrainer(trainer_pb2_grpc.TrainerServiceServicer):
 
 
 def invoke(name, request):
-    service = trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"]
+    service = services_pb2.DESCRIPTOR.services_by_name["TrainerService"]
     server = grpc_testing.server_from_dictionary({service: PlainTrainer()}, grpc_testing.strict_real_time())
     call = server.invoke_unary_unary(service.methods_by_name[name], (), request, 5)
     response, _, code, _ = call.termination()

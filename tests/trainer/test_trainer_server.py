@@ -7,8 +7,8 @@ import grpc
 import numpy as np
 import pytest
 
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
-from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.calls import call
 from osmosis_grpc.policies.scripted import answer

@@ -16,18 +16,13 @@ from osmosis_grpc.wire.trainer import (
     outcome_to_wire,
     purpose_from_wire,
     purpose_to_wire,
+    reply_bytes,
     reply_from_wire,
     reply_to_wire,
 )
 
-NOT_ON_THE_WIRE = {
-    "continues",
-    "covered",
-    "known_ids",
-    "timeout",
-    "own_tools",
-    "credential",
-}  # found by the trainer; of the call
+# The first three are found by the trainer, own_tools is whether there are tools, the rest is of the call.
+NOT_ON_THE_WIRE = {"continues", "covered", "known_ids", "own_tools", "timeout", "credential"}
 CHAT = ChatRequest(
     rollout_id="r", attempt=2, sample="judge", number=7, messages=[{"role": "user", "content": None, "x": 1.0}],
     params={"temperature": 0.5, "min_p": 0.1}, tools=[{"type": "function", "function": {"name": "f"}}],
@@ -76,8 +71,41 @@ def test_the_fixtures_tell_every_field():
     [CHAT, replace(CHAT, tools=[]), replace(CHAT, tools=None, params={}), ChatRequest(rollout_id="r", messages=[])],
 )
 def test_a_chat_survives(chat):
-    assert chat_from_wire(over_the_wire(chat_to_wire(chat))) == chat
+    back = chat_from_wire(over_the_wire(chat_to_wire(chat)))
+    assert back == replace(chat, own_tools=chat.tools is not None)
     assert chat_from_wire(over_the_wire(chat_to_wire(chat)), 1.5).timeout == 1.5
+
+
+HISTORY = [
+    {"role": "user", "content": "2+3?"},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "+1?"},
+]
+
+
+@pytest.mark.parametrize("continues", [0, 1])
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_delta_holds_what_is_new(delta, continues):
+    whole = replace(
+        CHAT, messages=HISTORY, continues=continues, covered=2 * continues, known_ids=np.arange(3, dtype="<u4")
+    )
+    wire = over_the_wire(chat_to_wire(whole, delta=delta))
+    back = chat_from_wire(wire)
+    refers = bool(delta and continues)
+    assert wire.WhichOneof("history") == ("delta" if refers else "full")
+    assert back.continues == (1 if refers else 0)
+    assert (back.covered, back.known_ids) == (0, None)
+    assert list(back.messages) == (HISTORY[2:] if refers else HISTORY)
+
+
+@pytest.mark.parametrize("own_tools", [False, True])
+@pytest.mark.parametrize("all_tools", [False, True])
+@pytest.mark.parametrize("tools", [None, [], CHAT.tools])
+def test_the_rollouts_tools_are_left_out_where_they_are_known(tools, all_tools, own_tools):
+    chat = replace(CHAT, tools=tools, own_tools=own_tools)
+    back = chat_from_wire(over_the_wire(chat_to_wire(chat, all_tools=all_tools)))
+    assert back.tools == (tools if all_tools or own_tools else None)
+    assert back.own_tools == (back.tools is not None)
 
 
 def test_what_is_unset_has_its_default():
@@ -102,6 +130,7 @@ def test_a_reply_survives(reply):
     back = reply_from_wire(wire)
     same(back, reply)
     assert back.size == wire.ByteSize()
+    assert pb.ChatResponse.FromString(reply_bytes(reply)) == wire
 
 
 def test_replies_can_be_compared():
@@ -127,7 +156,11 @@ BAD_CHATS = [
     ("sample", {"sample": "a\0b"}),
     ("number", {"number": 0}),
     ("history", {"full": None}),
-    ("delta", {"full": None, "delta": pb.DeltaHistory(continues=1)}),
+    ("delta.continues", {"full": None, "delta": pb.DeltaHistory()}),
+    (
+        "delta.messages[0].role",
+        {"full": None, "delta": pb.DeltaHistory(continues=1, messages=[message_pb2.Message(role="robot")])},
+    ),
     ("full.messages[1].role", full(message_pb2.Message(role="user"), message_pb2.Message(role="robot"))),
     ("full.messages[0].extra_json", full(BAD_JSON)),
     ("sampling.temperature", {"sampling": message_pb2.SamplingParams(temperature=-1)}),

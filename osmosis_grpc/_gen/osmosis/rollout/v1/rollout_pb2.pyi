@@ -3,8 +3,7 @@
 isort:skip_file
 A rollout: what starts it, what it is doing, how it ended.
 
-The nouns of RolloutService stand here and the service in rollout_service.proto,
-because events speak of these messages and the service speaks of events.
+Nouns only: the services stand in services.proto.
 """
 
 import builtins
@@ -26,6 +25,30 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _HistoryForm:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _HistoryFormEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HistoryForm.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    HISTORY_FORM_UNSPECIFIED: _HistoryForm.ValueType  # 0
+    """What is usual for the connection: full over a callback, delta over an attachment."""
+    HISTORY_FORM_FULL: _HistoryForm.ValueType  # 1
+    """All messages with every chat."""
+    HISTORY_FORM_DELTA: _HistoryForm.ValueType  # 2
+    """What is new since an earlier chat, where the history continues one."""
+
+class HistoryForm(_HistoryForm, metaclass=_HistoryFormEnumTypeWrapper):
+    """In which form a chat tells what was said before."""
+
+HISTORY_FORM_UNSPECIFIED: HistoryForm.ValueType  # 0
+"""What is usual for the connection: full over a callback, delta over an attachment."""
+HISTORY_FORM_FULL: HistoryForm.ValueType  # 1
+"""All messages with every chat."""
+HISTORY_FORM_DELTA: HistoryForm.ValueType  # 2
+"""What is new since an earlier chat, where the history continues one."""
+global___HistoryForm = HistoryForm
 
 class _RolloutState:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -308,6 +331,7 @@ class Callback(google.protobuf.message.Message):
     CREDENTIAL_FIELD_NUMBER: builtins.int
     TLS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_NUMBER: builtins.int
     target: builtins.str
     """HOST:PORT of its TrainerService. Resolved and checked against the server's target
     policy with each Init; the address that was checked is the one that is dialled.
@@ -318,6 +342,8 @@ class Callback(google.protobuf.message.Message):
     """
     state: builtins.bytes
     """Echoed in every Chat and Complete of this rollout."""
+    history: global___HistoryForm.ValueType
+    """In which form the trainer wants histories. Unspecified means full."""
     @property
     def tls(self) -> global___CallbackTls:
         """Set: speak TLS."""
@@ -329,9 +355,10 @@ class Callback(google.protobuf.message.Message):
         credential: builtins.str = ...,
         tls: global___CallbackTls | None = ...,
         state: builtins.bytes = ...,
+        history: global___HistoryForm.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tls", b"tls"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["credential", b"credential", "state", b"state", "target", b"target", "tls", b"tls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["credential", b"credential", "history", b"history", "state", b"state", "target", b"target", "tls", b"tls"]) -> None: ...
 
 global___Callback = Callback
 
@@ -539,6 +566,8 @@ class Completion(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     EXTRA_JSON_FIELD_NUMBER: builtins.int
     OMITTED_FIELD_NUMBER: builtins.int
+    MESSAGES_AFTER_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -580,6 +609,17 @@ class Completion(google.protobuf.message.Message):
         the tokens and every message that was asked or answered.
         """
 
+    @property
+    def messages_after(self) -> global___ChatRef:
+        """Set: the conversation begins with this chat and its reply, which the trainer has,
+        and `messages` holds only what follows them. A trainer that does not have it reads
+        the rollout's events.
+        """
+
+    @property
+    def group(self) -> global___Group:
+        """The group it belongs to, echoed."""
+
     def __init__(
         self,
         *,
@@ -595,12 +635,36 @@ class Completion(google.protobuf.message.Message):
         metrics: global___Metrics | None = ...,
         extra_json: builtins.str = ...,
         omitted: collections.abc.Iterable[builtins.str] | None = ...,
+        messages_after: global___ChatRef | None = ...,
+        group: global___Group | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "failure", b"failure", "metrics", b"metrics", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "attempt", b"attempt", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "messages", b"messages", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "failure", b"failure", "group", b"group", "messages_after", b"messages_after", "metrics", b"metrics", "reward", b"reward"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "attempt", b"attempt", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "group", b"group", "messages", b"messages", "messages_after", b"messages_after", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Completion = Completion
+
+@typing.final
+class ChatRef(google.protobuf.message.Message):
+    """An answered chat, by name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    sample: builtins.str
+    """The sample."""
+    number: builtins.int
+    """The chat's number."""
+    def __init__(
+        self,
+        *,
+        sample: builtins.str = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "sample", b"sample"]) -> None: ...
+
+global___ChatRef = ChatRef
 
 @typing.final
 class Failure(google.protobuf.message.Message):

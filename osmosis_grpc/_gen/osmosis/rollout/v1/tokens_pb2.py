@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_rollout_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/tokens.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\"\xb2\x01\n\nTokenBlock\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12:\n\x06\x65xtras\x18\x03 \x03(\x0b\x32*.osmosis.rollout.v1.TokenBlock.ExtrasEntry\x1aI\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Tensor:\x02\x38\x01\"S\n\x06Tensor\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.osmosis.rollout.v1.TensorType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa7\x01\n\x07Segment\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\tmask_runs\x18\x03 \x03(\r\x12\x31\n\x08versions\x18\x04 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\r\n\x05\x63hats\x18\x05 \x03(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_drift_index\"\xb7\x01\n\x06Sample\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12-\n\x08segments\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Segment\x12\x13\n\x06reward\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\x1c\n\x14not_trainable_reason\x18\x05 \x01(\tB\t\n\x07_reward*\xde\x02\n\nTensorType\x12\x1b\n\x17TENSOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_TYPE_FLOAT16\x10\x01\x12\x18\n\x14TENSOR_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13TENSOR_TYPE_FLOAT32\x10\x03\x12\x17\n\x13TENSOR_TYPE_FLOAT64\x10\x04\x12\x14\n\x10TENSOR_TYPE_INT8\x10\x05\x12\x15\n\x11TENSOR_TYPE_INT16\x10\x06\x12\x15\n\x11TENSOR_TYPE_INT32\x10\x07\x12\x15\n\x11TENSOR_TYPE_INT64\x10\x08\x12\x15\n\x11TENSOR_TYPE_UINT8\x10\t\x12\x16\n\x12TENSOR_TYPE_UINT16\x10\n\x12\x16\n\x12TENSOR_TYPE_UINT32\x10\x0b\x12\x16\n\x12TENSOR_TYPE_UINT64\x10\x0c\x12\x14\n\x10TENSOR_TYPE_BOOL\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fosmosis/rollout/v1/tokens.proto\x12\x12osmosis.rollout.v1\x1a osmosis/rollout/v1/message.proto\"\xb2\x01\n\nTokenBlock\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12:\n\x06\x65xtras\x18\x03 \x03(\x0b\x32*.osmosis.rollout.v1.TokenBlock.ExtrasEntry\x1aI\n\x0b\x45xtrasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0b\x32\x1a.osmosis.rollout.v1.Tensor:\x02\x38\x01\"S\n\x06Tensor\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.osmosis.rollout.v1.TensorType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\xa7\x01\n\x07Segment\x12\x0b\n\x03ids\x18\x01 \x03(\x07\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x11\n\tmask_runs\x18\x03 \x03(\r\x12\x31\n\x08versions\x18\x04 \x03(\x0b\x32\x1f.osmosis.rollout.v1.VersionSpan\x12\r\n\x05\x63hats\x18\x05 \x03(\r\x12\x18\n\x0b\x64rift_index\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_drift_index\"\xcf\x01\n\x06Sample\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Message\x12-\n\x08segments\x18\x02 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Segment\x12\x13\n\x06reward\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\x1c\n\x14not_trainable_reason\x18\x05 \x01(\t\x12\x16\n\x0emessages_after\x18\x06 \x01(\rB\t\n\x07_reward*\xde\x02\n\nTensorType\x12\x1b\n\x17TENSOR_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13TENSOR_TYPE_FLOAT16\x10\x01\x12\x18\n\x14TENSOR_TYPE_BFLOAT16\x10\x02\x12\x17\n\x13TENSOR_TYPE_FLOAT32\x10\x03\x12\x17\n\x13TENSOR_TYPE_FLOAT64\x10\x04\x12\x14\n\x10TENSOR_TYPE_INT8\x10\x05\x12\x15\n\x11TENSOR_TYPE_INT16\x10\x06\x12\x15\n\x11TENSOR_TYPE_INT32\x10\x07\x12\x15\n\x11TENSOR_TYPE_INT64\x10\x08\x12\x15\n\x11TENSOR_TYPE_UINT8\x10\t\x12\x16\n\x12TENSOR_TYPE_UINT16\x10\n\x12\x16\n\x12TENSOR_TYPE_UINT32\x10\x0b\x12\x16\n\x12TENSOR_TYPE_UINT64\x10\x0c\x12\x14\n\x10TENSOR_TYPE_BOOL\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENBLOCK_EXTRASENTRY']._loaded_options = None
   _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_options = b'8\001'
-  _globals['_TENSORTYPE']._serialized_start=760
-  _globals['_TENSORTYPE']._serialized_end=1110
+  _globals['_TENSORTYPE']._serialized_start=784
+  _globals['_TENSORTYPE']._serialized_end=1134
   _globals['_TOKENBLOCK']._serialized_start=90
   _globals['_TOKENBLOCK']._serialized_end=268
   _globals['_TOKENBLOCK_EXTRASENTRY']._serialized_start=195
@@ -47,5 +47,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEGMENT']._serialized_start=404
   _globals['_SEGMENT']._serialized_end=571
   _globals['_SAMPLE']._serialized_start=574
-  _globals['_SAMPLE']._serialized_end=757
+  _globals['_SAMPLE']._serialized_end=781
 # @@protoc_insertion_point(module_scope)

@@ -224,7 +224,9 @@ class Segment(google.protobuf.message.Message):
     """
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """All tokens, prompts and replies, in order."""
+        """All tokens, prompts and replies, in order. Empty, with mask_runs that are not: the
+        trainer has them, because it answered `chats` itself.
+        """
 
     @property
     def logprobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
@@ -273,12 +275,17 @@ class Sample(google.protobuf.message.Message):
     REWARD_FIELD_NUMBER: builtins.int
     TRAINABLE_FIELD_NUMBER: builtins.int
     NOT_TRAINABLE_REASON_FIELD_NUMBER: builtins.int
+    MESSAGES_AFTER_FIELD_NUMBER: builtins.int
     reward: builtins.float
     """The sample's reward. Unset is not zero."""
     trainable: builtins.bool
     """Whether every reply came with its ids, its prompt's ids and all logprobs."""
     not_trainable_reason: builtins.str
     """Why the sample is not trainable; empty when it is."""
+    messages_after: builtins.int
+    """Not 0: the conversation begins with this chat and its reply, which the trainer has,
+    and `messages` holds only what follows them.
+    """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
         """The conversation as the agent left it."""
@@ -295,9 +302,10 @@ class Sample(google.protobuf.message.Message):
         reward: builtins.float | None = ...,
         trainable: builtins.bool = ...,
         not_trainable_reason: builtins.str = ...,
+        messages_after: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reward", b"_reward", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "messages", b"messages", "not_trainable_reason", b"not_trainable_reason", "reward", b"reward", "segments", b"segments", "trainable", b"trainable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "messages", b"messages", "messages_after", b"messages_after", "not_trainable_reason", b"not_trainable_reason", "reward", b"reward", "segments", b"segments", "trainable", b"trainable"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Sample = Sample

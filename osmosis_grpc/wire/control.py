@@ -1,9 +1,9 @@
-"""rollout_service.proto: what may be asked about rollouts."""
+"""control.proto: what may be asked about rollouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_service_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import CancelResult, Capacity, RolloutState, ToolDict
 from osmosis_grpc.types.jsontext import MAX_DEPTH
@@ -95,6 +95,14 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
         raise InvalidArgument("from_now", "does not go with a cursor")
 
 
+def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int) -> pb.Limits:
+    """The bounds that a server sets."""
+    return pb.Limits(
+        max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
+        max_rollout_id_chars=MAX_ID_CHARS,
+    )  # fmt: skip
+
+
 def server_info_to_wire(
     *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
     capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int, draining: bool,
@@ -112,9 +120,6 @@ def server_info_to_wire(
             queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
             expired=capacity.expired, completed=capacity.completed,
         ),
-        limits=pb.Limits(
-            max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
-            max_rollout_id_chars=MAX_ID_CHARS,
-        ),
+        limits=limits_to_wire(max_message_bytes, max_metadata_bytes),
         draining=draining,
     )  # fmt: skip

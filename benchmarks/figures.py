@@ -1,0 +1,72 @@
+"""How a benchmark's command line begins and ends: options, progress, figures, exit codes.
+
+Exit codes: 0 measured, 1 the run itself went wrong (rollouts lost, not COMPLETED, not trainable), 2 called wrongly.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+from benchmarks.machine import machine
+from osmosis_grpc.errors import CallError
+
+
+class Broken(Exception):
+    """The run went wrong: its figures would mean nothing."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a benchmark, with --json."""
+
+    def __init__(self, doc: str | None) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--json", action="store_true", help="print one JSON line")
+
+
+def progress(text: str) -> None:
+    """A line for who waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run. A run that went wrong, also because the server refused a call, ends the process with 1."""
+
+    async def run() -> dict[str, Any]:
+        return await work
+
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    problems: set[str] = set()
+    figures: dict[str, Any] = {}
+    try:
+        figures = asyncio.run(run())
+    except* (Broken, CallError) as broken:
+        problems = {f"{type(error).__name__}: {error}" for error in _leaves(broken)}
+    for problem in sorted(problems):
+        progress(f"went wrong: {problem}")
+    if problems:
+        sys.exit(1)
+    return figures
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    """Print figures with the machine; a figure `lost` that is not zero ends the process with 1."""
+    figures = figures | {"machine": machine()}
+    if as_json:
+        print(json.dumps(figures), flush=True)
+    else:
+        for name, figure in figures.items():
+            print(f"{name:28} {figure}")
+    if figures.get("lost"):
+        progress(f"went wrong: {figures['lost']} rollouts were lost")
+        sys.exit(1)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

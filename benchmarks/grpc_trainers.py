@@ -1,0 +1,84 @@
+"""The scripted trainers over gRPC: callback (TrainerServer and RolloutClient) and attach."""
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from benchmarks.figures import Broken
+from benchmarks.flight import Done, Route, Work, in_flight
+from benchmarks.policy import Policy, scripted
+from benchmarks.processes import Server
+from benchmarks.script import begin
+from osmosis_grpc.trainer import Callback, Completion, RolloutClient, RolloutRequest, TrainerServer, attach
+
+
+class CallbackTrainer:
+    """Starts rollouts by Init and is called back. An async context."""
+
+    def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
+        self._work = work
+        self._server = server
+        self._route = route
+        self._policy = policy or scripted(work.tokens, work.latency)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "CallbackTrainer":
+        self._trainer = await self._stack.enter_async_context(TrainerServer(self._policy))
+        self._client = await self._stack.enter_async_context(RolloutClient(await self._route(self._server.grpc)))
+        self._callback = Callback(target=await self._route(self._trainer.address))
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.aclose()
+
+    async def run(self, names: Iterable[str], done: Done) -> None:
+        """Run rollouts to their end, as many at a time as the work says."""
+        await in_flight(names, self._work.in_flight, self._rollout, done)
+
+    async def _rollout(self, name: str) -> None:
+        await self._client.init(rollout(name, self._work), callback=self._callback)
+        check(await self._trainer.completion(name), self._work)
+
+
+class AttachTrainer:
+    """Runs rollouts over one attachment. An async context."""
+
+    def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
+        self._work = work
+        self._server = server
+        self._route = route
+        self._policy = policy or scripted(work.tokens, work.latency)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "AttachTrainer":
+        attached = attach([await self._route(self._server.grpc)], self._policy)
+        self._trainer = await self._stack.enter_async_context(attached)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.aclose()
+
+    async def run(self, names: Iterable[str], done: Done) -> None:
+        """Run rollouts to their end, as many at a time as the work says."""
+        requests = (rollout(name, self._work) for name in names)
+        async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
+            check(completion, self._work)
+            done()
+
+
+def rollout(name: str, work: Work) -> RolloutRequest:
+    """What is asked for."""
+    return RolloutRequest(rollout_id=name, messages=begin(), max_turns=work.turns)
+
+
+def check(completion: Completion, work: Work) -> None:
+    """Refuse a completion that is not COMPLETED, or that cannot be trained on though there were tokens."""
+    if completion.status != "COMPLETED":
+        raise Broken(f"rollout {completion.rollout_id} is {completion.status}: {completion.failure}")
+    if not work.tokens:
+        return
+    sample = completion.samples["main"]
+    sampled = sum(segment.sampled for segment in sample.segments)
+    if not sample.trainable or sampled != work.turns * work.tokens:
+        reason = sample.not_trainable_reason or f"{sampled} sampled tokens in {len(sample.segments)} segments"
+        raise Broken(f"rollout {completion.rollout_id} cannot be trained on: {reason}")

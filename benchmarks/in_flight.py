@@ -1,0 +1,50 @@
+"""Many rollouts in flight at once, at a trainer that takes its time: the server's memory, and what is lost.
+
+python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [--tokens 256] [--latency 5] [--json]
+
+All rollouts are started at once, and the server may run as many. `ideal_s` is turns x latency: what they would take
+if nothing but the trainer took time. `server_rss_mb` is the most memory that the server has held.
+"""
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.figures import Parser, measured, show
+from benchmarks.flight import Work, new_names
+from benchmarks.measure import TRAINERS, Watch, finish
+from benchmarks.options import add_journal, add_work, journal_of, work_of
+from benchmarks.processes import server
+from benchmarks.tap import straight
+
+
+async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
+    """One wave of rollouts."""
+    with server(work.mode, work.in_flight, serve) as started:
+        idle = started.peak_rss_mb
+        async with TRAINERS[work.mode](work, started, straight) as trainer:
+            watch = Watch(started, ())
+            began = time.perf_counter()
+            lost = await finish(trainer, list(itertools.islice(new_names(), work.rollouts)), watch, work.stalled_after)
+            took = time.perf_counter() - began
+        return {
+            "benchmark": "in_flight", **asdict(work), "serve": list(serve), "server_rss_mb": round(started.peak_rss_mb),
+            "idle_rss_mb": round(idle), "lost": lost, "took_s": round(took, 1), "ideal_s": work.turns * work.latency,
+            "server_cpu_ms_per_rollout": round(started.cpu_seconds * 1000 / work.rollouts, 3),
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    add_work(parser, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
+    add_journal(parser)
+    given = parser.parse_args()
+    given.in_flight = given.rollouts
+    work, serve = work_of(parser, given), journal_of(parser, given)
+    show(measured(measure(work, serve)), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The options that benchmarks share: the work, and the server's journal."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.flight import Work
+from benchmarks.processes import BASELINES, serve_options
+
+MODES = ("attach", "callback", "http", "sdk", "tuned")
+NAMES = ("rollouts", "turns", "tokens", "in_flight", "latency")
+
+
+def add_work(
+    parser: argparse.ArgumentParser, *, modes: Sequence[str] = MODES, mode: str | None = None,
+    without: Sequence[str] = (), **work: Any,
+) -> None:  # fmt: skip
+    """An option for every parameter of the work but those in `without`. Without `mode`, the mode has to be named."""
+    parser.add_argument(
+        "--mode", choices=modes, default=mode, required=mode is None, help=f"[{mode}]" if mode else None
+    )
+    defaults = Work(mode=mode or "", **work)
+    for name in NAMES:
+        default = getattr(defaults, name)
+        if name in without:
+            parser.set_defaults(**{name: default})
+            continue
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, metavar="N", help=f"[{default:g}]")
+
+
+def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
+    """The work that the options say. Ends the process with 2 where it cannot be done."""
+    if given.rollouts < 1 or given.turns < 1 or given.in_flight < 1 or given.tokens < 0 or given.latency < 0:
+        parser.error("--rollouts, --turns and --in-flight are at least 1, --tokens and --latency at least 0")
+    return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
+
+
+def add_journal(parser: argparse.ArgumentParser) -> None:
+    """--state-dir and --no-journal, handed on to the server."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--state-dir", metavar="DIR", help="where the server's journal is, or :memory:")
+    either.add_argument("--no-journal", action="store_true", help="run the server without a journal")
+
+
+def journal_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[str]:
+    """The server's arguments. Ends the process with 2 where the server cannot take them."""
+    option = "--no-journal" if given.no_journal else "--state-dir" if given.state_dir else ""
+    if not option:
+        return []
+    if given.mode in BASELINES:
+        parser.error(f"{option}: --mode {given.mode} has no journal")
+    if option not in serve_options():
+        parser.error(f"{option}: `python -m osmosis_grpc.serve` has no such option yet")
+    if given.no_journal:
+        return [option]
+    return [option, given.state_dir if given.state_dir == ":memory:" else str(Path(given.state_dir).resolve())]

@@ -1,0 +1,129 @@
+"""The process under measurement: started on a core of its own, watched, stopped."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import Broken
+from benchmarks.machine import cpu_seconds, peak_rss_mb
+
+ROOT = Path(__file__).parent.parent
+BASELINES = ("sdk", "tuned")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that is ready."""
+
+    pid: int
+    grpc: str
+    """HOST:PORT; empty where there is none."""
+    http: str
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time it has used."""
+        return cpu_seconds(self.pid)
+
+    @property
+    def peak_rss_mb(self) -> float:
+        """The most memory it has held."""
+        return peak_rss_mb(self.pid)
+
+
+def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
+    """The real server with the benchmarks' agent."""
+    return [
+        "osmosis_grpc.serve", "-m", "benchmarks.work:agent_loop", "--grpc-port", "0", "--no-validate",
+        *(("-p", "0") if http else ("--no-http",)),
+        "--log-level", "error", "--drain-timeout", "0", "--max-concurrent", str(max_concurrent), "--json", *more,
+    ]  # fmt: skip
+
+
+@contextmanager
+def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Path | None = None) -> Iterator[Server]:
+    """The server of a mode, in a process and a folder of its own. This process takes the other core."""
+    command = serve_command(max_concurrent, more, http=mode == "http")
+    if mode in BASELINES:
+        command = ["benchmarks.http_baseline", "--mode", mode, "--port", "0"]
+    profiled = ["cProfile", "-o", str(profile.resolve()), "-m"] if profile else []
+    limits = {"MAX_CONNECTIONS", "MAX_KEEPALIVE_CONNECTIONS"}  # of the HTTP gateway towards trainers
+    settings = {f"OSMOSIS_ROLLOUT_CLIENT_{name}": str(max_concurrent) for name in limits}
+    with tempfile.TemporaryDirectory() as folder:
+        process = start(["-m", *profiled, *command], core=0, folder=folder, environment=settings)
+        take_core(1)
+        try:
+            ready = ready_record(process)
+            yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
+            if process.poll() is not None:
+                raise Broken(f"the server ended by itself with code {process.returncode}")
+        finally:
+            stop(process)
+
+
+def start(
+    arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
+    """Python with these arguments on a core of its own, where there are several; talks through pipes."""
+    before = os.sched_getaffinity(0)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    take_core(core)  # inherited, so that every thread of the child has it
+    try:
+        return subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
+            env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
+        )  # fmt: skip
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def take_core(number: int) -> None:
+    """Run this process on one core, where there are several."""
+    cores = _cores()
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
+def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
+    """The first line a process prints. Raises Broken when it ends without one."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise Broken(f"{' '.join(map(str, process.args))} did not start")
+    record: dict[str, str] = json.loads(line)
+    return record
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End a process of ours."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+@functools.cache
+def serve_options() -> str:
+    """What `serve --help` says."""
+    told = subprocess.run(
+        [sys.executable, "-m", "osmosis_grpc.serve", "--help"], capture_output=True, text=True, check=True, cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    return told.stdout
+
+
+@functools.cache
+def _cores() -> tuple[int, ...]:
+    """The cores there were at first."""
+    return tuple(sorted(os.sched_getaffinity(0)))

@@ -1,0 +1,36 @@
+"""One mode's rollouts: their rate, the processor time of both sides, the bytes between them, the server's memory.
+
+python -m benchmarks.rollouts --mode attach|callback|http|sdk|tuned [--rollouts 1000] [--turns 8] [--tokens 256]
+    [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--json]
+
+Server and trainer are processes of their own, one core each. attach, callback and http (our gateway) run against
+the real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is
+lost, not COMPLETED or without its tokens ends the run with 1. Those that are timed stand in the middle of others,
+so that always as many are in flight. The bytes are counted by a proxy in a pass of their own over fewer rollouts,
+without what connections and attachments say before the first one that counts.
+"""
+
+from pathlib import Path
+
+from benchmarks.figures import Parser, measured, show
+from benchmarks.measure import measure
+from benchmarks.options import add_journal, add_work, journal_of, work_of
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    add_work(parser)
+    add_journal(parser)
+    parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
+    parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")
+    given = parser.parse_args()
+    work, serve = work_of(parser, given), journal_of(parser, given)
+    figures = measured(measure(
+        work, serve=serve, bytes_too=not given.no_bytes, profile=given.profile, profile_trainer=given.profile_trainer,
+    ))  # fmt: skip
+    show(figures, given.json)
+
+
+if __name__ == "__main__":
+    main()

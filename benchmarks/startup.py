@@ -1,0 +1,64 @@
+"""How long the server takes to be ready, and --help to be printed: the median of some starts.
+
+python -m benchmarks.startup [--starts 5] [--json]
+
+Ready is when the first record is on stdout: gRPC and HTTP listen, the agent is loaded. Modules are compiled already.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.figures import Parser, measured, progress, show
+from benchmarks.processes import ROOT, ready_record, serve_command, start, stop
+
+
+async def measure(starts: int) -> dict[str, Any]:
+    """Seconds, in order of the starts; the first of all is not counted."""
+    ready, help_ = [], []
+    for number in range(starts + 1):
+        progress(f"startup: {number} of {starts}")
+        ready.append(_ready())
+        help_.append(_help())
+    return {
+        "benchmark": "startup", "starts": starts, "ready_s": round(statistics.median(ready[1:]), 3),
+        "help_s": round(statistics.median(help_[1:]), 3), "all_ready_s": _rounded(ready[1:]),
+        "all_help_s": _rounded(help_[1:]),
+    }  # fmt: skip
+
+
+def _ready() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        process = start(["-m", *serve_command(100, http=True)], core=0, folder=folder)
+        try:
+            ready_record(process)
+            return time.perf_counter() - began
+        finally:
+            stop(process)
+
+
+def _help() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "osmosis_grpc.serve", "--help"], check=True, cwd=ROOT, capture_output=True)
+    return time.perf_counter() - began
+
+
+def _rounded(seconds: list[float]) -> list[float]:
+    return [round(value, 3) for value in seconds]
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--starts", type=int, default=5)
+    given = parser.parse_args()
+    if given.starts < 1:
+        parser.error("--starts is at least 1")
+    show(measured(measure(given.starts)), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Writing and reading a token block: 4,096 ids with logprobs between NumPy and protobuf.
+
+python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--python PATH] [--json]
+
+`write_us` is from arrays to a protobuf message, `read_us` from a message that came off the wire to checked arrays;
+`serialize_us` and `parse_us` are protobuf's own work in between, and no part of `write_read_us`. `--python` runs the
+same in another environment, with its protobuf; osmosis_grpc is taken from this checkout.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Parser, show
+from benchmarks.machine import machine
+from benchmarks.policy import made_up_tokens
+from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
+from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
+
+ROUNDS = 9
+
+
+def measure(tokens: int, repeat: int) -> dict[str, Any]:
+    """Microseconds a call, in the best of several rounds: what others do on the machine is not ours."""
+    block = made_up_tokens(tokens)
+    message = block_to_wire(block)
+    data = message.SerializeToString()
+    arrived = tokens_pb2.TokenBlock.FromString(data)
+    assert block_from_wire(arrived, "block") == block
+    calls: dict[str, Callable[[], object]] = {
+        "write_us": lambda: block_to_wire(block),
+        "read_us": lambda: block_from_wire(arrived, "block"),
+        "serialize_us": message.SerializeToString,
+        "parse_us": lambda: tokens_pb2.TokenBlock.FromString(data),
+    }
+    found = {name: round(_microseconds(call, max(1, repeat // ROUNDS)), 3) for name, call in calls.items()}
+    found["write_read_us"] = round(found["write_us"] + found["read_us"], 3)
+    protobuf = machine()["packages"]["protobuf"]
+    return {"benchmark": "tokens", "tokens": tokens, "repeat": repeat, "protobuf": protobuf, **found}
+
+
+def _microseconds(call: Callable[[], object], repeat: int) -> float:
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        rounds.append((time.perf_counter() - began) / repeat * 1e6)
+    return min(rounds)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--repeat", type=int, default=20_000)
+    parser.add_argument("--python", metavar="PATH", help="the interpreter of another environment")
+    given = parser.parse_args()
+    if given.python:
+        arguments = ["-m", "benchmarks.tokens", "--tokens", str(given.tokens), "--repeat", str(given.repeat), "--json"]
+        root = Path(__file__).parent.parent
+        told = subprocess.run([given.python, *arguments], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+                              stdout=subprocess.PIPE, text=True, check=False)  # fmt: skip
+        if told.returncode:
+            sys.exit(1)
+        figures = json.loads(told.stdout)
+        print(json.dumps(figures)) if given.json else [print(f"{name:28} {value}") for name, value in figures.items()]
+    else:
+        show(measure(given.tokens, given.repeat), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""One stream of an attachment: frames out in batches, frames in one by one, signs of life.
+
+Whatever waits goes out in one message; there is no timer to wait for more. Frames of events
+wait behind all others. Bytes in, messages out: which of the two sides this is, it does not know.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import grpc
+
+from osmosis_grpc.errors import CallError, Cancelled, InvalidArgument, Unavailable
+from osmosis_grpc.link.calls import error_of
+from osmosis_grpc.link.interceptors import careful, decoded
+from osmosis_grpc.link.options import client_options
+
+MAX_FRAMES = 4096
+"""Frames of a message."""
+MAX_BATCH_BYTES = 1024 * 1024
+"""Bytes of a message, unless it is one larger frame."""
+EVENT_ROOM = 4 * 1024 * 1024
+"""While fewer bytes of events wait, there is room for more."""
+HEARTBEAT = 15.0
+"""Seconds without a frame of our own, after which a heartbeat goes out."""
+SILENCE = 45.0
+"""Seconds without a frame of the other side's, after which the stream is dead."""
+HELLO_LIMIT = 10.0
+"""Seconds that the other side has for its hello."""
+SLICE = 16
+"""Frames handled at a time: what comes of them can go out while the rest is handled."""
+_BEAT = 5.0
+_LAST_WORDS = 2.0  # seconds in which what is queued may still go out
+
+
+class Duplex(Protocol):
+    """What a stream runs over: a grpc.aio servicer context, or the Dialled below."""
+
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF."""
+
+    async def write(self, message: bytes) -> None:
+        """Send a message that is bytes already."""
+
+
+class Dialled:
+    """The caller's side of a stream call, as a Duplex: an async context, over a connection of its own.
+
+    A connection that has died silently would carry the next stream, too.
+    """
+
+    def __init__(self, target: str, method: str, answers: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=client_options(grpc__use_local_subchannel_pool=1))
+        self._call: Any = self._channel.stream_stream(
+            method, request_serializer=None, response_deserializer=careful(answers.FromString)
+        )()
+
+    async def __aenter__(self) -> "Dialled":
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    async def finish(self) -> None:
+        """Say that nothing more comes, and let the other side end the call."""
+        with contextlib.suppress(TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(_LAST_WORDS / 2):
+                await self._call.done_writing()
+                await self._call.code()
+
+    async def read(self) -> Any:
+        """See Duplex. Raises a CallError when the call ended badly."""
+        try:
+            return await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        except asyncio.CancelledError:
+            if self._call.cancelled() and not _cancelled_here():
+                raise Cancelled("the other side cancelled the stream") from None
+            raise
+
+    async def write(self, message: bytes) -> None:
+        """See Duplex."""
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        except asyncio.InvalidStateError:
+            raise Unavailable("the stream has ended") from None
+
+
+class FrameStream:
+    """Frames over a Duplex, from the first to the last."""
+
+    def __init__(self, call: Duplex, heartbeat: bytes) -> None:
+        self._call = call
+        self._heartbeat = heartbeat
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[bytes] = deque()
+        self._events: deque[bytes] = deque()
+        self._event_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle: asyncio.Future[None] | None = None
+        self._finishing = False
+        self._ended: asyncio.Future[Any] = self._loop.create_future()
+        self._heard = self._sent = self._loop.time()
+        self._timer: asyncio.TimerHandle
+        self._early: list[Any] = []
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame with the next message."""
+        self._frames.append(frame)
+        self._wake()
+
+    def send_event(self, frame: bytes) -> None:
+        """Send a frame after all others; ask for room() before."""
+        self._events.append(frame)
+        self._event_bytes += len(frame)
+        if self._event_bytes >= EVENT_ROOM:
+            self._room.clear()
+        self._wake()
+
+    async def room(self) -> None:
+        """Wait until there is room for another event."""
+        while self._event_bytes >= EVENT_ROOM:  # others wait, too, and may have filled it again
+            await self._room.wait()
+
+    def end(self, error: CallError) -> None:
+        """Let run() raise this, once what is queued has gone out."""
+        if not self._ended.done():
+            self._ended.set_result(error)
+
+    async def hello(self, *, opener: bool) -> Any:
+        """The other side's hello. Its opener's is alone in its message: nothing comes before both hellos.
+
+        Raises InvalidArgument, Unavailable.
+        """
+        try:
+            async with asyncio.timeout(HELLO_LIMIT):
+                message = await self._call.read()
+        except TimeoutError:
+            raise InvalidArgument("hello", f"did not come within {HELLO_LIMIT:g} s") from None
+        if message is grpc.aio.EOF:
+            raise Unavailable("the stream ended before a hello")
+        frames = decoded(message).frames
+        if not frames or frames[0].WhichOneof("frame") != "hello":
+            raise InvalidArgument("hello", "is missing: it is the first frame")
+        _check_count(frames)
+        if opener and len(frames) > 1:
+            raise InvalidArgument("hello", "nothing follows it before the other side's hello has come")
+        self._early = frames[1:]
+        return frames[0].hello
+
+    async def greet(self, frame: bytes) -> None:
+        """Send a hello by itself, at once."""
+        await self._call.write(frame)
+
+    async def run(self, handlers: dict[str, Callable[[Any], None]]) -> CallError | None:
+        """Carry frames until the stream ends. Returns why it ended from our side, None when the other side left.
+
+        `handlers` take the frames by kind; what they raise ends the stream. Raises the CallError
+        that the other side, or the way to it, ended the stream with.
+        """
+        reader: asyncio.Future[None] = asyncio.create_task(self._read(handlers))
+        writer: asyncio.Future[None] = asyncio.create_task(self._write())
+        self._timer = self._loop.call_later(_BEAT, self._beat)
+        try:
+            await asyncio.wait((reader, writer, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done() and not writer.done():
+                self._finishing = True
+                self._wake()
+            if not reader.done():  # the writer has its last words, or the reader knows why it failed
+                await asyncio.wait({writer if self._ended.done() else reader}, timeout=_LAST_WORDS)
+        finally:
+            self._timer.cancel()
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        if reader.done() and not reader.cancelled() and reader.exception() is not None:
+            raise reader.exception()  # type: ignore[misc]
+        if self._ended.done():
+            ended: CallError = self._ended.result()
+            return ended
+        if not writer.cancelled() and writer.exception() is not None:
+            raise writer.exception()  # type: ignore[misc]
+        return None
+
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def _read(self, handlers: dict[str, Callable[[Any], None]]) -> None:
+        self._handle(self._early, handlers)
+        while True:
+            message = await self._call.read()
+            if message is grpc.aio.EOF:
+                return
+            self._heard = self._loop.time()
+            frames = decoded(message).frames
+            _check_count(frames)
+            for start in range(0, len(frames), SLICE):
+                if start:
+                    await asyncio.sleep(0)
+                self._handle(frames[start : start + SLICE], handlers)
+
+    def _handle(self, frames: Iterable[Any], handlers: dict[str, Callable[[Any], None]]) -> None:
+        for frame in frames:
+            kind = frame.WhichOneof("frame")
+            handle = handlers.get(kind)
+            if handle is None:
+                raise InvalidArgument(f"frames.{kind or 'frame'}", "is no frame that is known or wanted here")
+            handle(getattr(frame, kind))
+
+    async def _write(self) -> None:
+        while True:
+            if not self._frames and not self._events:
+                if self._finishing:
+                    return
+                self._idle = self._loop.create_future()
+                await self._idle
+                self._idle = None
+                continue
+            await asyncio.sleep(0)  # what is ready to run may have frames to add
+            self._sent = self._loop.time()
+            await self._call.write(b"".join(self._batch()))
+
+    def _batch(self) -> list[bytes]:
+        """What goes out in the next message."""
+        batch: list[bytes] = []
+        size = 0
+        for queue in (self._frames, self._events):
+            while queue and len(batch) < MAX_FRAMES and (not batch or size + len(queue[0]) <= MAX_BATCH_BYTES):
+                frame = queue.popleft()
+                batch.append(frame)
+                size += len(frame)
+                if queue is self._events:
+                    self._event_bytes -= len(frame)
+            if queue:
+                break
+        if self._event_bytes < EVENT_ROOM:
+            self._room.set()
+        return batch
+
+    def _beat(self) -> None:
+        now = self._loop.time()
+        if now - self._heard > SILENCE:
+            self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
+            return
+        if now - self._sent >= HEARTBEAT:
+            self.send(self._heartbeat)
+        self._timer = self._loop.call_later(_BEAT, self._beat)
+
+
+def _check_count(frames: Any) -> None:
+    if len(frames) > MAX_FRAMES:
+        raise InvalidArgument("frames", f"are {len(frames)}, more than {MAX_FRAMES}")
+
+
+def _cancelled_here() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def redial(
+    connect: Callable[[], Awaitable[CallError | None]], told: Callable[[CallError | None, float], None], *,
+    pauses: tuple[float, float] = (0.25, 10.0), lasted: float = 1.0,
+) -> None:  # fmt: skip
+    """Connect again and again, without end: pauses grow from the first to the last, jittered.
+
+    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is.
+    """
+    loop, pause = asyncio.get_running_loop(), pauses[0]
+    while True:
+        began = loop.time()
+        try:
+            error = await connect()
+        except CallError as raised:
+            error = raised
+        if loop.time() - began > lasted:
+            pause = pauses[0]
+        told(error, pause)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pauses[1], pause * 2)

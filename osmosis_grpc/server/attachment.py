@@ -1,0 +1,309 @@
+"""The server's end of an attachment: where the calls of its rollouts go, whatever stream there is.
+
+Chats and completions are kept here until they are answered, and sent again on the trainer's
+next stream. What comes in is handed to the engine.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, trainer_pb2
+from osmosis_grpc.engine import Engine, Peer, Record, Tenant
+from osmosis_grpc.errors import (
+    Aborted,
+    CallError,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    UnknownChat,
+)
+from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.server.requests import cancel
+from osmosis_grpc.server.subscriptions import Subscriptions
+from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
+from osmosis_grpc.wire.attach import refusal, refused, server_frame
+from osmosis_grpc.wire.message import tool_to_wire
+from osmosis_grpc.wire.rollout import check_served, completion_to_wire, fit, init_from_wire, wants_delta
+from osmosis_grpc.wire.trainer import chat_to_wire, outcome_from_wire, reply_from_wire
+
+_TICK = 5.0
+
+ChatKey = tuple[str, int, str, int]
+ResultKey = tuple[str, int, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Chat:
+    """A chat that is not answered."""
+
+    key: ChatKey
+    request: ChatRequest
+    future: "asyncio.Future[ChatResponse]"
+    delta: bool
+    sent: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Result:
+    """A completion that is not answered."""
+
+    frame: bytes
+    future: "asyncio.Future[Outcome]"
+    sent: float
+
+
+class Attachment:
+    """One trainer's attachment. `owner` is whose its rollouts are."""
+
+    def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
+        self.attachment_id = attachment_id
+        self.owner = owner
+        self.tenant = Tenant()
+        self.dropped = 0
+        """Answers to chats whose asker was gone."""
+        self._engine = engine
+        self._max_metadata = max_metadata_bytes
+        self._peer = Peer(self.chat, self.complete, ("attachment", attachment_id), True, True, self.tenant)
+        self._loop = asyncio.get_running_loop()
+        self._subscriptions = Subscriptions(engine, owner)
+        self._waiting: deque[_Chat] = deque()
+        self._open: dict[ChatKey, _Chat] = {}
+        self._results: dict[ResultKey, _Result] = {}
+        self._stream: FrameStream | None = None
+        self._delta = True
+        self._chat_window = 0
+        self._rollout_window = 0
+        self._largest_rollout_window = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.handlers: dict[str, Callable[[Any], None]] = {
+            "open_rollouts": self._on_open_rollouts, "init": self._on_init, "cancel": self._on_cancel,
+            "chat_reply": self._on_chat_reply, "complete_reply": self._on_complete_reply,
+            "subscribe": self._on_subscribe, "unsubscribe": self._on_unsubscribe, "window": self._on_window,
+            "heartbeat": lambda _: None,
+        }  # fmt: skip
+        """What to do with a frame, by its kind."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a stream."""
+        return self._stream is not None
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything is left to do for this trainer."""
+        return self._stream is not None or bool(self.tenant.open or self.tenant.undelivered or self._results)
+
+    # What the engine asks.
+
+    def chat(self, request: ChatRequest, /) -> "asyncio.Future[ChatResponse]":
+        """A ChatModel: asked when the trainer's window has room, asked again after a break."""
+        key = (request.rollout_id, request.attempt, request.sample, request.number)
+        future: asyncio.Future[ChatResponse] = self._loop.create_future()
+        chat = self._open.get(key)
+        if chat is not None:  # its asker had given up, and asks again: the answer is on its way
+            chat.future = future
+        else:
+            self._waiting.append(_Chat(key, request, future, self._delta))
+            self._ask()
+        return future
+
+    def complete(self, completion: Completion, /) -> "asyncio.Future[Outcome]":
+        """A ResultSink: sent at once, and again after a break."""
+        message = fit(completion_to_wire(completion, refer=True))
+        key = (completion.rollout_id, completion.attempt, completion.result_id)
+        frame = server_frame("complete", trainer_pb2.CompleteRequest(completion=message))
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        result = self._results[key] = _Result(frame, future, self._loop.time())
+        future.add_done_callback(lambda _: self._results.pop(key) if self._results.get(key) is result else None)
+        if self._stream is not None:
+            self._stream.send(frame)
+        return future
+
+    # The stream.
+
+    def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
+        """Go on over this stream, both hellos said: what is unanswered is sent again.
+
+        A stream there was before ends ABORTED. `granted` is the window that the hello told.
+        """
+        if self._stream is not None:
+            self._stream.end(Aborted("another stream with this attachment id took over"))
+            self.leave(self._stream)
+        self._stream = stream
+        self._delta = wants_delta(hello.history, "hello.history", usual=True)
+        self.tenant.lost = False
+        self._chat_window = hello.max_open_chats
+        self._rollout_window = self._largest_rollout_window = granted
+        for result in self._results.values():
+            stream.send(result.frame)
+            result.sent = self._loop.time()
+        unanswered = [chat for chat in self._open.values() if not chat.future.done()]
+        self._open.clear()
+        self._waiting.extendleft(reversed(unanswered))
+        for chat in self._waiting:
+            chat.delta = chat.delta and self._delta
+        self._ask()
+        self._timer = self._loop.call_later(_TICK, self._tick, stream)
+
+    def leave(self, stream: FrameStream) -> None:
+        """A stream has ended."""
+        if self._stream is stream:
+            self._stream = None
+            self._subscriptions.end_all()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def grant(self, window: int) -> None:
+        """How many rollouts this trainer may have open from now on."""
+        if window != self._rollout_window:
+            self._rollout_window = window
+            self._largest_rollout_window = max(window, self._largest_rollout_window)
+            self._send("window", pb.ServerWindow(max_open_rollouts=window))
+
+    def tell_draining(self, *, last: bool = False) -> None:
+        """The server finishes."""
+        if self._stream is not None:
+            self._stream.send(server_frame("draining", pb.Draining(last=last)))
+            if last:
+                self._stream.end(Unavailable("the server has shut down"))
+
+    def _tick(self, stream: FrameStream) -> None:
+        """Ask again what has been silent for long: what lies between may have lost it, though the stream lives."""
+        now = self._loop.time()
+        before = now - self._engine.config.chat_silence
+        for chat in list(self._open.values()):
+            if chat.sent < before and not chat.future.done():
+                self._send_chat(stream, chat)
+        for result in self._results.values():
+            if result.sent < before:
+                stream.send(result.frame)
+                result.sent = now
+        self._timer = self._loop.call_later(_TICK, self._tick, stream)
+
+    def _ask(self) -> None:
+        """Send the chats that the trainer's window has room for."""
+        stream = self._stream
+        while self._waiting and stream is not None and len(self._open) < self._chat_window:
+            chat = self._waiting.popleft()
+            if not chat.future.done():
+                self._send_chat(stream, chat)
+
+    def _send_chat(self, stream: FrameStream, chat: _Chat) -> None:
+        frame = server_frame("chat", chat_to_wire(chat.request, delta=chat.delta, all_tools=False))
+        if len(frame) > MAX_MESSAGE_BYTES:
+            error = InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
+            self._open.pop(chat.key, None)
+            chat.future.set_exception(error)
+            return
+        chat.sent = self._loop.time()
+        self._open[chat.key] = chat
+        stream.send(frame)
+
+    # What the trainer sends.
+
+    def _send(self, kind: str, message: Any) -> None:
+        if self._stream is not None:
+            self._stream.send(server_frame(kind, message))
+
+    def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
+        unknown = [ref for ref in message.rollouts if not self._engine.knows(self.owner, ref.rollout_id, ref.attempt)]
+        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+
+    def _on_init(self, message: rollout_pb2.InitRequest) -> None:
+        rollout_id, attempt = message.rollout_id, message.attempt or 1
+        full = self.tenant.open >= self._rollout_window and not self._engine.draining
+        if full and not self._engine.holds(self.owner, rollout_id, attempt):
+            error = ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
+            if self.tenant.open >= self._largest_rollout_window:
+                raise error
+            self._refuse_init(rollout_id, attempt, error)
+            return
+        try:
+            check_served(message, self._max_metadata)
+            if message.HasField("callback"):
+                raise InvalidArgument("callback", "does not go with an attachment, where everything has its way")
+            record, started = self._engine.begin(init_from_wire(message), owner=self.owner, peer=self._peer)
+        except CallError as error:
+            self._refuse_init(rollout_id, attempt, error)
+            return
+        if record.accepted.done():
+            self._tell_accepted(record, started)
+            return
+        record.accepted.add_done_callback(lambda _: self._tell_accepted(record, started))
+
+    def _tell_accepted(self, record: Record, started: bool) -> None:
+        error = None if record.accepted.cancelled() else record.accepted.exception()
+        if isinstance(error, CallError):
+            self._refuse_init(record.rollout_id, record.attempt, error)
+            return
+        response = rollout_pb2.InitResponse(
+            rollout_id=record.rollout_id, attempt=record.attempt, tools=map(tool_to_wire, record.tools), started=started
+        )
+        self._send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
+        if record.settled and record.completion is not None:  # over and delivered: whoever asks again is told again
+            self.complete(record.completion).add_done_callback(lambda told: told.cancelled() or told.exception())
+
+    def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
+        self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
+
+    def _on_cancel(self, ask: pb.CancelAsk) -> None:
+        reply = pb.CancelReply(id=ask.id)
+        try:
+            reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
+        except CallError as error:
+            reply.status.CopyFrom(refusal(error))
+        self._send("cancel_reply", reply)
+
+    def _on_chat_reply(self, reply: pb.ChatReply) -> None:
+        key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
+        chat = self._open.pop(key, None)
+        if chat is None and not self._engine.was_asked(self.owner, *key):
+            raise InvalidArgument(
+                "chat_reply", f"chat {reply.number} of rollout {reply.rollout_id[:256]} was never asked"
+            )
+        if chat is None or chat.future.done():
+            self.dropped += 1
+        elif reply.WhichOneof("result") == "response":
+            try:
+                chat.future.set_result(reply_from_wire(reply.response))
+            except InvalidArgument as error:
+                chat.future.set_exception(Internal(f"the trainer's reply cannot be read: {error}"))
+        else:
+            told = refused(reply.status)
+            if chat.delta and chat.request.continues and isinstance(told, UnknownChat):
+                chat.delta = False
+                self._waiting.appendleft(chat)
+            else:
+                chat.future.set_exception(told)
+        self._ask()
+
+    def _on_complete_reply(self, reply: pb.CompleteReply) -> None:
+        result = self._results.get((reply.rollout_id, reply.attempt, reply.result_id))
+        if result is None or result.future.done():
+            return
+        future = result.future
+        if reply.WhichOneof("result") == "status":
+            future.set_exception(refused(reply.status))
+            return
+        outcome = outcome_from_wire(reply.outcome)
+        if outcome is None:
+            future.set_exception(Unavailable("the trainer's answer tells no outcome"))
+        else:
+            future.set_result(outcome)
+
+    def _on_subscribe(self, message: pb.Subscribe) -> None:
+        if self._stream is not None:
+            self._subscriptions.begin(self._stream, message)
+
+    def _on_unsubscribe(self, message: pb.Unsubscribe) -> None:
+        self._subscriptions.end(message.id)
+
+    def _on_window(self, message: pb.TrainerWindow) -> None:
+        self._chat_window = message.max_open_chats
+        self._ask()

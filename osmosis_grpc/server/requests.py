@@ -1,0 +1,53 @@
+"""What may be asked of the engine both by an RPC and over an attachment: events, and cancels."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.wire import control
+from osmosis_grpc.wire.event import event_to_wire
+from osmosis_grpc.wire.rollout import activity_to_wire
+
+
+def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
+    """Cancel what is selected. Raises InvalidArgument naming the field."""
+    selection = control.selection_from_wire(request)
+    rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
+    return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
+
+
+async def follow(
+    engine: Engine, owner: str, request: pb.StreamEventsRequest, *, tokens: bool = True
+) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    """One rollout's events or all of the owner's; without `tokens` replies come without their token blocks."""
+    control.check_stream(request)
+    stream = _one(engine, owner, request, tokens) if request.rollout_id else _all(engine, owner, request, tokens)
+    async with aclosing(stream):
+        async for response in stream:
+            yield response
+
+
+async def _one(
+    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
+) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    record = engine.get(owner, request.rollout_id, request.attempt)
+    async with aclosing(engine.log.follow(record, request.after)) as stream:
+        async for event in stream:
+            if event is not None:
+                yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
+            else:
+                idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
+                yield pb.StreamEventsResponse(idle=idle)
+
+
+async def _all(
+    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
+) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    async with aclosing(engine.follow_all(owner, request.cursor, request.from_now)) as stream:
+        async for position, event in stream:
+            cursor = engine.log.cursor(position)
+            if event is not None:
+                yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens), cursor=cursor)
+            else:
+                yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=cursor)

@@ -1,0 +1,71 @@
+"""Events over an attachment: read on from the log while the stream has room."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.server.requests import follow
+from osmosis_grpc.wire.attach import refusal, server_frame
+
+MAX_SUBSCRIPTIONS = 1024
+"""Of one attachment."""
+
+
+class Subscriptions:
+    """Those of one attachment, each a task that follows the log."""
+
+    def __init__(self, engine: Engine, owner: str) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, stream: FrameStream, message: pb.Subscribe) -> None:
+        """Begin to follow; a subscription of the same id is replaced."""
+        self.end(message.id)
+        if len(self._tasks) >= MAX_SUBSCRIPTIONS:
+            error = ResourceExhausted(f"there are {MAX_SUBSCRIPTIONS} subscriptions already")
+            stream.send(server_frame("unsubscribed", pb.Unsubscribed(id=message.id, status=refusal(error))))
+            return
+        request = control_pb2.StreamEventsRequest()
+        request.CopyFrom(message.request)
+        task = asyncio.create_task(self._follow(stream, message.id, request, message.tokens))
+        self._tasks[message.id] = task
+        task.add_done_callback(lambda done: self._over(message.id, done))
+
+    def end(self, subscription_id: str) -> None:
+        """End one, if it is there."""
+        task = self._tasks.pop(subscription_id, None)
+        if task is not None:
+            task.cancel()
+
+    def end_all(self) -> None:
+        """The stream has ended."""
+        for subscription_id in list(self._tasks):
+            self.end(subscription_id)
+
+    def _over(self, subscription_id: str, task: "asyncio.Task[None]") -> None:
+        if self._tasks.get(subscription_id) is task:
+            del self._tasks[subscription_id]
+
+    async def _follow(
+        self, stream: FrameStream, subscription_id: str, request: control_pb2.StreamEventsRequest, tokens: bool
+    ) -> None:
+        ended = pb.Unsubscribed(id=subscription_id)
+        try:
+            events: AsyncGenerator[control_pb2.StreamEventsResponse, None]
+            async with aclosing(follow(self._engine, self._owner, request, tokens=tokens)) as events:
+                async for response in events:
+                    await stream.room()
+                    frame = server_frame("event", pb.EventFrame(id=subscription_id, response=response))
+                    if len(frame) > MAX_MESSAGE_BYTES:
+                        raise ResourceExhausted(f"event {response.event.number} has {len(frame)} bytes, too many")
+                    stream.send_event(frame)
+        except CallError as error:
+            ended.status.CopyFrom(refusal(error))
+        stream.send_event(server_frame("unsubscribed", ended))

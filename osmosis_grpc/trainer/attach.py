@@ -1,0 +1,305 @@
+"""attach(): a trainer's rollouts on any number of agent servers, over one stream each."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
+from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, Unimplemented
+from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.requests import checked
+from osmosis_grpc.trainer.run import Requests, Run
+from osmosis_grpc.trainer.subscriptions import Subscription
+from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.wire.attach import check_protocol, trainer_frame
+from osmosis_grpc.wire.control import cancelled_from_wire
+
+log = logging.getLogger(__name__)
+
+ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
+MAX_OPEN_CHATS = 16_384
+MAX_DIALLED = 1024
+"""Agent servers that may dial in."""
+_HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
+
+
+def attach(
+    targets: str | Sequence[str], policy: Policy, *, listen_on: str = "", lost_after: float = 120.0,
+    max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0,
+) -> "Trainer":  # fmt: skip
+    """A trainer with any number of agent servers, to be used with `async with`.
+
+    `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
+    a free one. A server that is away for `lost_after` seconds is lost: its rollouts run elsewhere,
+    with a higher attempt; when none is there for so long, rollouts end with Unavailable.
+    `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
+    which may have at least one. Without `delta` every chat comes with its whole history. What is
+    known of a rollout is forgotten `ttl` seconds after it was last heard of. Raises OSError when
+    the port is taken, ValueError for a target that is none or a public address to listen on.
+    """
+    named = [targets] if isinstance(targets, str) else targets
+    return Trainer(
+        named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An agent server, as the trainer sees it."""
+
+    name: str
+    """Its target, or where it dialled from."""
+    attached: bool
+    window: int
+    """How many rollouts may be open there."""
+    open: int
+    """How many are."""
+    agent_loops: tuple[str, ...]
+    version: str
+    journal_id: str
+
+
+class Trainer:
+    """Made by attach(). A completion counts as recorded when it has been handed to whoever waits for it."""
+
+    def __init__(
+        self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
+        delta: bool, ttl: float,
+    ) -> None:  # fmt: skip
+        for target in targets:
+            if target.startswith(("http://", "https://")) or ":" not in target:
+                raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
+        self._targets = list(dict.fromkeys(targets))
+        self._listen_on = listen_on
+        self._ttl = ttl
+        self._delta = delta
+        self._options: dict[str, Any] = {"lost_after": lost_after, "max_open_chats": max_open_chats}
+        self._book = ChatBook(policy)
+        self._pool: Pool
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: grpc.aio.Server | None = None
+        self._leaving = False
+        self.address = ""
+        """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+
+    async def __aenter__(self) -> "Trainer":
+        self._pool = Pool(self._book, **self._options)
+        if self._listen_on:
+            self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
+            services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self), self._server)
+            try:
+                self.address = listen(self._server, self._listen_on)
+            except BaseException:
+                self._pool.close()
+                raise
+            await self._server.start()
+        for target in self._targets:
+            server = Attachment(target, self._pool, self._book, delta=self._delta)
+            self._pool.servers.append(server)
+            self._tasks.append(asyncio.create_task(self._dial(server)))
+        self._tasks.append(asyncio.create_task(self._sweep()))
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._leaving = True
+        await self._pool.part()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.close()
+        if self._server is not None:
+            await self._server.stop(0.25)
+
+    @property
+    def servers(self) -> list[Server]:
+        """The agent servers, attached or awaited."""
+        return [
+            Server(s.name, s.attached, s.window, len(s.rollouts), tuple(s.hello.agent_loops), s.hello.version,
+                   s.hello.journal_id)
+            for s in self._pool.servers
+        ]  # fmt: skip
+
+    async def rollout(self, request: RolloutRequest | None = None, *, together: str = "", **changes: Any) -> Completion:
+        """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
+
+        A rollout of the same id that is not over is joined. `together` names a group whose
+        rollouts go to one server. Cancelling the last one who waits cancels the rollout. Raises
+        the CallError that it is refused with, InvalidArgument naming the field, AlreadyExists
+        for another request under its id, Unavailable when there is no agent server.
+        """
+        rollout = self._pool.submit(checked(request, changes), together=together)
+        rollout.waiters += 1
+        try:
+            return await asyncio.shield(rollout.done)
+        finally:
+            rollout.waiters -= 1
+            if not rollout.waiters:
+                self._pool.give_up(rollout)
+
+    async def run(
+        self, requests: Requests, *, group_size: int = 1,
+        max_in_flight: int = 256, together: bool = False,
+    ) -> AsyncGenerator[Completion, None]:  # fmt: skip
+        """Run rollouts and yield their completions as they come.
+
+        With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
+        group ID; `together` keeps a group's members on one server. A rollout that is refused is
+        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. Raises
+        TypeError and InvalidArgument for a request that cannot be sent.
+        """
+        run = Run(self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together)
+        async with aclosing(run.completions(requests)) as completions:
+            async for completion in completions:
+                yield completion
+
+    async def cancel(self, rollout_id: str = "", *, group_id: str = "", reason: str = "") -> list[CancelResult]:
+        """Cancel one rollout, a group, or, with neither given, all of them. Idempotent.
+
+        Rollouts end CANCELLED; whoever waits for one gets that completion.
+        """
+        if rollout_id and group_id:
+            raise ValueError("cancel takes a rollout_id or a group_id, not both")
+        for rollout in list(self._pool.rollouts.values()):
+            group = rollout.request.group
+            if (
+                rollout.server is None
+                and rollout_id in ("", rollout.request.rollout_id)
+                and (not group_id or (group is not None and group.id == group_id))
+            ):
+                self._pool.end_here(rollout)
+        request = control_pb2.CancelRequest(reason=reason)
+        servers = [server for server in self._pool.servers if server.attached or server.rollouts]
+        if rollout_id:
+            request.rollout_id = rollout_id
+            held = self._pool.rollouts.get(rollout_id)
+            servers = [held.server] if held is not None and held.server is not None else []
+        elif group_id:
+            request.group_id = group_id
+        else:
+            request.all = True
+        answers = await asyncio.gather(*(server.cancel(request) for server in servers))
+        return [cancelled_from_wire(row) for answer in answers for row in answer.results]
+
+    async def events(
+        self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
+    ) -> AsyncIterator[TrajectoryEvent]:
+        """A rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
+
+        Without `tokens` replies come without their token blocks. Raises NotFound when no server
+        knows the rollout.
+        """
+        held = self._pool.rollouts.get(rollout_id)
+        first = held.server if held is not None else None
+        servers = [first] if first is not None else [server for server in self._pool.servers if server.attached]
+        for server in servers:
+            subscription = Subscription(rollout_id, attempt, after, tokens)
+            server.subscribe(subscription)
+            begun = False
+            try:
+                async for event in subscription.read(server.subscribe):
+                    begun = True
+                    yield event
+                return
+            except NotFound:
+                if begun:
+                    raise
+            finally:
+                server.unsubscribe(subscription)
+        raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+
+    def pause(self) -> None:
+        """Let no further chat come, for example while weights are swapped. What is open is answered."""
+        self._pool.paused = True
+        self._pool.grant()
+
+    def resume(self) -> None:
+        """Let chats come again."""
+        self._pool.paused = False
+        self._pool.grant()
+
+    async def _dial(self, server: Attachment) -> None:
+        async def connect() -> CallError | None:
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse) as call:
+                stream = FrameStream(call, _HEARTBEAT)
+                granted = self._pool.share(server)
+                await stream.greet(server.greeting(granted))
+                error = await self._live(server, stream, await stream.hello(opener=False), granted)
+                if error is not None:
+                    await call.finish()
+                return error
+
+        def told(error: CallError | None, pause: float) -> None:
+            server.problem = error
+            if self._leaving:
+                return
+            log.warning("server %s: %s; trying again within %g s", server.name, error or "it left", pause)
+
+        await redial(connect, told)
+
+    async def accept(self, call: Duplex, peer: str) -> None:
+        """An agent server has dialled in."""
+        stream = FrameStream(call, _HEARTBEAT)
+        hello = await stream.hello(opener=True)
+        check_protocol(hello)
+        known = [s for s in self._pool.servers if s.hello.journal_id and s.hello.journal_id == hello.journal_id]
+        if not known and len(self._pool.servers) >= MAX_DIALLED + len(self._targets) and not self._pool.drop_one():
+            raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
+        server = known[0] if known else Attachment(peer, self._pool, self._book, delta=self._delta)
+        server.name = peer
+        granted = self._pool.share(server)
+        stream.send(server.greeting(granted))
+        error = await self._live(server, stream, hello, granted)
+        if error is not None:
+            raise error
+
+    async def _live(
+        self, server: Attachment, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
+    ) -> CallError | None:
+        check_protocol(hello)
+        problem: CallError | None = None
+        server.take(stream, hello, granted=granted)
+        self._pool.attached(server)
+        self._pool.changed()
+        log.info("attached to server %s", server.name)
+        try:
+            problem = await stream.run(server.handlers)
+        except CallError as error:
+            problem = error
+            raise
+        finally:
+            server.leave(stream, problem)
+            self._pool.left(server)
+        return problem
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self._ttl / 4))
+            self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+
+
+class _Door(services_pb2_grpc.TrainerServiceServicer):
+    """TrainerService for agent servers that dial out."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    async def Chat(self, request: Any, context: Any) -> Any:
+        raise Unimplemented("this trainer takes attachments; TrainerServer takes callbacks")
+
+    Complete = Chat
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        await self._trainer.accept(context, context.peer())

@@ -1,0 +1,60 @@
+"""A rollout that somebody waits for, and what its server tells about it."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.types import Completion, Outcome, RolloutRequest
+
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.attachment import Attachment
+
+RolloutKey = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """A rollout that somebody waits for."""
+
+    request: RolloutRequest
+    done: "asyncio.Future[Completion]"
+    together: str = ""
+    """Kept on one server with others of this group."""
+    server: "Attachment | None" = None
+    """Where it was sent."""
+    opened: bool = False
+    """Its Init was answered."""
+    waiters: int = 0
+
+    @property
+    def key(self) -> RolloutKey:
+        """Its id and attempt."""
+        return self.request.rollout_id, self.request.attempt
+
+
+@dataclass(slots=True)
+class Pin:
+    """A group on one server."""
+
+    open: int = 0
+    started: int = 0
+
+
+class Owner(Protocol):
+    """Whoever holds the attachments and the rollouts."""
+
+    def changed(self) -> None:
+        """There may be room for another rollout."""
+
+    def restart(self, rollout: Rollout, why: str) -> None:
+        """A rollout was lost: it is to run again with a higher attempt."""
+
+    def put_back(self, rollout: Rollout, after: float) -> None:
+        """A rollout was not taken; it may be sent again after some seconds."""
+
+    def refused(self, rollout: Rollout, error: CallError) -> None:
+        """A rollout was not taken, and will not be."""
+
+    def completed(self, server: "Attachment", completion: Completion) -> Outcome | None:
+        """Record a completion; None when that takes longer. Raises CallError."""

@@ -1,0 +1,68 @@
+"""Events of a rollout over an attachment, in order and without gaps, across breaks."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.types import TrajectoryEvent
+from osmosis_grpc.wire.event import event_from_wire
+
+MAX_WAITING = 4096
+"""Events that may wait for their reader; then the server is asked to stop for a while."""
+
+
+class Subscription:
+    """One rollout's events from a number onward."""
+
+    def __init__(self, rollout_id: str, attempt: int, after: int, tokens: bool) -> None:
+        self.subscription_id = ""
+        """Another one each time the server is asked, so that what is still on its way belongs to nobody."""
+        self._rollout_id = rollout_id
+        self._attempt = attempt
+        self._after = after
+        self._tokens = tokens
+        self._waiting: deque[TrajectoryEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._paused = False
+        self._over = False
+        self._error: CallError | None = None
+
+    def message(self) -> pb.Subscribe:
+        """What to ask the server: from after the newest event that came."""
+        request = control_pb2.StreamEventsRequest(rollout_id=self._rollout_id, attempt=self._attempt, after=self._after)
+        return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
+
+    def put(self, response: control_pb2.StreamEventsResponse) -> bool:
+        """Take in an event; false when the reader is too slow for more of them."""
+        if self._paused or not response.HasField("event") or response.event.number != self._after + 1:
+            return True  # a sign of life, or one that is not the next: it was on its way before a break
+        if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
+            self._waiting.append(event_from_wire(response.event))
+        self._after = response.event.number
+        self._attempt = response.event.attempt
+        self._arrived.set()
+        self._paused = len(self._waiting) >= MAX_WAITING
+        return not self._paused
+
+    def ended(self, error: CallError | None) -> None:
+        """The server sends no more."""
+        self._over, self._error = True, error
+        self._arrived.set()
+
+    async def read(self, go_on: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
+        """The events as they come. `go_on` asks the server again. Raises the CallError it ends with."""
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._paused:
+                self._paused = False
+                go_on(self)
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                return
+            self._arrived.clear()
+            await self._arrived.wait()

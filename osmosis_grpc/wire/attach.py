@@ -1,0 +1,87 @@
+"""attach.proto: frames as bytes, and who the two sides say they are.
+
+A frame is serialized once, by itself; a message is its frames' bytes joined. So nothing is
+copied into a list first, and whoever sends knows each frame's size.
+"""
+
+from google.protobuf.message import Message
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
+from osmosis_grpc.types.jsontext import check_text
+from osmosis_grpc.wire.control import PROTOCOL
+from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.rollout import wants_delta
+from osmosis_grpc.wire.status import from_code, to_status
+
+ATTACHMENT_ID_CHARS = (16, 256)
+_FRAMES = 1  # the field of the four messages that hold frames
+_TRAINER = {field.name: field.number for field in pb.TrainerFrame.DESCRIPTOR.fields}
+_RESPONSE = pb.ChatReply.DESCRIPTOR.fields_by_name["response"].number
+_SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.fields}
+
+
+def trainer_frame(kind: str, message: Message) -> bytes:
+    """A frame of a trainer's, ready to be joined with others."""
+    return _frame(_TRAINER[kind], message)
+
+
+def server_frame(kind: str, message: Message) -> bytes:
+    """A frame of an agent server's, ready to be joined with others."""
+    return _frame(_SERVER[kind], message)
+
+
+def _frame(number: int, message: Message) -> bytes:
+    body = message.SerializeToString()
+    inner = head(number, len(body))
+    return b"".join((head(_FRAMES, len(inner) + len(body)), inner, body))
+
+
+def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, reply: bytes | CallError) -> bytes:
+    """The answer to a chat: a reply as wire.trainer.reply_bytes makes it, or a refusal."""
+    message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, number=number)
+    if isinstance(reply, CallError):
+        message.status.CopyFrom(refusal(reply))
+        return trainer_frame("chat_reply", message)
+    name = message.SerializeToString()
+    within = head(_RESPONSE, len(reply))
+    inner = head(_TRAINER["chat_reply"], len(name) + len(within) + len(reply))
+    length = len(inner) + len(name) + len(within) + len(reply)
+    return b"".join((head(_FRAMES, length), inner, name, within, reply))
+
+
+def refusal(error: CallError) -> error_pb2.Status:
+    """A status as a value: wire-equal to google.rpc.Status."""
+    status = error_pb2.Status()
+    status.MergeFromString(to_status(error).SerializeToString())
+    return status
+
+
+def refused(status: error_pb2.Status) -> CallError:
+    """The exception that a status in a frame stands for."""
+    return from_code(status.code, status.message, status.details)
+
+
+def check_trainer_hello(hello: pb.TrainerHello) -> None:
+    """Raises InvalidArgument naming the field, FailedPrecondition without a version in common."""
+    least, most = ATTACHMENT_ID_CHARS
+    if not least <= len(hello.attachment_id) <= most:
+        raise InvalidArgument(
+            "hello.attachment_id", f"has {len(hello.attachment_id)} characters, not {least} to {most}"
+        )
+    check_text(hello.attachment_id, "hello.attachment_id")
+    if not hello.attachment_id.isprintable():
+        raise InvalidArgument("hello.attachment_id", "holds a control character")
+    wants_delta(hello.history, "hello.history", usual=True)
+    check_protocol(hello)
+
+
+def check_protocol(hello: pb.TrainerHello | pb.ServerHello) -> None:
+    """Raises FailedPrecondition without a version in common."""
+    least, most = PROTOCOL
+    if hello.protocol_min > most or hello.protocol_max < least:
+        raise FailedPrecondition(
+            f"protocol versions {hello.protocol_min} to {hello.protocol_max} are not spoken here, "
+            f"but {least} to {most}", kind="PROTOCOL", subject=f"{least}-{most}",
+        )  # fmt: skip

@@ -1,0 +1,18 @@
+"""What the tests of this room need."""
+
+import functools
+import importlib
+
+import pytest
+
+from osmosis_grpc.link import options
+from osmosis_grpc.link.stream import redial
+
+
+@pytest.fixture
+def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer dials again at once: pauses that grow are not what is tested here."""
+    module = importlib.import_module("osmosis_grpc.trainer.attach")
+    monkeypatch.setattr(module, "redial", functools.partial(redial, pauses=(0.02, 0.2)))
+    for name in ("initial", "min", "max"):
+        monkeypatch.setitem(options._CLIENT, f"grpc.{name}_reconnect_backoff_ms", 200)

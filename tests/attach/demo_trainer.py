@@ -1,0 +1,29 @@
+"""The demo's rollouts over an attachment: python -m tests.attach.demo_trainer dial TARGET | listen ADDRESS.
+
+Prints "ready" when it listens, then a JSON line for each completion.
+"""
+
+import asyncio
+import json
+import sys
+
+from osmosis_grpc.cli.demo import TASKS
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.trainer import RolloutRequest, attach
+
+
+async def main(way: str, address: str) -> None:
+    asked = [
+        RolloutRequest(rollout_id=f"demo-{n}", messages=[{"role": "user", "content": question}], label=label)
+        for n, (question, label) in enumerate(TASKS)
+    ]
+    targets, listen_on = ([address], "") if way == "dial" else ([], address)
+    async with attach(targets, ToolCallingMock(), listen_on=listen_on, lost_after=20) as trainer:
+        print("ready", flush=True)
+        async for completion in trainer.run(asked):
+            told = {"rollout_id": completion.rollout_id, "status": completion.status, "reward": completion.reward}
+            print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""Rollouts go on over cut streams and killed servers: each ends once, and no chat is sampled twice."""
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from osmosis_grpc.trainer import Completion, attach
+from tests.attach.breaker import Breaker, Figures, told
+from tests.attach.cutting_proxy import CuttingProxy
+from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
+from tests.attach.servers import ServerProcess, until
+
+LOST_INIT_REPLY = (
+    "trainer/attachment.py _on_chat: a chat that comes before the InitReply that a cut lost is sampled without tools, "
+    "and is ALREADY_EXISTS (another body) when it is asked again after the InitReply"
+)
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+
+
+async def broken_run(
+    rollouts: int, cuts: int, restarts: dict[int, signal.Signals], *, in_flight: int = 64, drain_timeout: float = 2.0
+) -> tuple[Figures, list[Completion]]:
+    """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
+    policy, began = CountingPolicy(), time.monotonic()
+    completions: list[Completion] = []
+    async with (
+        ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
+        CuttingProxy(server.address) as proxy,
+        attach([proxy.address], policy, lost_after=60) as trainer,
+    ):
+        breaker = Breaker(proxy, server, trainer, policy, completions)
+        breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))
+        asked = list(requests("cut", rollouts))
+        try:
+            async for completion in trainer.run(asked, max_in_flight=in_flight):
+                completions.append(completion)
+                check_whole(completion, policy.replies.get)
+            figures = await breaking
+        finally:
+            breaking.cancel()
+    print(told(figures, completions, time.monotonic() - began))
+    check_run([request.rollout_id for request in asked], completions, policy)
+    return figures, completions
+
+
+async def test_sixty_rollouts_over_six_cuts_and_a_killed_server(quick_redial):
+    figures, completions = await broken_run(60, 6, {3: KILL}, in_flight=24)
+    assert figures.cuts == figures.with_open_chat == 6
+    assert figures.with_complete_unanswered >= 2
+    assert {completion.attempt for completion in completions} == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+async def test_two_thousand_rollouts_over_a_hundred_cuts_and_five_restarts(quick_redial):
+    figures, completions = await broken_run(2000, 100, {14: KILL, 34: TERM, 54: KILL, 74: TERM, 94: KILL})
+    assert figures.cuts == figures.with_open_chat == 100
+    assert figures.with_complete_unanswered >= 20
+    assert figures.complete_on_its_way
+    assert figures.outcome_on_its_way
+    assert figures.restarts == {"SIGKILL": 3, "SIGTERM": 2}
+    assert max(completion.attempt for completion in completions) > 1
+
+
+async def test_chats_that_come_before_the_lost_answer_to_an_init_have_their_tools(quick_redial):
+    policy = CountingPolicy(turns=1)
+    policy.gate.clear()
+    async with (
+        ServerProcess() as server,
+        CuttingProxy(server.address) as proxy,
+        attach([proxy.address], policy, lost_after=60) as trainer,
+    ):
+        await until(lambda: trainer.servers[0].attached, "attached")
+        proxy.hold("down")
+        (request,) = requests("early", 1, turns=1)
+        running = asyncio.create_task(trainer.rollout(request))
+        await until(lambda: proxy.holds("down", "question 0"), "the chat asked")
+        proxy.cut()
+        await until(lambda: policy.open, "the chat asked again")
+        await asyncio.sleep(0.1)  # the Init is answered, too
+        proxy.cut()
+        await until(lambda: not trainer.servers[0].attached, "noticed")
+        await until(lambda: trainer.servers[0].attached, "attached again")
+        await asyncio.sleep(0.1)  # the chat is asked a third time
+        policy.gate.set()
+        check_run(["early-0"], [await running], policy, turns=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drain_timeout", [0.0, 0.3])
+async def test_a_server_that_is_told_to_stop_too_soon_loses_no_rollout(quick_redial, drain_timeout):
+    """What it did not finish ends FAILED and may be tried again, or is tried again by the trainer itself."""
+    policy, completions = CountingPolicy(), []
+    policy.gate.clear()
+    asked = list(requests("stopped", 20))
+    async with (
+        ServerProcess("--drain-timeout", str(drain_timeout)) as server,
+        attach([server.address], policy, lost_after=60) as trainer,
+    ):
+
+        async def stop() -> None:
+            await until(lambda: policy.open == 20, "a chat open in each")
+            assert await server.end(TERM) == 0
+            policy.gate.set()
+            await server.start()
+
+        stopping = asyncio.create_task(stop())
+        async for completion in trainer.run(asked):
+            completions.append(completion)
+        await stopping
+        more = [completion async for completion in trainer.run(requests("more", 3))]
+    assert sorted(c.rollout_id for c in completions) == sorted(request.rollout_id for request in asked)
+    for completion in completions:
+        if completion.status == "COMPLETED":
+            check_whole(completion, policy.replies.get)
+        else:
+            assert (completion.status, completion.finish_reason) == ("FAILED", "shutdown")
+            assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
+    assert [completion.status for completion in more] == ["COMPLETED"] * 3
+    assert policy.asked_twice == []
+
+
+@pytest.mark.slow
+async def test_a_server_that_stands_still_for_a_while_loses_nothing():
+    policy, completions = CountingPolicy(turns=4), []
+    asked = list(requests("still", 40, turns=4))
+    async with ServerProcess() as server, attach([server.address], policy, lost_after=60) as trainer:
+
+        async def stand_still() -> None:
+            await until(lambda: completions and policy.open, "something open")
+            server.signal(signal.SIGSTOP)
+            await asyncio.sleep(3)
+            server.signal(signal.SIGCONT)
+
+        pausing = asyncio.create_task(stand_still())
+        async for completion in trainer.run(asked, max_in_flight=10):
+            completions.append(completion)
+        await pausing
+    check_run([request.rollout_id for request in asked], completions, policy, turns=4)
+    assert {completion.attempt for completion in completions} == {1}

@@ -1,0 +1,134 @@
+"""serve --connect: the agent server dials its trainers, and dials them again."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import textwrap
+
+import pytest
+
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import CompletionStatus
+from tests.processes import run, server_process
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+PATIENCE = 20.0
+
+TALKER = """
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+class Talker(RolloutAgentLoop):
+    name = "talker"
+    def get_tools(self, request):
+        return []
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        for _ in range(ctx.request.metadata.get("turns", 1)):
+            messages.append((await ctx.chat(messages)).message)
+        return ctx.complete(messages, reward=0.5)
+
+agent = Talker()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "talking.py").write_text(textwrap.dedent(TALKER))
+    return tmp_path
+
+
+async def attached(*trainers):
+    async with asyncio.timeout(PATIENCE):
+        while not all(server.attached for t in trainers for server in t.servers or [None] if server) or not all(
+            trainer.servers for trainer in trainers
+        ):
+            await asyncio.sleep(0.01)
+
+
+def within(awaitable):
+    return asyncio.wait_for(awaitable, PATIENCE)
+
+
+def free_port():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+async def test_it_serves_the_trainer_that_it_dials():
+    async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0") as trainer:
+        with server_process(*CALCULATOR, "--connect", trainer.address) as (process, _):
+            await attached(trainer)
+            [server] = trainer.servers
+            assert server.agent_loops == ("calculator",)
+            completion = await within(trainer.rollout(rollout_id="r", messages=QUESTION))
+            assert completion.status is CompletionStatus.COMPLETED
+            assert completion.samples["main"].trainable
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
+            async with asyncio.timeout(PATIENCE):
+                while trainer.servers[0].attached:
+                    await asyncio.sleep(0.01)
+
+
+async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
+    replies = {name: (lambda request, name=name: answer(request, name)) for name in ("one", "two")}
+    async with (
+        attach([], replies["one"], listen_on="127.0.0.1:0") as one,
+        attach([], replies["two"], listen_on="127.0.0.1:0") as two,
+        TrainerServer(ToolCallingMock()) as third,
+    ):
+        connect = ("--connect", one.address, "--connect", two.address, "--connect", one.address)
+        with server_process("-m", "talking:agent", *connect, cwd=folder) as (_, address):
+            await attached(one, two)
+            assert len(one.servers) == len(two.servers) == 1
+            names = [f"r{n}" for n in range(5)]
+            completions = await asyncio.gather(
+                *(within(trainer.rollout(rollout_id=f"{who}-{name}", messages=QUESTION, metadata={"turns": 3}))
+                  for who, trainer in (("one", one), ("two", two)) for name in names)
+            )  # fmt: skip
+            for completion in completions:
+                said = [m["content"] for m in completion.messages if m["role"] == "assistant"]
+                assert said == [completion.rollout_id.partition("-")[0]] * 3
+            async with RolloutClient(address) as client:
+                await client.init(rollout_id="r", messages=QUESTION, callback=third.callback())
+                assert (await third.completion("r", PATIENCE)).status is CompletionStatus.COMPLETED
+
+
+async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
+    address = f"127.0.0.1:{free_port()}"
+
+    def policy(request):
+        return answer(request, "yes")
+
+    with server_process("-m", "talking:agent", "--connect", address, cwd=folder) as (process, _):
+        for name in ("first", "second"):
+            async with attach([], policy, listen_on=address) as trainer:
+                assert trainer.address == address
+                await attached(trainer)
+                completion = await within(trainer.rollout(rollout_id=name, messages=QUESTION))
+                assert completion.status is CompletionStatus.COMPLETED
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("target", ["localhost", "127.0.0.1:70000", "http://127.0.0.1:1", "unix:/tmp/x", ""])
+def test_a_target_that_is_none_is_refused(target):
+    result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--connect", target, env=os.environ | {"COLUMNS": "200"})
+    assert result.returncode == 2, result.stderr
+    assert "--connect" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_nobody_there_is_no_reason_to_end():
+    with server_process(*CALCULATOR, "--connect", f"127.0.0.1:{free_port()}") as (process, address):
+        assert address
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["draining", "stopped"]
+    assert "Traceback" not in err

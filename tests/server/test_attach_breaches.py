@@ -1,0 +1,438 @@
+"""What ends an attachment and what is answered singly, sent by a raw trainer beside an innocent one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    attach_pb2,
+    control_pb2,
+    error_pb2,
+    message_pb2,
+    rollout_pb2,
+    services_pb2,
+    trainer_pb2,
+)
+from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.server import AgentServer
+from tests.server.raw_trainer import (
+    HEARTBEAT,
+    SOON,
+    RawTrainer,
+    Talk,
+    cancel,
+    chat_reply,
+    details,
+    door,
+    field_of,
+    init,
+    innocent,
+    recorded,
+    reply,
+    subscribe,
+    unknown_chat,
+    window,
+)
+
+INVALID, EXHAUSTED, PRECONDITION, NOT_FOUND, UNAVAILABLE = 3, 8, 9, 5, 14
+COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
+
+Sent = Callable[[RawTrainer], Any]
+
+
+def frames(*listed: Any) -> bytes:
+    return services_pb2.AttachRequest(frames=listed).SerializeToString()
+
+
+def hello(**fields: Any) -> Sent:
+    return lambda trainer: frames(trainer.hello(**fields))
+
+
+NO_HELLO: dict[str, tuple[Sent, str, str]] = {
+    "another frame": (lambda _: frames(HEARTBEAT), "INVALID_ARGUMENT", "hello"),
+    "an Init": (lambda _: frames(init("too-early")), "INVALID_ARGUMENT", "hello"),
+    "a message without frames": (lambda _: b"", "INVALID_ARGUMENT", "hello"),
+    "a frame without a kind": (lambda _: frames(attach_pb2.TrainerFrame()), "INVALID_ARGUMENT", "hello"),
+    "a frame beside the hello": (lambda t: frames(t.hello(), init("too-early")), "INVALID_ARGUMENT", "hello"),
+    "hello after a frame": (lambda t: frames(HEARTBEAT, t.hello()), "INVALID_ARGUMENT", "hello"),
+    "two hellos": (lambda t: frames(t.hello(), t.hello()), "INVALID_ARGUMENT", "hello"),
+    "no id": (hello(attachment_id=""), "INVALID_ARGUMENT", "hello.attachment_id"),
+    "a short id": (hello(attachment_id="a" * 15), "INVALID_ARGUMENT", "hello.attachment_id"),
+    "a long id": (hello(attachment_id="a" * 257), "INVALID_ARGUMENT", "hello.attachment_id"),
+    "a control character": (hello(attachment_id="a" * 16 + "\n"), "INVALID_ARGUMENT", "hello.attachment_id"),
+    "a newer protocol": (hello(protocol_min=2, protocol_max=9), "FAILED_PRECONDITION", ""),
+    "an older protocol": (hello(protocol_min=0, protocol_max=0), "FAILED_PRECONDITION", ""),
+    "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", "INVALID_ARGUMENT", ""),
+    "a message that is cut short": (lambda t: frames(t.hello())[:-3], "INVALID_ARGUMENT", ""),
+    "text that is not UTF-8": (lambda t: frames(t.hello()).replace(b"raw 1", b"raw\xff1"), "INVALID_ARGUMENT", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NO_HELLO)
+async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answered(serve, what):
+    server = await serve(Talk())
+    send, code, field = NO_HELLO[what]
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = trainer.open()
+        await stream.send_bytes(send(trainer))
+        assert await stream.ended() == code, stream.details
+        assert not stream.frames
+        if code == "INVALID_ARGUMENT":
+            assert stream.field() == field
+        else:
+            violation = details(stream.status, error_details_pb2.PreconditionFailure).violations[0]
+            assert (violation.type, violation.subject) == ("PROTOCOL", "1-1")
+        await works_again(trainer)
+
+
+async def works_again(trainer: RawTrainer) -> None:
+    """The same attachment can be had again, and serves."""
+    await trainer.attach()
+    await trainer.start("afterwards")
+    assert (await trainer.finish()).status == COMPLETED
+    await trainer.barrier()
+
+
+async def test_a_trainer_that_says_nothing_is_sent_away(serve, monkeypatch):
+    monkeypatch.setattr(link_stream, "HELLO_LIMIT", 0.2)
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = trainer.open()
+        assert await stream.ended() == "INVALID_ARGUMENT"
+        assert stream.field() == "hello"
+        assert "did not come" in stream.details
+        monkeypatch.setattr(link_stream, "HELLO_LIMIT", SOON)
+        await works_again(trainer)
+
+
+async def test_a_form_of_histories_that_is_none_is_refused_and_leaves_nothing_behind(serve):
+    server = await serve(Talk(), max_concurrent=6, max_queued=0)
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = trainer.open()
+        await stream.send(trainer.hello(history=99))
+        assert await stream.ended() == "INVALID_ARGUMENT"
+        assert stream.field() == "hello.history"
+        async with RawTrainer(server.address) as third:
+            assert (await third.attach()).all("hello")[0].max_open_rollouts == 3, "there are two attachments"
+
+
+async def test_a_refused_hello_does_not_replace_the_stream_there_is(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        first = await trainer.attach()
+        await trainer.start("running")
+        chat = await trainer.chat()
+        second = trainer.open()
+        await second.send(trainer.hello(history=99))
+        assert await second.ended() == "INVALID_ARGUMENT"
+        trainer.stream = first
+        await trainer.answer(chat)
+        assert (await trainer.settled()).status == COMPLETED
+
+
+def unasked(**fields: Any) -> attach_pb2.TrainerFrame:
+    usual: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "number": 2}
+    return attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**(usual | fields), response=reply("hm")))
+
+
+AFTER_HELLO: dict[str, tuple[Sent, str]] = {
+    "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", ""),
+    "text that is not UTF-8": (lambda _: frames(init("\x01\x02")).replace(b"\x01\x02", b"\xc3\x28"), ""),
+    "more than 4,096 frames": (lambda _: frames(*[HEARTBEAT] * 4097), "frames"),
+    "a frame without a kind": (lambda _: frames(attach_pb2.TrainerFrame()), "frames.frame"),
+    "a frame of an unknown kind": (lambda _: bytes([10, 3, 0xFA, 0x01, 0]), "frames.frame"),
+    "a second hello": (lambda t: frames(t.hello()), "frames.hello"),
+    "the answer to a chat not asked yet": (lambda _: frames(unasked()), "chat_reply"),
+    "the answer to a chat 0": (lambda _: frames(unasked(number=0)), "chat_reply"),
+    "the answer to a sample that is none": (lambda _: frames(unasked(sample="other", number=1)), "chat_reply"),
+    "the answer to an attempt that is none": (lambda _: frames(unasked(attempt=2, number=1)), "chat_reply"),
+    "the answer to an unknown rollout": (lambda _: frames(unasked(rollout_id="nobody's")), "chat_reply"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", AFTER_HELLO)
+async def test_a_mistake_that_ends_an_attachment_names_itself_and_harms_no_rollout(serve, what):
+    server = await serve(Talk())
+    send, field = AFTER_HELLO[what]
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("mine", turns=2)
+        asked = await trainer.chat()
+        await stream.send_bytes(send(trainer))
+        assert await stream.ended() == "INVALID_ARGUMENT", stream.details
+        assert stream.field() == field
+        await trainer.attach()
+        again = await trainer.chat()
+        assert again == asked
+        await trainer.answer(again)
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_exactly_4096_frames_are_taken(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.send(*[HEARTBEAT] * 4095, init("last of many"))
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_an_init_beyond_every_window_ends_the_attachment_and_no_rollout(serve):
+    server = await serve(Talk(), max_concurrent=3, max_queued=1)
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        assert stream.all("hello")[0].max_open_rollouts == 2
+        for name in ("one", "two"):
+            await trainer.start(name)
+        await trainer.send(init("three"))
+        assert await stream.ended() == "RESOURCE_EXHAUSTED"
+        assert details(stream.status, error_details_pb2.RetryInfo) is not None
+        await trainer.attach()
+        assert {(await trainer.finish()).rollout_id, (await trainer.finish()).rollout_id} == {"one", "two"}
+
+
+async def test_an_init_that_crossed_a_lowering_is_answered_singly(serve):
+    server = await serve(Talk(), max_concurrent=2, max_queued=0)
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        assert stream.all("hello")[0].max_open_rollouts == 2
+        await trainer.start("innocent-too")
+        async with innocent(server):
+            assert (await stream.next("window")).max_open_rollouts == 1
+            await trainer.send(init("crossed"))
+            refused = await stream.next("init_reply")
+            assert (refused.rollout_id, refused.status.code) == ("crossed", EXHAUSTED)
+            assert details(refused.status, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+            await trainer.send(init("innocent-too"))
+            assert not (await stream.next("init_reply")).response.started, "what is open already is beyond nothing"
+        assert (await stream.next("window")).max_open_rollouts == 2
+        assert (await trainer.finish()).rollout_id == "innocent-too"
+        assert stream.over is None
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "no id": ({"rollout_id": ""}, "rollout_id"),
+    "an id that is a path": ({"rollout_id": "../etc"}, "rollout_id"),
+    "a callback": ({"callback": rollout_pb2.Callback(target="127.0.0.1:1")}, "callback"),
+    "an empty callback": ({"callback": rollout_pb2.Callback()}, "callback"),
+    "metadata that is no object": ({"metadata_json": "[1]"}, "metadata_json"),
+    "metadata that is no JSON": ({"metadata_json": "{"}, "metadata_json"),
+    "much metadata": ({"metadata_json": '{"a": "' + "a" * 2000 + '"}'}, "metadata_json"),
+    "sampling that is no JSON": ({"sampling": message_pb2.SamplingParams(extra_json="no")}, "sampling.extra_json"),
+    "a message that is no JSON": ({"messages": [message_pb2.Message(role="user", extra_json="no")]},
+                                  "messages[0].extra_json"),
+    "a group that is too small": ({"group": rollout_pb2.Group(id="g", index=3, size=2)}, "group.index"),
+    "no time at all": ({"agent_timeout": {"seconds": 0}}, "agent_timeout"),
+    "a trace with a line break": ({"trace_context": rollout_pb2.TraceContext(traceparent="a\nb")},
+                                  "trace_context.traceparent"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+async def test_a_malformed_init_is_answered_singly_naming_the_field(serve, what):
+    fields, field = MALFORMED[what]
+    server = await serve(Talk(), max_metadata_bytes=1000)
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        request = {"rollout_id": "bad", "agent_loop": "talk", "metadata_json": '{"turns": 1}'} | fields
+        await trainer.send(attach_pb2.TrainerFrame(init=rollout_pb2.InitRequest(**request)), init("good"))
+        refused = await stream.next("init_reply")
+        assert (refused.rollout_id, refused.attempt) == (request["rollout_id"], 1)
+        assert (refused.status.code, field_of(refused.status)) == (INVALID, field)
+        assert (await trainer.finish()).rollout_id == "good"
+
+
+async def test_an_init_of_an_unknown_agent_loop_is_answered_singly(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.send(init("bad", agent_loop="nobody's"))
+        refused = await stream.next("init_reply")
+        assert (refused.status.code, refused.rollout_id) == (NOT_FOUND, "bad")
+        assert details(refused.status, error_details_pb2.ResourceInfo).resource_name == "nobody's"
+        await trainer.start("good")
+
+
+async def test_an_unknown_rollout_is_answered_singly(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.send(cancel("c", rollout_id="unknown"), cancel("nothing"), cancel("bad", rollout_id="a/b"))
+        row = (await stream.next("cancel_reply")).response.results[0]
+        assert (row.rollout_id, row.disposition) == ("unknown", control_pb2.CANCEL_DISPOSITION_UNKNOWN)
+        for name, field in (("nothing", "selection"), ("bad", "rollout_id")):
+            refused = await stream.next("cancel_reply")
+            assert (refused.id, refused.status.code, field_of(refused.status)) == (name, INVALID, field)
+        await trainer.send(subscribe("s", "unknown"), subscribe("t", "innocent", cursor="x"))
+        told = {row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))}
+        assert (told["s"].code, told["t"].code) == (NOT_FOUND, INVALID)
+        assert details(told["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
+        assert field_of(told["t"]) == "cursor"
+        await trainer.barrier()
+
+
+async def test_what_answers_nothing_is_ignored(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        completion = rollout_pb2.Completion(rollout_id="unknown", attempt=1, result_id="unknown")
+        await trainer.send(recorded(completion), attach_pb2.TrainerFrame(unsubscribe={"id": "unknown"}))
+        await works_again(trainer)
+
+
+async def test_a_delta_on_an_unknown_chat_is_sent_again_in_full(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach(max_open_chats=1)
+        await trainer.start("r", turns=3)
+        await trainer.answer(await trainer.chat(), "one")
+        delta = await trainer.chat()
+        assert delta.delta.continues == 1
+        await trainer.send(chat_reply(delta, status=unknown_chat(delta)))
+        full = await trainer.chat()
+        assert [m.text for m in full.full.messages] == ["How are you?", "one", "so much for turn 1"]
+        delta.full.CopyFrom(full.full)
+        assert full == delta, "the same chat but for its form"
+        await trainer.answer(full, "two")
+        assert (await trainer.chat()).delta.continues == 2, "only that chat is sent in full"
+        await trainer.answer(stream.all("chat")[-1], "three")
+        assert (await trainer.settled()).status == COMPLETED
+
+
+async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_chat(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.answer_all_with(lambda chat: chat_reply(chat, status=unknown_chat(chat)))
+        completion = await trainer.settled()
+        assert (completion.status, completion.failure.boundary) == (FAILED, rollout_pb2.FAILURE_BOUNDARY_TRAINER)
+        assert trainer.stream.count("chat") <= 2
+
+
+BAD_REPLIES: dict[str, dict[str, Any]] = {
+    "no message": {"response": trainer_pb2.ChatResponse()},
+    "no JSON": {"response": trainer_pb2.ChatResponse(message=message_pb2.Message(role="assistant", extra_json="no"))},
+    "lengths that differ": {"response": trainer_pb2.ChatResponse(
+        message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1, 2], "logprobs": [-1.0]})},
+    "a prefix of nothing": {"response": trainer_pb2.ChatResponse(
+        message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1]}, prompt={"ids": [1]},
+        prompt_prefix=7)},
+    "neither reply nor status": {},
+    "a refusal": {"status": error_pb2.Status(code=7, message="no")},
+    "a status that is none": {"status": error_pb2.Status(code=99, message="no")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_REPLIES)
+async def test_a_bad_answer_to_a_chat_fails_that_rollout_and_no_other(serve, what):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.send(chat_reply(await trainer.chat(), **BAD_REPLIES[what]))
+        completion = await trainer.settled()
+        assert (completion.status, completion.failure.boundary) == (FAILED, rollout_pb2.FAILURE_BOUNDARY_TRAINER)
+        assert not completion.HasField("reward")
+        await works_again(trainer)
+
+
+async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        chat = await trainer.chat()
+        await trainer.send(cancel("c", rollout_id="r"))
+        assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED
+        await trainer.answer(chat)
+        await trainer.answer(chat)
+        await trainer.barrier()
+        attachment = server.attachments._attachments[trainer.attachment_id]
+        assert attachment.dropped == 2
+
+
+async def test_a_chat_answered_twice_takes_the_first_answer(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r", turns=2)
+        chat = await trainer.chat()
+        await trainer.send(chat_reply(chat, response=reply("one")), chat_reply(chat, response=reply("two")))
+        second = await trainer.chat()
+        assert second.delta.continues == 1
+        await trainer.send(chat_reply(second, status=unknown_chat(second)))
+        assert [m.text for m in (await trainer.chat()).full.messages][1] == "one"
+        assert server.attachments._attachments[trainer.attachment_id].dropped == 1
+
+
+async def test_nobody_answers_the_chats_of_another_attachment(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer, innocent(server) as other:
+        await trainer.attach()
+        asked = other.stream.all("chat")[0]
+        await trainer.send(chat_reply(asked, response=reply("not from me")))
+        await trainer.barrier()
+        await other.barrier()
+        assert other.stream.count("chat") == 1, "it still waits for its own trainer"
+
+
+async def test_an_init_after_drain_is_answered_singly(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("before", turns=2)
+        await server.drain()
+        assert (await stream.next("window")).max_open_rollouts == 0
+        assert not (await stream.next("draining")).last
+        await trainer.send(init("after"), init("before", turns=2))
+        refused = await stream.next("init_reply")
+        assert (refused.rollout_id, refused.status.code) == ("after", UNAVAILABLE)
+        assert details(refused.status, error_details_pb2.RetryInfo) is not None
+        known = await stream.next("init_reply")
+        assert (known.rollout_id, known.response.started) == ("before", False)
+        assert (await trainer.finish()).rollout_id == "before"
+        await stream.cut()
+        again = (await trainer.attach()).all("hello")[0]
+        assert (again.draining, again.max_open_rollouts) == (True, 0)
+        await trainer.send(init("after"))
+        assert (await trainer.stream.next("init_reply")).status.code == UNAVAILABLE
+
+
+async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
+    async with door() as (streams, target):
+        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
+        dialled = await streams.streams.get()
+        assert (await dialled.next("hello")).attachment_id == "", "the server speaks first"
+        async with RawTrainer(server.address) as other, RawTrainer(server.address) as trainer:
+            await dialled.send(trainer.hello(), init("first"))
+            chat = await dialled.next("chat")
+            stream = trainer.open()
+            await stream.send(trainer.hello())
+            assert await stream.ended() == "UNAUTHENTICATED"
+            assert not stream.frames
+            await other.attach()
+            await other.send(init("first"), cancel("c", rollout_id="first"), subscribe("s", "first"))
+            assert (await other.stream.next("init_reply")).status.code == 6, "ALREADY_EXISTS to everybody else"
+            row = (await other.stream.next("cancel_reply")).response.results[0]
+            assert row.disposition == control_pb2.CANCEL_DISPOSITION_UNKNOWN
+            assert (await other.stream.next("unsubscribed")).status.code == NOT_FOUND
+            await dialled.send(chat_reply(chat, response=reply("fine")))
+            completion = (await dialled.next("complete")).completion
+            assert completion.status == COMPLETED
+            await dialled.send(recorded(completion), window(1))
+
+
+async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
+    async with door() as (streams, target):
+        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
+        dialled = await streams.streams.get()
+        async with RawTrainer(server.address) as trainer:
+            await dialled.send(trainer.hello(attachment_id="the dialled one's"), init("first"))
+            chat = await dialled.next("chat")
+            stream = await trainer.attach()
+            await trainer.send(chat_reply(chat, response=reply("not from me")))
+            assert await stream.ended() == "INVALID_ARGUMENT"
+            await dialled.send(chat_reply(chat, response=reply("fine")))
+            assert (await dialled.next("complete")).completion.messages_after.number == 1

@@ -1,0 +1,95 @@
+"""What the attached trainer's tests need: agents that do what they are told, and trainers that are attached."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import attach
+
+USER = {"role": "user", "content": "What is 2 + 3?"}
+PATIENCE = 10.0
+"""Seconds after which something that should happen is taken not to happen."""
+
+
+async def until(condition):
+    """Wait until something is true."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def reply(request):
+    """A policy: sync, says which chat it answers."""
+    return answer(request, f"{request.sample} {request.number}")
+
+
+class Talker(RolloutAgentLoop):
+    """Chats `metadata["turns"]` times (1) and completes; waits at its gate before, where it has one."""
+
+    name = "talker"
+
+    def __init__(self, name="talker", tools=()):
+        type(self).name = name
+        self.name = name
+        self.tools = list(tools)
+        self.started, self.ended_ones, self.attempts = [], [], []
+        self.running = Counter()
+        self.gates = {}
+
+    def gate(self, *names):
+        """Rollouts that wait until they are let go."""
+        for name in names:
+            self.gates[name] = asyncio.Event()
+
+    def let_go(self, *names):
+        for name in names or list(self.gates):
+            self.gates[name].set()
+
+    def get_tools(self, request):
+        return self.tools
+
+    async def run(self, ctx):
+        name = ctx.request.rollout_id
+        self.started.append(name)
+        self.attempts.append((name, ctx.request.attempt))
+        self.running[name] += 1
+        try:
+            if name in self.gates:
+                await self.gates[name].wait()
+            messages = list(ctx.request.messages)
+            for turn in range(ctx.request.metadata.get("turns", 1)):
+                messages.append((await ctx.chat(messages)).message)
+                messages.append({"role": "user", "content": f"after {turn + 1}"})
+            return ctx.complete(messages, reward=1.0)
+        finally:
+            self.running[name] -= 1
+
+    def ended(self, rollout_id, attempt):
+        self.ended_ones.append(rollout_id)
+
+
+def talker(name="talker", tools=()):
+    """A Talker of its own class, and so with a name of its own."""
+    return type("A", (Talker,), {"name": name})(name, tools)
+
+
+@asynccontextmanager
+async def attached(policy, *servers, **options):
+    """A trainer that is attached to all these servers."""
+    async with attach([server.address for server in servers], policy, **options) as trainer:
+        await until(lambda: all(server.attached for server in trainer.servers))
+        yield trainer
+
+
+@pytest.fixture
+def attach_to(stack):
+    """Starts a trainer that is attached to servers; closed after the test."""
+
+    async def start(policy, *servers, **options):
+        return await stack.enter_async_context(attached(policy, *servers, **options))
+
+    return start

@@ -1,0 +1,247 @@
+"""A trainer that is attached: rollout() and what becomes of it, and cancelling."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
+from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.types import CompletionStatus, Group
+from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker, until
+
+CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+
+
+SOON = 0.7
+"""Seconds that a test waits for what is known not to come."""
+
+
+def within(awaitable, patience=PATIENCE):
+    return asyncio.wait_for(awaitable, patience)
+
+
+def start(awaitable, patience=PATIENCE):
+    return asyncio.ensure_future(within(awaitable, patience))
+
+
+@pytest.mark.parametrize("target", ["http://localhost:1", "https://x:1", "localhost", ""])
+def test_a_target_that_is_none_is_refused(target):
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        attach(["127.0.0.1:1", target], reply)
+
+
+async def test_where_to_listen_may_be_refused(stack):
+    with pytest.raises(ValueError, match="public"):
+        await stack.enter_async_context(attach([], reply, listen_on="0.0.0.0:0"))
+    first = await stack.enter_async_context(attach([], reply, listen_on="127.0.0.1:0"))
+    assert int(first.address.rpartition(":")[2]) > 0
+    with pytest.raises(OSError, match="in use"):
+        await stack.enter_async_context(attach([], reply, listen_on=first.address))
+
+
+async def test_a_trainer_and_its_servers(serve, attach_to):
+    agent = talker()
+    server = await serve(agent)
+    trainer = await attach_to(reply, server)
+    assert trainer.address == ""
+    agent.gate("r1")
+    running = start(trainer.rollout(rollout_id="r1", messages=[USER]))
+    await until(lambda: agent.started == ["r1"])
+    [seen] = trainer.servers
+    assert (seen.name, seen.attached, seen.open, seen.agent_loops) == (server.address, True, 1, ("talker",))
+    assert seen.window == 300
+    agent.let_go()
+    completion = await running
+    assert (completion.status, completion.reward, completion.rollout_id) == (COMPLETED, 1.0, "r1")
+    assert [m["content"] for m in completion.messages] == [USER["content"], "main 1", "after 1"]
+    assert completion.samples["main"].trainable
+    assert trainer.servers[0].open == 0
+
+
+async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
+    agent = talker()
+    agent.gate("r1")
+    trainer = await attach_to(reply, await serve(agent))
+    request = RolloutRequest(rollout_id="r1", messages=[USER])
+    first, second = start(trainer.rollout(request)), start(trainer.rollout(request))
+    await until(lambda: agent.started)
+    third = start(trainer.rollout(rollout_id="r1", messages=[USER]))
+    with pytest.raises(AlreadyExists):
+        await trainer.rollout(request, label="another")
+    agent.let_go()
+    assert await first is await second is await third
+    assert agent.started == ["r1"]
+
+
+async def test_what_is_over_is_not_run_again_but_as_a_higher_attempt(serve, attach_to):
+    agent = talker()
+    trainer = await attach_to(reply, await serve(agent))
+    await within(trainer.rollout(rollout_id="r1", messages=[USER]))
+    for changes in ({}, {"label": "another"}):
+        with pytest.raises(AlreadyExists):
+            await trainer.rollout(rollout_id="r1", messages=[USER], **changes)
+    again = await within(trainer.rollout(rollout_id="r1", messages=[USER], attempt=2))
+    assert (again.attempt, again.status) == (2, COMPLETED)
+    assert agent.attempts == [("r1", 1), ("r1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [("rollout_id", {"rollout_id": "a/b"}), ("rollout_id", {"rollout_id": ""}), ("label", {"label": 5}),
+     ("messages[0]", {"messages": [5]}), ("messages[1]", {"messages": [USER, {"role": "user", "content": {1}}]}),
+     ("agent_timeout", {"agent_timeout": -1.0}),
+     ("completion_params.temperature", {"completion_params": {"temperature": -1}}),
+     ("group.id", {"group": Group("a/b")})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+async def test_a_bad_request_is_refused_by_name(serve, attach_to, field, changes):
+    agent = talker()
+    trainer = await attach_to(reply, await serve(agent))
+    with pytest.raises(InvalidArgument) as refusal:
+        await within(trainer.rollout(**{"rollout_id": "r1", "messages": [USER], **changes}))
+    assert field.split(".")[-1].split("[")[0] in refusal.value.violations[0][0]
+    assert agent.started == []
+    assert trainer.servers[0].attached
+    assert (await within(trainer.rollout(rollout_id="good", messages=[USER]))).status is COMPLETED
+
+
+NOT_WRITABLE = [{"metadata": {"x": float("nan")}}, {"metadata": {"x": {1}}}, {"completion_params": {"x": object()}},
+                {"messages": [USER], "attempt": -1}, {"max_turns": "many"}, {"agent_loop": 5}]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", NOT_WRITABLE, ids=lambda changes: list(changes)[-1])
+async def test_what_cannot_be_written_is_refused_by_name(serve, attach_to, changes):
+    trainer = await attach_to(reply, await serve(talker()))
+    with pytest.raises(InvalidArgument) as refusal:
+        await within(trainer.rollout(**{"rollout_id": "r1", **changes}))
+    assert trainer.servers[0].open == 0
+    field = list(changes)[-1]
+    assert {"completion_params": "sampling"}.get(field, field) in refusal.value.violations[0][0]
+
+
+async def test_one_bad_request_does_not_keep_others_from_running(serve, stack):
+    server = await serve(talker())
+    trainer = await stack.enter_async_context(attach([server.address], reply))
+    bad = start(trainer.rollout(rollout_id="bad", metadata={"x": float("nan")}), SOON)
+    good = start(trainer.rollout(rollout_id="good"), SOON)
+    refusal, completion = await asyncio.gather(bad, good, return_exceptions=True)
+    assert not isinstance(completion, Exception), completion
+    assert completion.status is COMPLETED
+    assert isinstance(refusal, InvalidArgument)
+
+
+async def test_a_request_of_unknown_fields_is_a_type_error(serve, attach_to):
+    trainer = await attach_to(reply, await serve(talker()))
+    with pytest.raises(TypeError, match="nonsense"):
+        await trainer.rollout(rollout_id="r1", nonsense=1)
+    with pytest.raises(TypeError, match="RolloutRequest"):
+        await trainer.rollout({"rollout_id": "r1"})
+
+
+class Fussy(Talker):
+    name = "fussy"
+
+    def get_tools(self, request):
+        if request.metadata.get("refuse"):
+            raise RuntimeError("no tools today")
+        return []
+
+
+async def test_what_a_server_refuses_is_raised(serve, attach_to):
+    trainer = await attach_to(reply, await serve(Fussy("fussy"), talker()))
+    with pytest.raises(NotFound, match="nobody"):
+        await within(trainer.rollout(rollout_id="r1", agent_loop="nobody"))
+    with pytest.raises(Internal, match="no tools today"):
+        await within(trainer.rollout(rollout_id="r2", agent_loop="fussy", metadata={"refuse": True}))
+    with pytest.raises(InvalidArgument, match="agent_loop"):
+        await within(trainer.rollout(rollout_id="r3"))
+    assert trainer.servers[0].open == 0
+
+
+async def test_what_was_refused_may_be_asked_again_otherwise(serve, attach_to):
+    trainer = await attach_to(reply, await serve(talker()))
+    with pytest.raises(NotFound):
+        await within(trainer.rollout(rollout_id="r1", agent_loop="nobody"))
+    completion = await within(trainer.rollout(rollout_id="r1", messages=[USER], agent_loop="talker"))
+    assert completion.status is COMPLETED
+
+
+async def test_cancelling_the_last_one_who_waits_cancels_the_rollout(serve, attach_to):
+    agent = talker()
+    agent.gate("r1", "r2")
+    server = await serve(agent)
+    trainer = await attach_to(reply, server)
+    one, two = start(trainer.rollout(rollout_id="r1")), start(trainer.rollout(rollout_id="r1"))
+    alone = start(trainer.rollout(rollout_id="r2"))
+    await until(lambda: len(agent.started) == 2)
+    one.cancel()
+    alone.cancel()
+    await until(lambda: agent.ended_ones == ["r2"])
+    assert server.engine.capacity().running == 1
+    assert agent.running["r1"] == 1
+    agent.let_go("r1")
+    assert (await two).status is COMPLETED
+    await until(lambda: trainer.servers[0].open == 0)
+
+
+async def test_one_a_group_or_all_can_be_cancelled_queued_ones_too(serve, attach_to):
+    agent = talker()
+    names = [f"r{n}" for n in range(6)]
+    agent.gate(*names)
+    trainer = await attach_to(reply, await serve(agent, max_concurrent=2, max_queued=1))
+    groups = {"r1": "g", "r4": "g"}
+    running = {
+        name: start(trainer.rollout(rollout_id=name, group=Group(groups[name]) if name in groups else None))
+        for name in names
+    }
+    await until(lambda: agent.started == ["r0", "r1"])
+    assert [row.rollout_id for row in await within(trainer.cancel("r0", reason="enough"))] == ["r0"]
+    assert (await running["r0"]).status is CANCELLED
+    assert await within(trainer.cancel("nobody")) == []
+    rows = await within(trainer.cancel(group_id="g"))
+    assert {row.rollout_id for row in rows} <= {"r1", "r4"}
+    for name in ("r1", "r4"):
+        completion = await running[name]
+        assert (completion.status, completion.group) == (CANCELLED, Group("g"))
+    assert not any(running[name].done() for name in ("r2", "r3", "r5"))
+    await within(trainer.cancel())
+    for name in ("r2", "r3", "r5"):
+        assert (await running[name]).status is CANCELLED
+    await within(trainer.cancel())
+    assert "r4" not in agent.started
+
+
+async def test_a_higher_attempt_takes_the_place_of_a_lower_one(serve, attach_to):
+    asked = []
+
+    async def policy(request):
+        asked.append(request.attempt)
+        if request.attempt == 1:
+            await asyncio.sleep(3600)
+        return reply(request)
+
+    server = await serve(talker())
+    trainer = await attach_to(policy, server)
+    first = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=[USER]))
+    await until(lambda: asked == [1])
+    second = await within(trainer.rollout(rollout_id="r", messages=[USER], attempt=2))
+    assert (second.attempt, second.status) == (2, COMPLETED)
+    assert await within(first) == second
+    await until(lambda: server.engine.capacity().undelivered == 0)
+
+
+async def test_a_request_that_is_too_large_is_refused_and_harms_nobody(serve, attach_to):
+    trainer = await attach_to(reply, await serve(talker()))
+    huge = [{"role": "user", "content": "x" * (65 * 1024 * 1024)}]
+    with pytest.raises(InvalidArgument, match="messages: the request has"):
+        await trainer.rollout(rollout_id="huge", messages=huge)
+    assert (await within(trainer.rollout(rollout_id="good", messages=[USER]))).status is COMPLETED
+
+
+async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
+    server = await serve(talker())
+    trainer = await attach_to(reply, server, delta=False)
+    completion = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
+    assert completion.samples["main"].trainable
+    (attachment,) = server.attachments._open()
+    assert attachment._delta is False

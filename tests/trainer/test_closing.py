@@ -1,0 +1,136 @@
+"""The end of a trainer: who is told, and what it leaves to its successor."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.types import CompletionStatus
+from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker, until
+
+CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+
+
+SOON = 0.7
+"""Seconds that a test waits for what is known not to come."""
+
+
+def within(awaitable, patience=PATIENCE):
+    return asyncio.wait_for(awaitable, patience)
+
+
+def start(awaitable, patience=PATIENCE):
+    return asyncio.ensure_future(within(awaitable, patience))
+
+
+async def test_closing_a_trainer_tells_those_who_wait(serve):
+    agent = talker()
+    agent.gate("r1")
+    async with attached(reply, await serve(agent, max_concurrent=1, max_queued=0)) as trainer:
+        running, queued = start(trainer.rollout(rollout_id="r1")), start(trainer.rollout(rollout_id="r2"))
+        generator = trainer.run([RolloutRequest(rollout_id="r3")])
+        yielded = start(anext(generator))
+        await until(lambda: agent.started == ["r1"])
+    for waiting in (running, queued):
+        with pytest.raises(Unavailable, match="closed"):
+            await waiting
+    assert (await yielded).status is FAILED
+    await generator.aclose()
+
+
+@pytest.mark.parametrize("what", ["events", "cancel"])
+async def test_closing_a_trainer_tells_everybody(serve, what):
+    agent = talker()
+    agent.gate("r1")
+    async with attached(reply, await serve(agent)) as trainer:
+        running = start(trainer.rollout(rollout_id="r1"))
+        await until(lambda: agent.started)
+        seen = []
+
+        async def follow():
+            async for event in trainer.events("r1"):
+                seen.append(event)
+
+        if what == "events":
+            waiting = start(follow(), SOON)
+            await until(lambda: len(seen) >= 2)
+        else:
+            waiting = start(trainer.cancel(), SOON)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    _, told = await asyncio.gather(running, waiting, return_exceptions=True)
+    assert not isinstance(told, TimeoutError)
+
+
+async def test_a_closed_trainer_takes_nothing(serve):
+    async with attached(reply, await serve(talker())) as trainer:
+        pass
+    with pytest.raises(CallError):
+        await within(trainer.rollout(rollout_id="r1"), SOON)
+
+
+async def test_no_server_is_told_to_whoever_waits():
+    async with attach(["127.0.0.1:1"], reply, lost_after=0.2) as trainer:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+            await within(trainer.rollout(rollout_id="r1"))
+        with pytest.raises(Unavailable):
+            await trainer.rollout(rollout_id="r2")
+
+
+async def test_a_trainers_successor_goes_on_with_what_runs(serve):
+    """It asks for the same rollout; the chat that was open is asked there, the others are read from the events."""
+    sampled, held = [], asyncio.Event()
+
+    def policy(who):
+        async def sample(request):
+            sampled.append((who, request.number))
+            if sampled[-1] == ("first", 2):
+                held.set()
+                await asyncio.sleep(3600)
+            return reply(request)
+
+        return sample
+
+    request = RolloutRequest(rollout_id="r", messages=[USER], metadata={"turns": 4})
+    server = await serve(talker())
+    for who in ("first", "second"):
+        async with attach([server.address], policy(who)) as trainer:
+            running = start(trainer.rollout(request))
+            if who == "first":
+                await within(held.wait())
+            else:
+                completion = await running
+        if who == "first":
+            with pytest.raises(Unavailable, match="closed"):
+                await running
+    assert completion.status is COMPLETED, completion.failure
+    assert completion.attempt == 1
+    assert sampled == [("first", 1), ("first", 2), ("second", 2), ("second", 3), ("second", 4)]
+    sample = completion.samples["main"]
+    assert sample.trainable, sample.not_trainable_reason
+    assert [segment.chats for segment in sample.segments] == [(1,), (2, 3, 4)], "its prompt had other ids"
+    assert [chat.number for chat in sample.chats] == [1, 2, 3, 4]
+
+
+async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(serve):
+    held = asyncio.Event()
+
+    async def never(request):
+        held.set()
+        await asyncio.sleep(3600)
+
+    server = await serve(talker())
+    address = "127.0.0.1:0"
+    for policy in (never, reply):
+        async with attach([], policy, listen_on=address) as trainer:
+            if policy is never:
+                address = trainer.address
+                server.attachments.dial(address)
+            running = start(trainer.rollout(rollout_id="r"))
+            if policy is never:
+                await within(held.wait())
+            else:
+                completion = await running
+        await asyncio.gather(running, return_exceptions=True)
+    assert completion.status is COMPLETED, completion.failure

@@ -1,0 +1,176 @@
+"""Deltas against full histories: whatever an agent does, a trainer sees and trains on the same."""
+
+import asyncio
+import itertools
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.types import CompletionStatus, RolloutMetrics, RolloutRequest
+from tests.trainer.loops import (
+    CROWDED,
+    LOOPS,
+    ODDITIES,
+    OWN,
+    TOOLS,
+    Ask,
+    Edit,
+    Forgetful,
+    Rewind,
+    Together,
+    open_doors,
+    prompt_and_reply,
+)
+
+names = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def house():
+    """The doors, and what runs a coroutine behind them."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        doors = runner.run(open_doors(stack))
+        try:
+            yield runner, doors
+        finally:
+            runner.run(stack.aclose())
+
+
+def play(house, plan, odd, *, waits=(), forgets=()):
+    """One plan through every door: the completions by door, what the policy was asked, what it answered."""
+    runner, doors = house
+    name = f"r{next(names)}"
+    Forgetful.forgets, Forgetful._told = frozenset(forgets), set()
+    played = {}
+    for door_name, door in doors.items():
+        Forgetful._told = set()
+        door.agent.plans[name] = plan
+        door.sampler.begin(odd, waits)
+        completion = runner.run(
+            door.play(RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}]))
+        )
+        assert completion.status is CompletionStatus.COMPLETED, completion.failure
+        played[door_name] = completion, door.sampler.asked, door.sampler.replies, door.agent.passed[name]
+        assert list(completion.messages) == door.agent.final[name]
+        for table in (door.agent.plans, door.agent.passed, door.agent.final):
+            table.clear()
+    return played
+
+
+def check_asked(asked, replies, passed, *, crowded=False):
+    """The policy saw what the agent passed, and was told rightly what of it is known."""
+    assert set(asked) == set(passed)
+    for (sample, number), request in asked.items():
+        history, ask = passed[sample, number]
+        assert same(request.messages, history)
+        assert request.tools == (OWN if ask.own_tools else TOOLS)
+        assert request.params == ({} if ask.temperature is None else {"temperature": ask.temperature})
+        assert (request.purpose == "judge") == ask.judge
+        earlier = {
+            n: [*passed[s, n][0], replies[s, n].message]
+            for s, n in passed if s == sample and (n < number or crowded) and n != number
+        }  # fmt: skip
+        continued = {n: whole for n, whole in earlier.items() if same(history[: len(whole)], whole)}
+        if not crowded:
+            longest = max(map(len, continued.values()), default=0)
+            assert request.covered == longest
+            newest = max((n for n, whole in continued.items() if len(whole) == longest), default=0)
+            assert request.continues == newest
+        if not request.continues:
+            assert (request.covered, request.known_ids) == (0, None)
+            continue
+        assert request.covered == len(continued[request.continues])
+        told = (
+            None if passed[sample, request.continues][1].judge else prompt_and_reply(replies[sample, request.continues])
+        )
+        assert (request.known_ids is None) == (told is None or not len(told))
+        if request.known_ids is not None:
+            assert np.array_equal(request.known_ids, told)
+
+
+def same(one, other):
+    return repr(list(one)) == repr(list(other))
+
+
+def check_samples(completion, replies, passed):
+    """Every sampled token once under mask 1, with its logprob; trainable unless something was not told."""
+    answered = {}
+    for (sample, number), (_, ask) in passed.items():
+        if not ask.judge:
+            answered.setdefault(sample, {})[number] = replies[sample, number]
+    assert set(completion.samples) == set(answered)
+    for name, chats in answered.items():
+        sample = completion.samples[name]
+        whole = all(r.tokens is not None and r.tokens.complete and r.prompt_ids is not None for r in chats.values())
+        assert sample.trainable == whole, sample.not_trainable_reason
+        assert bool(sample.not_trainable_reason) != whole
+        told = [number for segment in sample.segments for number in segment.chats]
+        assert sorted(told) == (sorted(chats) if whole else [])
+        for segment in sample.segments:
+            sampled = [chats[number].tokens for number in segment.chats]
+            assert np.array_equal(segment.ids[segment.mask() == 1], np.concatenate([b.ids for b in sampled]))
+            assert np.array_equal(segment.logprobs, np.concatenate([b.logprobs for b in sampled]))
+            last = chats[segment.chats[-1]]
+            assert np.array_equal(segment.ids, np.concatenate([last.prompt_ids, last.tokens.ids]))
+            assert sum(segment.mask_runs) == len(segment.ids)
+
+
+def alike(completion):
+    """What two doors must agree on."""
+    samples = {name: replace(sample, begins=None) for name, sample in completion.samples.items()}
+    return replace(completion, result_id="", metrics=RolloutMetrics(), begins=None, samples=samples)
+
+
+FORGETS = st.sets(st.integers(1, 8))
+A, B = Ask("main", ("x",)), Ask("main", ())
+QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
+
+
+@settings(max_examples=60, **QUICK)
+@given(LOOPS, ODDITIES, FORGETS)
+@example([A, A, A], {2: "drift"}, {3})
+@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, {2})
+@example([A, Rewind("main", 1), B, A], {}, set())
+@example([A, Edit("main", 1, "other"), A, Edit("main", 0, 1), A, Edit("main", 0, 1.0), A], {}, set())
+@example([A, Ask("main", ("is it?",), judge=True), A], {}, {2, 3})
+@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, {2})
+def test_every_door_shows_and_gives_the_same(house, plan, odd, forgets):
+    played = play(house, plan, odd, forgets=forgets)
+    whole, asked, replies, _ = played["callback"]
+    for completion, its_asked, its_replies, its_passed in played.values():
+        check_asked(its_asked, its_replies, its_passed)
+        check_samples(completion, its_replies, its_passed)
+        assert alike(completion) == alike(whole)
+        assert its_replies == replies
+        for key, request in its_asked.items():
+            assert (request.continues, request.covered) == (asked[key].continues, asked[key].covered)
+
+
+@settings(max_examples=25, **QUICK)
+@given(CROWDED, ODDITIES, FORGETS, st.lists(st.integers(0, 9), max_size=4))
+@example([A, Together((A, A, A)), A], {}, {2}, [3, 2, 1, 0])
+@example([Together((A, B, Ask("second", ("y",))))], {}, set(), [5, 0])
+def test_chats_at_the_same_time(house, plan, odd, forgets, waits):
+    played = play(house, plan, odd, forgets=forgets, waits=waits)
+    for completion, asked, replies, passed in played.values():
+        check_asked(asked, replies, passed, crowded=True)
+        check_samples(completion, replies, passed)
+
+
+@pytest.mark.parametrize("steps", [[Ask("main", ("x",), judge=True)], [Ask("second", ("x",), judge=True)]])
+def test_a_sample_in_which_only_a_judge_was_asked(house, steps):
+    """The completion begins with the judge's reply; it has to come at all."""
+    plan = steps if steps[0].sample == "main" else [*steps, Ask("main", ("x",), judge=True)]
+    runner, doors = house
+    door, name = doors["attach"], f"r{next(names)}"
+    door.agent.plans[name] = plan
+    door.sampler.begin({})
+    completion = runner.run(asyncio.wait_for(door.play(RolloutRequest(rollout_id=name)), 0.7))
+    assert completion.status is CompletionStatus.COMPLETED
+    assert list(completion.messages) == door.agent.final[name]
+    assert completion.samples == {}

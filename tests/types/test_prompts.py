@@ -1,0 +1,114 @@
+"""Prompts whole or as a prefix and what follows: the segments are the same, and so is every prompt read back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import ChatPurpose, ChatResponse, TokenBlock
+from osmosis_grpc.types.assembly import Assembler
+
+POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
+IDS = st.lists(st.integers(0, 3), max_size=6)
+
+
+@st.composite
+def samples(draw):
+    """Chats as (continues, prompt, reply, prefix told, purpose): growing, drifting, branching, judged."""
+    chats, tokens = [], {0: []}
+    for number in range(1, draw(st.integers(1, 8)) + 1):
+        continues = draw(st.sampled_from(sorted(tokens)))
+        known = tokens[continues]
+        prompt = [*known[: draw(st.one_of(st.just(len(known)), st.integers(0, len(known))))], *draw(IDS)]
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(known, prompt, strict=False)) if a != b), min(map(len, (known, prompt)))
+        )
+        prefix = draw(st.one_of(st.just(shared), st.integers(0, shared)))
+        reply = draw(IDS)
+        purpose = draw(st.sampled_from([POLICY, POLICY, POLICY, JUDGE]))
+        if purpose is JUDGE:
+            prefix = 0
+        else:
+            tokens[number] = [*prompt, *reply]
+        chats.append((continues, prompt, reply, prefix, purpose))
+    return chats
+
+
+def whole(prompt, reply):
+    return ChatResponse(
+        message={"role": "assistant"}, prompt_ids=np.array(prompt, dtype="<u4"),
+        tokens=TokenBlock.of(reply, [-0.5 - token for token in reply]),
+    )  # fmt: skip
+
+
+def short(prompt, reply, prefix):
+    return replace(whole(prompt, reply), prompt_ids=np.array(prompt[prefix:], dtype="<u4"), prompt_prefix=prefix)
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples())
+def test_either_form_makes_the_same_segments(chats):
+    one, other = Assembler(), Assembler()
+    for number, (continues, prompt, reply, prefix, purpose) in enumerate(chats, start=1):
+        told = short(prompt, reply, prefix)
+        if purpose is POLICY:
+            assert (
+                other.prompt_length(continues, told)
+                == len(prompt)
+                == one.prompt_length(continues, whole(prompt, reply))
+            )
+            known = other.tokens(continues)
+            shared = other.shared_prefix(continues, np.array(prompt, dtype="<u4"))
+            assert prefix <= shared <= min(len(known), len(prompt))
+            assert known[:shared].tolist() == prompt[:shared]
+            assert shared in (len(known), len(prompt)) or known[shared] != prompt[shared]
+        one.add(number, continues, whole(prompt, reply), purpose)
+        other.add(number, continues, told, purpose)
+    assert one.segments() == other.segments()
+    assert one.sampled == other.sampled == sum(len(reply) for _, _, reply, _, purpose in chats if purpose is POLICY)
+    for number, (_, prompt, reply, _, purpose) in enumerate(chats, start=1):
+        for assembler in (one, other):
+            read = assembler.prompt(number)
+            assert (read is None) == (purpose is JUDGE)
+            assert read is None or read.tolist() == prompt
+            assert assembler.tokens(number).tolist() == ([] if purpose is JUDGE else [*prompt, *reply])
+    told = [number for segment in one.segments() for number in segment.chats]
+    assert sorted(told) == [n for n, chat in enumerate(chats, start=1) if chat[4] is POLICY]
+    for segment in one.segments():
+        segment.check("segment")
+        assert segment.sampled == sum(len(chats[number - 1][2]) for number in segment.chats)
+
+
+@pytest.mark.parametrize(("continues", "prefix"), [(0, 1), (1, 5), (7, 1), (7, 2**32 - 1)])
+def test_a_prefix_that_is_longer_than_what_is_continued_is_refused(continues, prefix):
+    assembler = Assembler()
+    assembler.add(1, 0, whole([1, 2], [3, 0]), POLICY)
+    before = assembler.segments()
+    told = replace(whole([9], [1]), prompt_prefix=prefix)
+    for call in (lambda: assembler.prompt_length(continues, told), lambda: assembler.add(2, continues, told, POLICY)):
+        with pytest.raises(InvalidArgument) as refusal:
+            call()
+        assert refusal.value.violations[0][0] == "prompt_prefix"
+    assert assembler.segments() == before
+    assert assembler.reason == ""
+    assert not len(assembler.tokens(2))
+
+
+def test_what_was_read_stays_as_it_was_when_the_segment_grows():
+    assembler = Assembler()
+    assembler.add(1, 0, whole([1] * 200, [2] * 50), POLICY)
+    tokens, prompt = assembler.tokens(1), assembler.prompt(1)
+    held = assembler.segments()
+    for number in range(2, 9):
+        assembler.add(number, number - 1, short([0] * 300 * (number - 1), [3] * 50, 0), POLICY)
+        assembler.add(number + 100, 1, short([1] * 200 + [2] * 50 + [number] * 100, [4] * 50, 250), POLICY)
+    assert tokens.tolist() == [1] * 200 + [2] * 50
+    assert prompt.tolist() == [1] * 200
+    assert held[0].ids.tolist() == [1] * 200 + [2] * 50
+
+
+def test_no_prompt_has_no_length():
+    assert Assembler().prompt_length(0, replace(whole([1], [2]), prompt_ids=None)) is None
