@@ -6,6 +6,9 @@ from typing import Any
 
 from osmosis_grpc.types import ChatResponse, RolloutMetrics
 
+_MOST = 2**48
+"""A count of tokens beyond this is none, and sums of them would not fit their field."""
+
 
 class Meter:
     """Counts one rollout. Times are monotonic seconds."""
@@ -96,4 +99,4 @@ class Meter:
 
 
 def _count(told: object, fallback: int) -> int:
-    return told if isinstance(told, int) and told >= 0 else fallback
+    return told if isinstance(told, int) and 0 <= told < _MOST else fallback

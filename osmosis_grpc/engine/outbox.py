@@ -65,7 +65,12 @@ class Outbox:
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         assert record.completion is not None
         completion = record.completion if record.peer.refers else whole(record.completion, self._log.store)
-        call = asyncio.ensure_future(record.peer.complete(completion))
+        call: asyncio.Future[Outcome]
+        try:
+            call = asyncio.ensure_future(record.peer.complete(completion))
+        except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
+            call = asyncio.get_running_loop().create_future()
+            call.set_exception(error)
         record.calls.add(call)
         return call
 

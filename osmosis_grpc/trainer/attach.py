@@ -79,6 +79,9 @@ class Trainer:
         self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
         delta: bool, ttl: float,
     ) -> None:  # fmt: skip
+        for name, value in (("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl)):
+            if not value > 0:
+                raise ValueError(f"{name}: {value} is not greater than 0")
         for target in targets:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
@@ -166,31 +169,25 @@ class Trainer:
                 yield completion
 
     async def cancel(self, rollout_id: str = "", *, group_id: str = "", reason: str = "") -> list[CancelResult]:
-        """Cancel one rollout, a group, or, with neither given, all of them. Idempotent.
+        """Cancel one rollout of this trainer's, a group, or, with neither given, all of them. Idempotent.
 
         Rollouts end CANCELLED; whoever waits for one gets that completion.
         """
         if rollout_id and group_id:
             raise ValueError("cancel takes a rollout_id or a group_id, not both")
+        asked = []
         for rollout in list(self._pool.rollouts.values()):
             group = rollout.request.group
-            if (
-                rollout.server is None
-                and rollout_id in ("", rollout.request.rollout_id)
-                and (not group_id or (group is not None and group.id == group_id))
-            ):
+            mine = group.id if group is not None else ""
+            if rollout_id not in ("", rollout.request.rollout_id) or group_id not in ("", mine):
+                continue
+            rollout.cancelled = True
+            if rollout.server is None:
                 self._pool.end_here(rollout)
-        request = control_pb2.CancelRequest(reason=reason)
-        servers = [server for server in self._pool.servers if server.attached or server.rollouts]
-        if rollout_id:
-            request.rollout_id = rollout_id
-            held = self._pool.rollouts.get(rollout_id)
-            servers = [held.server] if held is not None and held.server is not None else []
-        elif group_id:
-            request.group_id = group_id
-        else:
-            request.all = True
-        answers = await asyncio.gather(*(server.cancel(request) for server in servers))
+            else:  # by its id: a group, or all, may be other trainers' of the same owner as well
+                request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason=reason)
+                asked.append(rollout.server.cancel(request))
+        answers = await asyncio.gather(*asked)
         return [cancelled_from_wire(row) for answer in answers for row in answer.results]
 
     async def events(

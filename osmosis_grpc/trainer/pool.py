@@ -89,6 +89,7 @@ class Pool:
         """Nobody waits for a rollout any more."""
         if rollout.done.done():
             return
+        rollout.cancelled = True
         if rollout.server is None:
             self.end_here(rollout)
         else:
@@ -124,6 +125,9 @@ class Pool:
             rollout.server = None
         if rollout.done.done():
             return
+        if rollout.cancelled:
+            self.end_here(rollout)
+            return
         attempt = rollout.request.attempt + 1
         log.warning("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
@@ -135,6 +139,9 @@ class Pool:
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout that was not taken is sent again after some seconds."""
         rollout.server = None
+        if rollout.cancelled:
+            self.end_here(rollout)
+            return
 
         def again() -> None:
             self._returning.discard(timer)

@@ -25,6 +25,8 @@ class Rollout:
     """Where it was sent."""
     opened: bool = False
     """Its Init was answered."""
+    cancelled: bool = False
+    """It was cancelled here: should its server be lost, it is not run again."""
     waiters: int = 0
 
     @property

@@ -1,6 +1,7 @@
 """A trainer that is attached: rollout() and what becomes of it, and cancelling."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -245,3 +246,60 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     assert completion.samples["main"].trainable
     (attachment,) = server.attachments._open()
     assert attachment._delta is False
+
+
+@pytest.mark.parametrize("option", ["lost_after", "max_open_chats", "ttl"])
+def test_an_option_that_bounds_nothing_is_refused(option):
+    with pytest.raises(ValueError, match=option):
+        attach(["127.0.0.1:1"], reply, **{option: 0})
+
+
+async def test_a_trainer_cancels_its_own_rollouts_only(serve, attach_to):
+    held = asyncio.Event()
+
+    async def policy(request):
+        await held.wait()
+        return reply(request)
+
+    server = await serve(talker())
+    one, other = await attach_to(policy, server), await attach_to(policy, server)
+    mine, theirs = start(one.rollout(rollout_id="mine")), start(other.rollout(rollout_id="theirs"))
+    await until(lambda: server.engine.capacity().running == 2)
+    (row,) = await within(one.cancel())
+    assert (row.rollout_id, row.disposition) == ("mine", "CANCELLED")
+    assert (await mine).status is CANCELLED
+    held.set()
+    assert (await theirs).status is COMPLETED
+
+
+async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(serve, attach_to):
+    """The cancel is on its way as the server goes; the next one on its port knows nothing."""
+    asked = []
+
+    async def policy(request):
+        asked.append(request.attempt)
+        await asyncio.sleep(3600)
+
+    trainer = await attach_to(policy, await serve(talker()))
+    running = start(trainer.rollout(rollout_id="r"))
+    await until(lambda: asked == [1])
+    (rollout,) = trainer._pool.rollouts.values()
+    rollout.server._stream = None  # nothing goes out any more
+    cancelling = asyncio.ensure_future(trainer.cancel("r"))
+    await asyncio.sleep(0)
+    trainer._pool.restart(rollout, "the server has forgotten it")
+    completion = await running
+    assert (completion.status, completion.attempt) == (CANCELLED, 1)
+    assert asked == [1]
+    cancelling.cancel()
+
+
+async def test_a_usage_that_no_field_can_hold_takes_nothing_along(serve, attach_to):
+    def policy(request):
+        return dataclasses.replace(reply(request), usage={"prompt_tokens": 10**30, "completion_tokens": 2**63})
+
+    server = await serve(talker(), max_concurrent=1)
+    trainer = await attach_to(policy, server)
+    for name in ("r1", "r2"):
+        assert (await within(trainer.rollout(rollout_id=name, messages=[USER]))).status is COMPLETED
+    await until(lambda: (server.engine.capacity().running, server.engine.capacity().undelivered) == (0, 0))
