@@ -1,10 +1,11 @@
 # Everything here needs python3 (3.11 or newer, with venv) and make, nothing else.
 PYTHON ?= python3
+SEED ?= 1
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow check bench plots generate compat-newest clean
+.PHONY: help venv demo test test-slow check faults bench plots generate compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -17,8 +18,8 @@ demo: .venv/.server ## Run eight rollouts of a calculator agent over real socket
 test: .venv/.dev ## Run the fast tests
 	$(BIN)/pytest -n auto
 
-test-slow: .venv/.dev ## Run the slow tests: other versions of protobuf and grpcio
-	$(BIN)/pytest -m slow --timeout 600
+test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
+	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults
 
 check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, then the fast tests
 	$(BIN)/ruff check .
@@ -28,6 +29,15 @@ check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, t
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
 	$(MAKE) test
+
+faults: .venv/.dev ## Break everything: all fault tests, 700 kills of server, trainer and both, a soak (45 minutes)
+	$(BIN)/pytest -m "" --timeout 600 tests/faults tests/attach/test_breaks.py
+	$(BIN)/python -m benchmarks.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who trainer --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who both --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who both --mode callback --kills 100 --rollouts 500 --seed $(SEED)
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
 	$(BIN)/python -m benchmarks.table

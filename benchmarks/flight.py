@@ -26,6 +26,8 @@ class Work:
     in_flight: int = 64
     latency: float = 0.0
     """Seconds after which the trainer answers a chat."""
+    ledger: str = ""
+    """The trainer's ledger file; empty for none."""
 
     @property
     def stalled_after(self) -> float:

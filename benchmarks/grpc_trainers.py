@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.figures import Broken
@@ -9,7 +10,7 @@ from benchmarks.flight import Done, Route, Work, in_flight
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import Server
 from benchmarks.script import begin
-from osmosis_grpc.trainer import Callback, Completion, RolloutClient, RolloutRequest, TrainerServer, attach
+from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, TrainerServer, attach
 
 
 class CallbackTrainer:
@@ -23,9 +24,12 @@ class CallbackTrainer:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "CallbackTrainer":
-        self._trainer = await self._stack.enter_async_context(TrainerServer(self._policy))
+        self._trainer = await self._stack.enter_async_context(
+            TrainerServer(self._policy, ledger=self._work.ledger or None)
+        )
         self._client = await self._stack.enter_async_context(RolloutClient(await self._route(self._server.grpc)))
-        self._callback = Callback(target=await self._route(self._trainer.address))
+        target = await self._route(self._trainer.address)
+        self._callback = replace(self._trainer.callback(), target=target)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -37,7 +41,9 @@ class CallbackTrainer:
 
     async def _rollout(self, name: str) -> None:
         await self._client.init(rollout(name, self._work), callback=self._callback)
-        check(await self._trainer.completion(name), self._work)
+        completion = await self._trainer.completion(name)
+        check(completion, self._work)
+        await completion.confirm()
 
 
 class AttachTrainer:
@@ -51,7 +57,7 @@ class AttachTrainer:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "AttachTrainer":
-        attached = attach([await self._route(self._server.grpc)], self._policy)
+        attached = attach([await self._route(self._server.grpc)], self._policy, ledger=self._work.ledger or None)
         self._trainer = await self._stack.enter_async_context(attached)
         return self
 
@@ -63,6 +69,7 @@ class AttachTrainer:
         requests = (rollout(name, self._work) for name in names)
         async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
+            await completion.confirm()
             done()
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
     if given.rollouts < 1 or given.turns < 1 or given.in_flight < 1 or given.tokens < 0 or given.latency < 0:
         parser.error("--rollouts, --turns and --in-flight are at least 1, --tokens and --latency at least 0")
     return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
+
+
+def add_ledger(parser: argparse.ArgumentParser) -> None:
+    """--ledger, for trainers over gRPC."""
+    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every completion")
+
+
+def with_ledger(parser: argparse.ArgumentParser, given: argparse.Namespace, work: Work) -> Work:
+    """The work with its ledger. Ends the process with 2 where the trainer cannot keep one."""
+    if given.ledger and given.mode not in ("attach", "callback"):
+        parser.error(f"--ledger: --mode {given.mode} has no ledger")
+    return replace(work, ledger=str(Path(given.ledger).resolve())) if given.ledger else work
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:

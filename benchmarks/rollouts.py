@@ -1,7 +1,7 @@
 """One mode's rollouts: their rate, the processor time of both sides, the bytes between them, the server's memory.
 
 python -m benchmarks.rollouts --mode attach|callback|http|sdk|tuned [--rollouts 1000] [--turns 8] [--tokens 256]
-    [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--json]
+    [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--ledger PATH] [--json]
 
 Server and trainer are processes of their own, one core each. attach, callback and http (our gateway) run against
 the real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is
@@ -14,18 +14,19 @@ from pathlib import Path
 
 from benchmarks.figures import Parser, measured, show
 from benchmarks.measure import measure
-from benchmarks.options import add_journal, add_work, journal_of, work_of
+from benchmarks.options import add_journal, add_ledger, add_work, journal_of, with_ledger, work_of
 
 
 def main() -> None:
     parser = Parser(__doc__)
     add_work(parser)
     add_journal(parser)
+    add_ledger(parser)
     parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")
     given = parser.parse_args()
-    work, serve = work_of(parser, given), journal_of(parser, given)
+    work, serve = with_ledger(parser, given, work_of(parser, given)), journal_of(parser, given)
     figures = measured(measure(
         work, serve=serve, bytes_too=not given.no_bytes, profile=given.profile, profile_trainer=given.profile_trainer,
     ))  # fmt: skip

@@ -21,7 +21,10 @@ from benchmarks.figures import progress
 from benchmarks.machine import machine
 from benchmarks.programs import FAILED, run
 
-MODES = {"sdk": 240, "tuned": 1200, "http": 1000, "callback": 800, "attach": 4000, "attach --no-journal": 4000}
+BARE = "bare calls"
+MODES = {
+    "sdk": 240, "tuned": 1200, "http": 1000, "callback": 800, BARE: 800, "attach": 4000, "attach --no-journal": 4000,
+}  # fmt: skip
 """The modes and how many of their rollouts are timed."""
 
 Results = dict[str, Any]
@@ -85,6 +88,7 @@ ROWS = (
     Row("rollouts/s over Attach, against sdk", "x", rate("attach", "sdk"), 15, 25, at_least=True),
     Row("rollouts/s over Attach, against tuned", "x", rate("attach", "tuned"), 2.5, 4, at_least=True),
     Row("rollouts/s with a callback, against tuned", "x", rate("callback", "tuned"), 1, 1.5, at_least=True),
+    Row("the calls of such a rollout alone, nothing behind them", "x", rate(BARE, "tuned"), at_least=True),
     Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 1, at_least=True),
     Row("rollouts/s through our HTTP gateway, against tuned", "x", rate("http", "tuned"), None, 0.5, at_least=True),
     Row("what the journal adds, server CPU", "ms a rollout", _journal, 0.4, 0.2),
@@ -109,8 +113,9 @@ def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
     results: Results = {mode: [] for mode in MODES}
     for _ in range(alternations):
         for mode, rollouts in MODES.items():
-            some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts, "--no-bytes"]
-            results[mode].append(run("rollouts", "--mode", *mode.split(), *some))
+            some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts]
+            program = ("bare_calls",) if mode == BARE else ("rollouts", "--mode", *mode.split(), "--no-bytes")
+            results[mode].append(run(*program, *some))
     for path in (sys.executable, *pythons):  # named by what is measured: a path is of this machine alone
         found = run("tokens", "--python", path)
         results[f"tokens {found.get('protobuf', 'missing')}"] = found

@@ -16,6 +16,7 @@ from the agent says who is named in it. Nothing here knows a transport.
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
+    ├── LedgerError                a trainer's ledger cannot be opened, or not be written now
     └── MissingExtraError          an optional dependency is not installed
 """
 
@@ -255,6 +256,13 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
         self.available = sorted(available)
         known = ", ".join(self.available) or "none"
         super().__init__(f"there is no agent loop named {name!r}; known: {known}")
+
+
+class LedgerError(OsmosisRolloutError):
+    """A trainer's ledger cannot be opened, or cannot be written at the moment. Names the file."""
+
+    boundary: Boundary = "trainer"
+    retryable = True
 
 
 class MissingExtraError(OsmosisRolloutError, ImportError):

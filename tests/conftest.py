@@ -1,5 +1,6 @@
 """What several rooms' tests need: a real server, a real trainer, on free ports."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,6 +11,8 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import TrainerServer
+
+os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder
 
 
 @pytest.fixture

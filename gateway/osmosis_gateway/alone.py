@@ -18,6 +18,8 @@ from osmosis_gateway.door import HttpServer, tokens_of
 from osmosis_gateway.routes import Door, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
@@ -40,7 +42,9 @@ class RemoteRollouts:
         self.callback_target = ""
         """Where the agent server calls back."""
 
-    async def init(self, init: InitRequest, *, authenticated: bool, loopback: bool) -> tuple[str, Sequence[ToolDict]]:
+    async def init(
+        self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
+    ) -> tuple[str, Sequence[ToolDict]]:
         assert init.callback is not None
         url, key = init.callback.target, init.callback.credential
         await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
@@ -111,21 +115,36 @@ class RemoteRollouts:
 @asynccontextmanager
 async def stand_alone(
     target: str, *, host: str = "127.0.0.1", port: int = 9000, callback_port: int = 50052,
-    allow_targets: Sequence[str] = (), settings: RolloutSettings | None = None,
+    allow_targets: Sequence[str] = (), settings: RolloutSettings | None = None, security: Security | None = None,
+    access: Access | None = None,
 ) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:  # fmt: skip
-    """The legacy contract in front of the agent server at `target`. Raises OSError when a port is taken."""
+    """The legacy contract in front of the agent server at `target`.
+
+    `security` is for HTTP callers, its tokens those of the settings when it has none; `access` tells
+    how `target` is dialled, by default with the token of the client settings. Raises OSError when a
+    port is taken, ValueError for an address that is not guarded enough.
+    """
     known = settings or get_settings()
-    loopback, tokens = is_loopback(host), tokens_of(known)
-    async with Calls(known.client, checked_only=True) as calls, RolloutClient(target) as client:
+    guard = security or Security()
+    guard = replace(guard, tokens=guard.tokens or tokens_of(known))
+    guard.check_host(host)
+    shown = known.client.token.get_secret_value() if known.client.token else ""
+    dialled = access or Access(token=shown)
+    loopback = is_loopback(host)
+    async with (
+        Calls(known.client, checked_only=True) as calls,
+        RolloutClient(target, token=dialled.token, tls=dialled.tls, insecure=dialled.insecure) as client,
+    ):
         trainers = HttpTrainers(calls, TargetPolicy(loopback=loopback, allow=allow_targets), known.client)
-        rollouts = RemoteRollouts(client, trainers, authenticated=bool(tokens), loopback=loopback)
+        rollouts = RemoteRollouts(client, trainers, authenticated=guard.authenticates, loopback=loopback)
         async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record) as back:
             rollouts.callback_target = back.address
             app = gateway_app("osmosis_grpc")
             app.state.rollouts = rollouts
             door = Door(
-                tokens=tokens, max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback
+                tokens=guard.tokens, certificates=guard.asks_certificates,
+                max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback,
             )  # fmt: skip
             add_routes(app, door)
-            async with HttpServer(app, host=host, port=port) as http:
+            async with HttpServer(app, host=host, port=port, tls=guard.tls) as http:
                 yield http, back

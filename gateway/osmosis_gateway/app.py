@@ -16,7 +16,9 @@ from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, get_settings
 
@@ -66,19 +68,24 @@ def create_app(
 
 def serve_agent_loop(
     agent_loop: RolloutAgentLoop, *, host: str = "127.0.0.1", port: int = 9000, validate: bool = True,
-    log_level: str = "info", settings: RolloutSettings | None = None, api_key: str | None = None, **app_parameters: Any,
+    log_level: str = "info", settings: RolloutSettings | None = None, api_key: str | None = None,
+    insecure: bool = False, **app_parameters: Any,
 ) -> FastAPI:  # fmt: skip
     """Serve an agent loop over HTTP until the process is told to stop; returns the application that ran.
 
     `app_parameters` are those of create_app; `api_key` is the token that callers have to show.
-    Raises AgentLoopValidationError, and ValueError for a public host without a token or a key that is none.
+    This function speaks no TLS, so a public host has to be meant (`insecure`); `osmosis-grpc serve` does. Raises
+    AgentLoopValidationError, and ValueError for a public host that is not meant or has no token, and for a key that
+    is none.
     """
     known = settings or get_settings()
     if api_key is not None:
+        check_token(api_key)
         server = RolloutServerSettings.model_validate(known.server.model_dump() | {"token": api_key})
         known = known.model_copy(update={"server": server})
     if not is_loopback(host) and not tokens_of(known):
         raise ValueError(f"{host} is a public address, and that needs a token: api_key=..., or 127.0.0.1")
+    Security(tokens=tokens_of(known), insecure=insecure).check_host(host)
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()
     app = create_app(agent_loop, settings=known, **app_parameters)

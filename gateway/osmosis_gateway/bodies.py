@@ -1,10 +1,7 @@
 """JSON in and out of the HTTP routes: bounded on the way in, one shape of refusal on the way out."""
 
 import asyncio
-import hashlib
-import hmac
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from osmosis_grpc.errors import CallError, InvalidArgument, Unauthenticated
+from osmosis_grpc.link import tokens
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import clip, describe
 
@@ -78,23 +76,9 @@ async def _read(request: Request, bounds: Bounds) -> bytes:
     return b"".join(parts)
 
 
-def check_bearer(request: Request, tokens: Sequence[str]) -> None:
-    """Refuse a caller that shows none of the tokens, as `Bearer TOKEN` or as it is. Raises Unauthenticated."""
-    if not tokens:
-        return
-    digest = _digest(bearer(request))
-    if not any(hmac.compare_digest(digest, _digest(token)) for token in tokens):
-        raise Unauthenticated("no token, or a wrong one: send Authorization: Bearer TOKEN")
-
-
 def bearer(request: Request) -> str:
     """The token of a call, as `Bearer TOKEN` or as it is."""
-    given = request.headers.get("authorization", "")
-    return (given[7:] if given[:7].lower() == "bearer " else given).strip()
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+    return tokens.bearer(request.headers.get("authorization", ""))
 
 
 async def refusal(request: Request, error: Exception) -> JSONResponse:

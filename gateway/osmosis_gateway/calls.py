@@ -8,6 +8,7 @@ Redirects are not followed, proxies of the environment are not used, answers are
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -101,12 +102,15 @@ class Calls:
     """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs."""
 
     def __init__(
-        self, settings: RolloutClientSettings, *, whom: str = "the trainer", checked_only: bool = False
-    ) -> None:
+        self, settings: RolloutClientSettings, *, whom: str = "the trainer", checked_only: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._whom = whom
         self.checked_only = checked_only
         """Whether hosts that nobody checked are refused."""
+        self.tls = tls
+        """Whose certificates are believed; the public CAs' where nothing is said."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Calls":
@@ -242,7 +246,7 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, calls: Calls, settings: RolloutClientSettings) -> None:
         super().__init__(
             limit=settings.max_connections, limit_per_host=0, keepalive_timeout=KEEPALIVE, use_dns_cache=False,
-            resolver=_Resolver(calls),
+            resolver=_Resolver(calls), ssl=calls.tls or True,
         )  # fmt: skip
         self._keepalive = settings.max_keepalive_connections
 

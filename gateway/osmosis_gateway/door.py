@@ -15,6 +15,8 @@ from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.routes import Door, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
+from osmosis_grpc.link.tls import ServerTls, client_context, server_context
+from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutSettings, get_settings
 
@@ -22,11 +24,13 @@ from osmosis_grpc.settings import RolloutSettings, get_settings
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    Raises OSError when the port is taken.
+    Over TLS where there are files for it. Raises OSError when the port is taken, ValueError for a
+    file that cannot be used.
     """
 
-    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, tls: ServerTls | None = None) -> None:
         self._app = app
+        self._tls = server_context(tls) if tls is not None else None
         self._host = host
         self.port = port
         self._server: _Uvicorn
@@ -44,6 +48,8 @@ class HttpServer:
             self._app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, lifespan="on",
             backlog=2048, timeout_graceful_shutdown=1, timeout_keep_alive=75,
         )  # fmt: skip
+        config.load()
+        config.ssl = self._tls
         self._server = _Uvicorn(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
         while not self._server.started:
@@ -80,9 +86,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def tokens_of(settings: RolloutSettings) -> tuple[str, ...]:
-    """The tokens that HTTP callers may show."""
-    return (settings.server.token.get_secret_value(),) if settings.server.token else ()
+def tokens_of(settings: RolloutSettings) -> Tokens:
+    """The tokens that callers may show."""
+    return Tokens(settings.server.tokens)
 
 
 @asynccontextmanager
@@ -91,19 +97,25 @@ async def open_door(
 ) -> AsyncIterator[HttpServer]:
     """The legacy contract in front of an agent server that runs: HTTP beside gRPC, one engine.
 
-    gRPC callers may then name an http:// or https:// callback, too.
+    gRPC callers may then name an http:// or https:// callback, too. The server's tokens and TLS
+    hold here as well; a server without tokens leaves it to the settings.
     """
-    known = settings or get_settings()
-    async with Calls(known.client, checked_only=True) as calls:
+    known, security = settings or get_settings(), server.security
+    security.check_host(host)
+    tls = client_context(server.trainers.tls) if server.trainers.tls else None
+    async with Calls(known.client, checked_only=True, tls=tls) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("osmosis_grpc")
-        door = Door(tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=server.on_loopback)
+        door = Door(
+            tokens=security.tokens or tokens_of(known), certificates=security.asks_certificates,
+            max_metadata_bytes=server.max_metadata_bytes, loopback=server.on_loopback,
+        )  # fmt: skip
         app.state.rollouts = HostedRollouts(server.engine, trainers.peer)
         add_routes(app, door)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:
-            async with HttpServer(app, host=host, port=port) as http:
+            async with HttpServer(app, host=host, port=port, tls=security.tls) as http:
                 yield http
         finally:
             for scheme in schemes:

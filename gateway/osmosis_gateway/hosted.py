@@ -14,9 +14,11 @@ class HostedRollouts:
         self._engine = engine
         self._peer = peer
 
-    async def init(self, init: InitRequest, *, authenticated: bool, loopback: bool) -> tuple[str, Sequence[ToolDict]]:
+    async def init(
+        self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
+    ) -> tuple[str, Sequence[ToolDict]]:
         peer = await self._peer(init, field="server_url", authenticated=authenticated, loopback=loopback)
-        record, _ = await self._engine.init(init, owner="", peer=peer)
+        record, _ = await self._engine.init(init, owner=owner, peer=peer)
         return record.rollout_id, record.tools
 
     async def health(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from osmosis_gateway.guard import certificate_owner
+
 HEAD_SECONDS = 20.0
 """How long a request's head may take to arrive, and a new connection be silent."""
 
@@ -18,6 +20,9 @@ class BoundedProtocol(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        owner = certificate_owner(transport.get_extra_info("peercert"))
+        if owner is not None:
+            self.app_state = self.app_state | {"certificate": owner}  # of this connection's requests
         super().connection_made(transport)
         self._await_head()
 

@@ -1,20 +1,23 @@
 """The HTTP routes of an agent server, whichever engine is behind them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Security
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
+from starlette.middleware import Middleware
 
 from osmosis_gateway import contract
-from osmosis_gateway.bodies import Bounds, check_bearer, internal, read_json, refusal
+from osmosis_gateway.bodies import Bounds, internal, read_json, refusal
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
+from osmosis_gateway.guard import Guarded
 from osmosis_gateway.http1 import OneBody
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
@@ -38,7 +41,9 @@ _WORDS = {
 class Rollouts(Protocol):
     """What stands behind the routes."""
 
-    async def init(self, init: InitRequest, *, authenticated: bool, loopback: bool) -> tuple[str, Sequence[ToolDict]]:
+    async def init(
+        self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
+    ) -> tuple[str, Sequence[ToolDict]]:
         """Start a rollout: its id and tools. Raises CallError."""
 
     async def health(self) -> dict[str, Any]:
@@ -49,12 +54,19 @@ class Rollouts(Protocol):
 class Door:
     """How the routes are guarded."""
 
-    tokens: Sequence[str] = ()
-    """Whoever shows one of them may start rollouts; without any, everybody may."""
+    tokens: Tokens = field(default_factory=Tokens)
+    """Whoever shows one of them may start rollouts."""
+    certificates: bool = False
+    """Whether callers need a certificate, too. Without either everybody may."""
     max_metadata_bytes: int
     loopback: bool | None = None
     """Whether the server is bound to loopback; None when only each connection tells."""
     bounds: Bounds = Bounds()
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it is known of every caller who it is."""
+        return bool(self.tokens) or self.certificates
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -84,6 +96,8 @@ def add_routes(app: FastAPI, door: Door) -> None:
     """Put the routes of the contract on an application; `app.state.rollouts` stands behind them once it runs."""
     bearer = Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))
     guarded = [bearer] if door.tokens else []
+    if door.guarded:  # within OneBody, which ends the connection of a body that nobody reads
+        app.user_middleware.append(Middleware(Guarded, tokens=door.tokens, certificates=door.certificates))
 
     @app.post(
         contract.INIT_PATH, status_code=202, response_model=InitAnswer, dependencies=guarded,
@@ -92,11 +106,12 @@ def add_routes(app: FastAPI, door: Door) -> None:
     )  # fmt: skip
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
-        check_bearer(request, door.tokens)
         body, size = await read_json(request, door.bounds)
         init = contract.read_init(body, size, door.max_metadata_bytes, _trace(request))
         local = is_loopback(str((request.scope.get("server") or ("",))[0])) if door.loopback is None else door.loopback
-        rollout_id, tools = await behind(request).init(init, authenticated=bool(door.tokens), loopback=local)
+        rollout_id, tools = await behind(request).init(
+            init, owner=getattr(request.state, "owner", ""), authenticated=door.guarded, loopback=local
+        )
         return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))
@@ -109,9 +124,8 @@ def add_routes(app: FastAPI, door: Door) -> None:
              "content": {"application/json": {"schema": _DETAIL}}}})  # fmt: skip
     async def platform_health(request: Request) -> dict[str, Any]:
         """The same for callers with a token; not there on a server that has none."""
-        if not door.tokens:
+        if not door.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
-        check_bearer(request, door.tokens)
         return await behind(request).health()
 
 

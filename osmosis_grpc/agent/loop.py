@@ -30,6 +30,12 @@ class RolloutAgentLoop(ABC):
     """What trainers call it; 1 to 256 characters, unique on its server."""
     tells_tools: ClassVar[bool] = True
     """Whether get_tools may also be called without a rollout, to tell what tools there usually are."""
+    replayable: ClassVar[bool] = False
+    """Whether run asks the same when it is run again on the same replies.
+
+    Then a rollout that a restart of the server interrupts goes on: run begins anew, the replies
+    that are recorded are given to it first, and its tools run again.
+    """
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:

@@ -6,14 +6,24 @@ A port is a Protocol; whatever has the methods is one. None of them knows a tran
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Completion, EventKind, Outcome, TrajectoryEvent
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    Entry,
+    EventKind,
+    Outcome,
+    TrajectoryEvent,
+)
 
 
 class ChatModel(Protocol):
     """Something that gives model replies: a trainer across a wire, or a policy in this process.
 
     Called again with the same rollout, attempt, sample and number, it gives the same reply.
-    Raises osmosis_grpc.errors.CallError; those that are `retryable` are asked again.
+    What it returns is awaited; where that has a cancel(), this gives the chat up, and elsewhere a
+    task around it is cancelled. Raises osmosis_grpc.errors.CallError; those that are `retryable` are asked again.
     """
 
     def __call__(self, request: ChatRequest, /) -> Awaitable[ChatResponse]: ...
@@ -36,22 +46,34 @@ class EventSink(Protocol):
 
 
 class Store(Protocol):
-    """Where events are kept. Positions order the events of all rollouts and never repeat."""
+    """Where events are kept. Positions order the events of all rollouts and never repeat.
+
+    Only what is committed is shown.
+    """
 
     journal_id: str
     """Names this store; a store that has forgotten has another."""
+    durable: bool
+    """Whether it outlives the process; then it counts bytes by itself."""
+    problem: str
+    """Why nothing can be written now; empty while it can."""
+    committed: Callable[[Sequence[Any], bool], None]
+    """Set by whoever appends: told the tokens of what was committed, or (false) cannot be."""
 
-    def append(self, event: TrajectoryEvent, size: int) -> int:
-        """Commit an event of about `size` bytes; returns its position."""
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
+        """Take an event of about `size` bytes; true when it is committed already, else `committed` tells.
+
+        A rollout's first event comes with its entry.
+        """
 
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        """A rollout's events with numbers above `after`."""
+        """A rollout's events with numbers above `after`; at most `limit`, or what is good to read at once."""
 
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
         """All rollouts' events with positions above `after`."""
 
     def size(self, rollout_id: str, attempt: int) -> int:
-        """About how many bytes a rollout takes."""
+        """About how many bytes an ended rollout takes in memory."""
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drop a rollout."""
@@ -63,6 +85,42 @@ class Store(Protocol):
     @property
     def forgotten_position(self) -> int:
         """The highest position ever dropped; 0 while none was."""
+
+
+class Journal(Store, Protocol):
+    """A store that outlives the process. What ended need not stay in memory: it is found here."""
+
+    def repoint(self, entry: Entry) -> None:
+        """A rollout's calls go elsewhere from now on."""
+
+    def find(self, rollout_id: str) -> Sequence[Entry]:
+        """A rollout's attempts, as far as they are committed."""
+
+    def named(self, owner: str, idempotency_key: str) -> str:
+        """The rollout that a key names; empty when there is none."""
+
+    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+        """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
+
+    def unsettled(self) -> Sequence[Entry]:
+        """The rollouts to which something is still to happen, in order of acceptance."""
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
+        """Remember until a Unix time a cancel whose Init may still come; 0 forgets it."""
+
+    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
+        """What bury was told."""
+
+    def sweep(self, now: float) -> None:
+        """Drop what is past its time, by Unix time, and the oldest settled rollouts beyond the budget."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another rollout, because undelivered ones fill it."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest place in the order of acceptance that was ever given."""
 
 
 class Clock(Protocol):

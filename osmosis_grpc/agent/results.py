@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.types import Ids, Logprobs, Message, RolloutMetrics
+from osmosis_grpc.types.quick import quick
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionsResult:
     """One model reply, as ctx.chat returns it."""

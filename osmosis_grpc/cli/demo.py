@@ -1,6 +1,7 @@
 """The demo command: a server in a process of its own, this process as its trainer, eight rollouts."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -44,10 +45,11 @@ def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records i
         if not json:
             typer.echo("starting an agent server in a process of its own ...", err=True)
         command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
-        options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning"]
+        token = secrets.token_urlsafe()  # whatever the environment says, this trainer has one of its own
+        options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token", f"demo={token}"]
         with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
             try:
-                completions = asyncio.run(_train(_address(server)))
+                completions = asyncio.run(_train(_address(server), token))
             finally:
                 server.terminate()
         for completion, (_, label) in zip(completions, TASKS, strict=True):
@@ -69,14 +71,14 @@ def _address(server: "subprocess.Popen[str]") -> str:
     return str(json.loads(line)["grpc"])
 
 
-async def _train(target: str) -> "list[Completion]":
+async def _train(target: str, token: str) -> "list[Completion]":
     """The trainer: starts the rollouts, answers their chats, collects their completions."""
     import asyncio
 
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import RolloutClient, TrainerServer
 
-    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(target) as client:
+    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(target, token=token) as client:
 
         async def rollout(number: int, question: str, label: str) -> "Completion":
             rollout_id, messages = f"demo-{number}", [{"role": "user", "content": question}]

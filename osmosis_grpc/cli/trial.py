@@ -100,12 +100,13 @@ def try_out(agent_loop: Any) -> "list[Finding]":
     import concurrent.futures
 
     from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
+    from osmosis_grpc.cli.aside import run_aside
     from osmosis_grpc.errors import OsmosisRolloutError
 
     watched = _Watched(agent_loop)
     place = place_of(agent_loop.run, type(agent_loop))
     try:
-        completion, blocked = _in_a_thread(watched)
+        completion, blocked = run_aside(lambda: _rollout(watched), AGENT_TIMEOUT + GRACE)
     except concurrent.futures.TimeoutError:
         text = f"the event loop is still blocked after {AGENT_TIMEOUT + GRACE:g} s"
         return [_blocking(text, watched.blocked_at(), place)]
@@ -115,30 +116,6 @@ def try_out(agent_loop: Any) -> "list[Finding]":
     if blocked > BLOCKED and watched.blocked_at():
         findings.append(_blocking(f"the event loop was blocked for {blocked:.2f} s", watched.blocked_at(), place))
     return findings
-
-
-def _in_a_thread(watched: _Watched) -> "tuple[Completion, float]":
-    """Run the rollout in a daemon thread, so that nothing an agent does can keep this process.
-
-    Raises concurrent.futures.TimeoutError when it does not end, OsmosisRolloutError when get_tools fails.
-    """
-    import asyncio
-    import concurrent.futures
-    import threading
-
-    future: concurrent.futures.Future[tuple[Completion, float]] = concurrent.futures.Future()
-
-    async def main() -> None:
-        try:
-            future.set_result(await _rollout(watched))
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),), name="validate-run", daemon=True)
-    thread.start()
-    result = future.result(AGENT_TIMEOUT + GRACE)
-    thread.join(1.0)
-    return result
 
 
 async def _rollout(watched: _Watched) -> "tuple[Completion, float]":

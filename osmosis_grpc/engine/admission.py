@@ -29,9 +29,12 @@ class Admission:
         """How many wait."""
         return len(self._waiting)
 
-    def reserve(self) -> None:
-        """Hold a place for a rollout whose acceptance takes time. Raises ResourceExhausted."""
-        if self.running + self.queued + self._reserved >= self.max_concurrent + self.max_queued:
+    def reserve(self, *, beyond: bool = False) -> None:
+        """Hold a place for a rollout whose acceptance takes time; `beyond` the limits where it was accepted before.
+
+        Raises ResourceExhausted.
+        """
+        if not beyond and self.running + self.queued + self._reserved >= self.max_concurrent + self.max_queued:
             raise ResourceExhausted(
                 f"{self.running} rollouts run and {self.queued} wait; "
                 f"the limits are {self.max_concurrent} and {self.max_queued}",

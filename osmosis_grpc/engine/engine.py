@@ -16,8 +16,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, EventSink, Store
-from osmosis_grpc.engine import verdicts
+from osmosis_grpc.agent.ports import Clock, EventSink, Journal
+from osmosis_grpc.engine import failpoints, verdicts
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
@@ -25,6 +25,7 @@ from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.watchdog import Watchdog
@@ -42,6 +43,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.types import (
     Capacity,
     CompletionStatus,
+    Entry,
     InitRequest,
     RolloutInfo,
     RolloutState,
@@ -81,7 +83,7 @@ class Engine:
 
     def __init__(
         self, agent_loops: Iterable[RolloutAgentLoop], config: EngineConfig | None = None, *,
-        store: Store | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
+        journal: Journal | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
     ) -> None:  # fmt: skip
         self.config = config or EngineConfig()
         loops = list(agent_loops)
@@ -89,11 +91,12 @@ class Engine:
         if len(self.agent_loops) < len(loops):
             raise ValueError(f"agent loops need names of their own: {', '.join(sorted(loop.name for loop in loops))}")
         self.clock: Clock = clock or SystemClock()
-        self.log = EventLog(store or MemoryStore(), self.clock, sinks, self.config.idle_interval)
+        self.log = EventLog(journal or MemoryStore(), self.clock, sinks, self.config.idle_interval)
+        self._journal = journal
         self.draining = False
         self.watchdog = Watchdog(self.config.blocked_after)
         self.outbox = Outbox(self.config, self.log, self.clock, self._delivered)
-        self._table = RecordTable(self.config, self.log.store)
+        self._table = RecordTable(self.config, self.log.store, journal, self.clock)
         self._admission = Admission(self.config.max_concurrent, self.config.queue_limit)
         self._runner = Runner(
             self.agent_loops, self.config, self._admission, self.log, self.clock, self._ended, self.outbox.drop
@@ -144,7 +147,9 @@ class Engine:
         if self.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
         if self._table.full:
-            raise ResourceExhausted("the memory budget is full of undelivered completions", retry_after=5.0)
+            raise ResourceExhausted("the budget is full of undelivered completions", retry_after=5.0)
+        if self.log.store.problem:
+            raise Unavailable(f"the journal cannot be written: {self.log.store.problem}", retry_after=5.0)
         own = own_copy(request)
         self._admission.reserve()
         now = self.clock.monotonic()
@@ -230,17 +235,17 @@ class Engine:
 
     def info(self, record: Record) -> RolloutInfo:
         """Where a rollout stands, with its completion once there is one."""
-        info = record.info()
-        return info if record.completion is None else replace(info, completion=whole(record.completion, self.log.store))
+        info, completion = record.info(), record.completion
+        return info if completion is None else replace(info, completion=whole(completion, self.log.trajectory))
 
     def rollouts(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
              group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
         """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
         rows: list[RolloutInfo] = []
         place = 0
-        for record in self._table.after(after):
+        for record in self._table.after(after, owner):
             group = record.init.request.group
-            if record.owner != owner or not record.accepted.done() or (states and record.state not in states):
+            if not record.accepted.done() or (states and record.state not in states):
                 continue
             if (group_id and (group is None or group.id != group_id)) or (undelivered and not record.undelivered):
                 continue
@@ -279,7 +284,7 @@ class Engine:
     async def drained(self, limit: float) -> bool:
         """Wait until everything has ended and is delivered; false when the limit came first."""
         with anyio.move_on_after(limit):
-            while self._table.live() or self.outbox.undelivered:
+            while self._unfinished() or self.outbox.undelivered:
                 self._changed.clear()
                 await self._changed.wait()
             return True
@@ -295,8 +300,13 @@ class Engine:
                 limit, left.running, left.queued, left.undelivered,
             )  # fmt: skip
         await self.close(LAST_DELIVERIES if limit else 0.0)
-        if self.outbox.undelivered:
+        if self.outbox.undelivered and self._journal is None:
             log.error("%d completions were not delivered and are lost with this process", self.outbox.undelivered)
+        elif self._journal is not None and (self.parked or self.outbox.undelivered):
+            log.info(
+                "%d unfinished rollouts and %d undelivered completions stay in the journal",
+                len(self.parked), self.outbox.undelivered,
+            )  # fmt: skip
 
     async def close(self, limit: float) -> None:
         """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.
@@ -306,15 +316,75 @@ class Engine:
         self.draining = self._closing = True
         shutdown = verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
         for record in self._table.live():
-            if record.accepted.done():
+            if not record.accepted.done() or record.verdict is not None or record.parked:
+                continue
+            if self._journal is not None and record.journaled and (
+                record.task is None or self.agent_loops[record.agent_loop].replayable
+            ):  # fmt: skip
+                self._runner.park(record)
+            else:
                 self._runner.decide(record, shutdown)
         began = self.clock.monotonic()
         with anyio.move_on_after(self._runner.longest_stop):
-            while any(record.accepted.done() for record in self._table.live()):
+            while any(record.accepted.done() for record in self._unfinished()):
                 self._changed.clear()
                 await self._changed.wait()
         if limit:
             await self.drained(max(0.0, began + limit - self.clock.monotonic()))
+
+    def _unfinished(self) -> list[Record]:
+        """What this process has still to do with: all that lives, and is not left to the next one."""
+        return [record for record in self._table.live() if not record.parked or record.task is not None]
+
+    @property
+    def parked(self) -> list[Record]:
+        """What stays in the journal, unfinished, for the next process."""
+        return [record for record in self._table.live() if record.parked]
+
+    @property
+    def durable(self) -> bool:
+        """Whether there is a journal."""
+        return self.log.store.durable
+
+    def left_over(self) -> Sequence[Entry]:
+        """What another process left in the journal, in order of acceptance; go_on takes each."""
+        return self._journal.unsettled() if self._journal is not None else ()
+
+    def go_on(self, entry: Entry, peer: Peer) -> None:
+        """Go on with what another process left: deliver it, start it, run it again on what is recorded, or end it."""
+        now = self.clock.monotonic()
+        elapsed = max(0.0, self.clock.time() - entry.accept_time)
+        record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
+        self._table.restore(record)
+        newest = self._table.highest(record.rollout_id)
+        superseded = newest is not None and newest.attempt > record.attempt
+        if record.completion is not None:
+            self._table.ended(record)
+            if superseded:
+                self.outbox.give_up(record)
+            else:
+                self.outbox.put(record)
+            return
+        record.tenant.open += 1
+        if superseded:  # the process before did not come to end it
+            self._runner.supersede(record)
+            return
+        recording = Recording(self.log.trajectory(record.rollout_id, record.attempt))
+        loop = self.agent_loops.get(record.agent_loop)
+        if recording.cancelled is not None:
+            self._runner.decide(record, verdicts.cancelled(recording.cancelled))
+        elif recording.began and (loop is None or not loop.replayable):
+            why = "the server was started again while it ran" if loop else f"agent loop {record.agent_loop!r} is gone"
+            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
+        elif loop is None:
+            why = f"there is no agent loop {record.agent_loop!r} any more"
+            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
+        else:
+            if recording.began:
+                record.recording = recording
+                self.log.append(record, events.Resumed(record.last_number))
+            self._admission.reserve(beyond=True)
+            self._runner.admit(record)
 
     def _agent_loop(self, name: str) -> str:
         if not name and len(self.agent_loops) == 1:
@@ -342,6 +412,8 @@ class Engine:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
+        if self._journal is not None and not record.settled:
+            self._journal.repoint(record.entry())
         tenant = peer.tenant or self._callbacks
         if tenant is not record.tenant and record.live:
             record.tenant.open -= 1
@@ -382,12 +454,25 @@ class Engine:
             self._refuse(record, error)
             return
         self._table.accept(record)
-        older = self._table.attempts_below(record)
-        self.log.append(record, events.Accepted(record.init, record.tools))
-        for other in older:
+        entry = record.entry() if self._journal is not None else None
+        self.log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=entry)
+
+    def _accepted(self, record: Record) -> None:
+        """A rollout is committed, and runs or waits from here on."""
+        if not record.journaled:
+            self._refuse(
+                record, Unavailable(f"the journal cannot be written: {self.log.store.problem}", retry_after=5.0)
+            )
+            return
+        failpoints.reach("init.committed")
+        for other in self._table.attempts_below(record):
             self._runner.supersede(other)
         buried = self._table.dig_up(record, self.clock.monotonic())
         record.accepted.set_result(None)
+        if self._closing:  # it waits in the journal for the next process
+            self._admission.release()
+            record.parked = True
+            return
         if record.cancel_reason is None and not buried and not record.tenant.lost:
             self._runner.admit(record)
             return
@@ -419,22 +504,26 @@ class Engine:
         if not record.accepted.done():
             record.cancel_reason = reason
             return CancelRow(*row, True, record.state)
-        if decided is None:
+        if decided is None and record.live:
             self.log.append(record, events.CancelAsked(reason))
             self._runner.decide(record, verdicts.cancelled(reason))
             return CancelRow(*row, True, record.state)
-        return CancelRow(*row, record.live and decided.status is CompletionStatus.CANCELLED, record.state)
+        cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
+        return CancelRow(*row, cancelled, record.state)
 
     def _ended(self, record: Record) -> None:
         assert record.verdict is not None
         record.tenant.open -= 1
         if record.verdict.deliver:
             self.outbox.put(record)
+        elif not record.settled:
+            self.outbox.give_up(record)
         self._table.ended(record)
         self._changed.set()
 
-    def _delivered(self) -> None:
-        self._table.make_room()
+    def _delivered(self, record: Record) -> None:
+        record.settled = True
+        self._table.settled(record)
         self._changed.set()
 
     async def _run(self, started: asyncio.Event) -> None:

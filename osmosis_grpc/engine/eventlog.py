@@ -5,16 +5,18 @@ An event is shown only after its commit, so no number is ever used twice.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
-from osmosis_grpc.types import EventKind, TrajectoryEvent, events
+from osmosis_grpc.types import Entry, EventKind, TrajectoryEvent, events
 from osmosis_grpc.types.messages import text_size
 
 log = logging.getLogger(__name__)
+
+Token = tuple[Record, TrajectoryEvent, Callable[[Record], None] | None]
 
 BATCH = 256
 """Events read from the store at once."""
@@ -25,25 +27,63 @@ class EventLog:
 
     def __init__(self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float) -> None:
         self.store = store
+        store.committed = self._committed
         self._clock = clock
         self._sinks = list(sinks)
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
 
-    def append(self, record: Record, kind: EventKind) -> None:
-        """Commit the next event of a rollout."""
-        event = TrajectoryEvent(record.rollout_id, record.attempt, record.last_number + 1, self._clock.time(), kind)
-        self.store.append(event, _size(kind))
+    def append(
+        self, record: Record, kind: EventKind, then: Callable[[Record], None] | None = None, *,
+        entry: Entry | None = None,
+    ) -> None:  # fmt: skip
+        """Write the next event of a rollout; `then` comes after its commit, at once where that is.
+
+        Where nothing can be committed (`record.journaled` is false from then on), `then` comes
+        all the same: what runs goes on without its events.
+        """
+        if not record.journaled:
+            if then is not None:
+                then(record)
+            return
+        record.written = number = record.written + 1
+        event = TrajectoryEvent(record.rollout_id, record.attempt, number, self._clock.time(), kind)
+        size = 0 if self.store.durable else _size(kind)
+        if self.store.append(event, size, (record, event, then), entry):
+            self._show(record, event)
+            if then is not None:
+                then(record)
+
+    def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
+        """Events were committed some time after they were appended, or cannot be."""
+        for record, event, then in tokens:
+            if ok and record.journaled:
+                self._show(record, event)
+            else:
+                record.journaled = False
+            if then is not None:
+                then(record)
+
+    def _show(self, record: Record, event: TrajectoryEvent) -> None:
         record.last_number = event.number
-        for waiter in record.waiters:
-            waiter.set()
-        for waiter in self._waiters:
-            waiter.set()
+        if record.waiters:
+            for waiter in record.waiters:
+                waiter.set()
+        if self._waiters:
+            for waiter in self._waiters:
+                waiter.set()
         for sink in self._sinks:
             try:
                 sink(event)
             except Exception:
                 log.exception("an event sink failed; the rollout goes on")
+
+    def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
+        """All committed events of a rollout."""
+        after = 0
+        while batch := self.store.events(rollout_id, attempt, after, BATCH):
+            yield from batch
+            after = batch[-1].number
 
     def cursor(self, position: int) -> str:
         """Where to go on from after a position."""

@@ -2,10 +2,11 @@
 
 import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from osmosis_grpc.types import TrajectoryEvent
+from osmosis_grpc.types import Entry, TrajectoryEvent
 
 PAGE = 1024
 """Events of a page."""
@@ -24,29 +25,32 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.journal_id = uuid.uuid4().hex
+        self.durable = False
+        self.problem = ""
+        self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
         self.last_position = 0
         self.forgotten_position = 0
-        self._pages: dict[int, list[TrajectoryEvent | None]] = {}
-        self._left: dict[int, int] = {}
+        self._newest: list[TrajectoryEvent | None] = [None] * PAGE
+        self._pages = {0: self._newest}
+        self._left = {0: PAGE - 1}  # positions count from 1
         """How many events of each page are kept, or are still to come."""
         self._rollouts: dict[tuple[str, int], _Kept] = {}
 
-    def append(self, event: TrajectoryEvent, size: int) -> int:
-        """Keep an event."""
-        key = (event.rollout_id, event.attempt)
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
+        """Keep an event; that is all there is to a commit here."""
         self.last_position = position = self.last_position + 1
-        number, place = divmod(position, PAGE)
-        page = self._pages.get(number)
-        if page is None:
-            page = self._pages[number] = [None] * PAGE
-            self._left[number] = PAGE - place
-        page[place] = event
+        place = position % PAGE
+        if not place:
+            self._newest = self._pages[position // PAGE] = [None] * PAGE
+            self._left[position // PAGE] = PAGE
+        self._newest[place] = event
+        key = event.rollout_id, event.attempt
         kept = self._rollouts.get(key)
         if kept is None:
             kept = self._rollouts[key] = _Kept()
         kept.positions.append(position)
         kept.size += size
-        return position
+        return True
 
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """A rollout's events with numbers above `after`."""

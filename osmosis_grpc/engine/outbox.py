@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from osmosis_grpc.agent.ports import Clock
+from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Record
@@ -24,7 +25,7 @@ FINAL = (InvalidArgument, Aborted, Unimplemented)
 class Outbox:
     """Counts what is undelivered, and delivers it. `settled` is told when one is."""
 
-    def __init__(self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[], None]) -> None:
+    def __init__(self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[Record], None]) -> None:
         self._config = config
         self._log = log
         self._clock = clock
@@ -43,6 +44,11 @@ class Outbox:
         if self._closed:
             return
         self._call(record).add_done_callback(partial(self._answered, record))
+
+    def give_up(self, record: Record) -> None:
+        """A higher attempt stood before this one was tried."""
+        record.undelivered = False
+        self._log.append(record, events.Delivered(None, "superseded"), self._settled)
 
     def drop(self, record: Record) -> None:
         """A higher attempt stands: what is undelivered of this one is of no more use."""
@@ -64,7 +70,7 @@ class Outbox:
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         assert record.completion is not None
-        completion = record.completion if record.peer.refers else whole(record.completion, self._log.store)
+        completion = record.completion if record.peer.refers else whole(record.completion, self._log.trajectory)
         call: asyncio.Future[Outcome]
         try:
             call = asyncio.ensure_future(record.peer.complete(completion))
@@ -125,12 +131,11 @@ class Outbox:
             peer, call = record.peer, self._call(record)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
+        failpoints.reach("outcome.before")
         record.undelivered = False
-        record.settled = True
         self.undelivered -= 1
         record.tenant.undelivered -= 1
-        self._log.append(record, kind)
-        self._settled()
+        self._log.append(record, kind, self._settled)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -9,10 +9,12 @@ from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.lifecycle import TERMINAL
 from osmosis_grpc.engine.meter import Meter
+from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.types import (
     Activity,
     Completion,
     CompletionStatus,
+    Entry,
     Failure,
     InitRequest,
     RolloutInfo,
@@ -49,6 +51,8 @@ class Peer:
     """Whether it keeps what it answered, so that completions only refer to its chats."""
     tenant: Tenant | None = None
     """None: one of those that only have a callback."""
+    place: str = ""
+    """The attachment that it is, by its id; empty for a callback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +100,60 @@ class Record:
     settled: bool = False
     """No further event is possible."""
     last_number: int = 0
+    """Of the newest event that is committed."""
+    written: int = 0
+    """Of the newest event that is written."""
+    journaled: bool = True
+    """Whether its events can be committed; once they cannot, it goes on without."""
+    parked: bool = False
+    """It stays in the journal, unfinished, for the next process."""
+    recording: Recording | None = None
+    """What it was answered before the server was started again."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
-    calls: "set[asyncio.Future[Any]]" = field(default_factory=set)
-    """Chats on their way; cancelled when the rollout ends or is re-pointed."""
+    calls: set[Any] = field(default_factory=set)
+    """Calls on their way, futures and the like; cancelled when the rollout ends or is re-pointed."""
     waiters: set[asyncio.Event] = field(default_factory=set)
     """Set when an event is committed."""
     repointed: asyncio.Event | None = None
     """Made by whoever waits for a re-pointing; set by it."""
     doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
     """What the agent is doing, newest last: in some words, and since when."""
+    rollout_id: str = field(init=False)
+    attempt: int = field(init=False)
 
-    @property
-    def rollout_id(self) -> str:
-        return self.init.request.rollout_id
-
-    @property
-    def attempt(self) -> int:
-        return self.init.request.attempt
+    def __post_init__(self) -> None:
+        self.rollout_id, self.attempt = self.init.request.rollout_id, self.init.request.attempt
 
     @property
     def live(self) -> bool:
         """Not ended yet."""
         return self.state not in TERMINAL
+
+    @classmethod
+    def of(cls, entry: Entry, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
+        """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        accepted.set_result(None)
+        timeout = entry.init.request.agent_timeout
+        over = entry.end_time is not None
+        return cls(
+            entry.init, entry.owner, peer, tenant, entry.accept_time, Meter(now - elapsed), accepted,
+            state=entry.state if over else RolloutState.ACCEPTED, sequence=entry.sequence, agent_loop=entry.agent_loop,
+            tools=entry.tools, deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
+            start_time=entry.start_time, end_time=entry.end_time, ended=now if over else None,
+            completion=entry.completion, undelivered=entry.undelivered, settled=entry.settled,
+            verdict=Verdict(CompletionStatus(entry.state.value)) if over else None,
+            last_number=entry.last_number, written=entry.last_number,
+        )  # fmt: skip
+
+    def entry(self) -> Entry:
+        """What a journal has to know of it."""
+        place = self.peer.place
+        return Entry(init=self.init, tools=self.tools, owner=self.owner, place=place, sequence=self.sequence,
+                     agent_loop=self.agent_loop, accept_time=self.accept_time)  # fmt: skip
 
     def next_turn(self) -> asyncio.Event:
         """What the next re-pointing sets."""

@@ -17,14 +17,14 @@ from typing import Any
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
 from osmosis_grpc.agent.current import current_session
 from osmosis_grpc.agent.ports import Clock
-from osmosis_grpc.engine import verdicts
+from osmosis_grpc.engine import failpoints, verdicts
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
-from osmosis_grpc.types import RolloutRequest, events, jsontext
+from osmosis_grpc.types import CompletionStatus, RolloutRequest, events, jsontext
 from osmosis_grpc.types.completion import describe, told
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import copy_of
@@ -87,13 +87,17 @@ class Runner:
             assert record.verdict is not None
             record.verdict = dataclasses.replace(record.verdict, deliver=False)
 
+    def _diverge(self, record: Record, why: str) -> None:
+        """Run again, the agent did something else."""
+        self.decide(record, verdicts.failed("server", why, retryable=True, reason="replay"))
+
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, Step.START)
         record.start_time = self._clock.time()
         waited = record.meter.started(self._clock.monotonic())
         self._log.append(record, events.Started(waited))
         request = record.init.request
-        session = RolloutSession(record, self._log, self._config, self._clock, self.supersede)
+        session = RolloutSession(record, self._log, self._config, self._clock, self.supersede, self._diverge)
         record.session = session
         context = RolloutContext(
             request=own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
@@ -105,13 +109,17 @@ class Runner:
         task.set_name(f"agent {record.rollout_id}"[:80])
         record.task = task
         task.add_done_callback(lambda done: self._over(record, done))
+        failpoints.reach("rollout.started")
 
     def _over(self, record: Record, task: "asyncio.Task[Verdict]") -> None:
         """The agent's task ended, one way or another."""
-        if task in self.abandoned:
+        if task in self.abandoned or record.parked:
             self.abandoned.discard(task)
+            for timer in record.timers:
+                timer.cancel()
             if not task.cancelled():
                 task.exception()
+            record.task = None
             self._free_slot(record)
             return
         if record.verdict is None:
@@ -123,8 +131,7 @@ class Runner:
                 record.verdict = task.result()
         elif not task.cancelled():
             task.exception()
-        self._end(record)
-        self._free_slot(record)
+        self._end(record, self._free_slot)
 
     def _expire(self, record: Record) -> None:
         self.decide(record, verdicts.expired(record))
@@ -139,14 +146,27 @@ class Runner:
         record.timers.append(loop.call_later(self.longest_stop - _LAST_WORD, self._abandon, record))
 
     def _abandon(self, record: Record) -> None:
-        assert record.task is not None
-        if not record.task.done():
+        if record.task is not None and not record.task.done():
             log.warning("the agent of rollout %s does not stop; it keeps its slot until it does", record.rollout_id)
             self.abandoned.add(record.task)
-            self._end(record)
+            if not record.parked:
+                self._end(record)
 
-    def _end(self, record: Record) -> None:
-        """Report and commit: the terminal state, written once."""
+    def park(self, record: Record) -> None:
+        """Leave a rollout as it is in the journal: the next process goes on with it."""
+        record.parked = True
+        for timer in record.timers:
+            timer.cancel()
+        record.timers.clear()
+        if record.session is not None:
+            record.session.close()
+        if record.task is None:
+            self._admission.withdraw(record)
+        else:
+            self._stop(record)
+
+    def _end(self, record: Record, committed: Callable[[Record], None] = lambda record: None) -> None:
+        """Report, and commit: the terminal state, written once."""
         assert record.verdict is not None
         for timer in record.timers:
             timer.cancel()
@@ -168,15 +188,24 @@ class Runner:
                     sample=name, index=index, chats=segment.chats, tokens=sum(segment.mask_runs),
                     sampled_tokens=segment.sampled, drift_index=segment.drift_index,
                 ))  # fmt: skip
-        record.completion = completion
-        record.end_time, record.ended = self._clock.time(), now
-        record.state = advance(record.state, ENDS[completion.status])
-        record.settled = not record.verdict.deliver
-        self._log.append(record, events.Ended(completion))
         record.session = record.task = None
         record.doing.clear()
-        let_go(self._agent_loops[record.agent_loop], record)
-        self._on_end(record)
+        failpoints.reach("result.before")
+
+        def ended(record: Record) -> None:
+            assert record.verdict is not None
+            failpoints.reach("result.committed")
+            record.completion = completion
+            record.end_time, record.ended = self._clock.time(), self._clock.monotonic()
+            record.state = advance(record.state, ENDS[completion.status])
+            record.settled = (
+                completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
+            )
+            let_go(self._agent_loops.get(record.agent_loop), record)
+            self._on_end(record)
+            committed(record)
+
+        self._log.append(record, events.Ended(completion), ended)
 
     def _free_slot(self, record: Record) -> None:
         following = self._admission.leave(record.tenant)
@@ -195,10 +224,11 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
         return verdicts.raised(error)
 
 
-def let_go(agent: RolloutAgentLoop, record: Record) -> None:
+def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:
     """Tell an agent loop that a rollout is over."""
     try:
-        agent.ended(record.rollout_id, record.attempt)
+        if agent is not None:
+            agent.ended(record.rollout_id, record.attempt)
     except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
         log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
 

@@ -16,10 +16,20 @@ from typing import Any
 from pydantic import BaseModel
 
 from osmosis_grpc.agent.ports import Clock
+from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.errors import Aborted, CallError, DeadlineExceeded, InvalidArgument, RolloutEndedError, Unavailable
+from osmosis_grpc.engine.recording import Diverged, Reply
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    DeadlineExceeded,
+    InvalidArgument,
+    RolloutEndedError,
+    Unavailable,
+)
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -58,14 +68,15 @@ class _SampleState:
 class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
 
-    __slots__ = ("_clock", "_config", "_log", "_on_superseded", "_record", "_samples", "open")
+    __slots__ = ("_clock", "_config", "_log", "_on_diverged", "_on_superseded", "_record", "_samples", "open")
 
     def __init__(
         self, record: Record, log: EventLog, config: EngineConfig, clock: Clock,
-        on_superseded: Callable[[Record], None],
+        on_superseded: Callable[[Record], None], on_diverged: Callable[[Record, str], None],
     ) -> None:  # fmt: skip
         self._record = record
         self._on_superseded = on_superseded
+        self._on_diverged = on_diverged
         self._log = log
         self._config = config
         self._clock = clock
@@ -139,24 +150,26 @@ class RolloutSession:
             known_ids=known if known is not None and len(known) else None, state=callback.state if callback else b"",
             timeout=self._timeout(),
         )  # fmt: skip
-        new = history[place.covered :]
-        self._log.append(record, events.ChatRequested(
-            sample=sample, number=number, continues=place.continues, messages=new, params=params, tools=chat_tools,
-            purpose=purpose,
-        ))  # fmt: skip
+        asked = events.ChatRequested(
+            sample=sample, number=number, continues=place.continues, messages=history[place.covered :], params=params,
+            tools=chat_tools, purpose=purpose,
+        )  # fmt: skip
+        recorded = self._recorded(asked) if record.recording is not None else None
+        self._log.append(record, asked)
         began = self._clock.monotonic()
         record.meter.chat_opened(began)
         doing = sample, number
         record.doing[doing] = ("chat", sample, number), self._clock.time()
         try:
-            response = await self._ask(request)
+            response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_ids = state.assembler.prompt_length(place.continues, response)
-            state.assembler.add(number, place.continues, response, purpose)
+            prompt_ids = state.assembler.add(number, place.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
                 self._on_superseded(record)
+            elif record.recording is not None and isinstance(error, AlreadyExists):
+                self._on_diverged(record, str(Diverged(asked)))
             raise
         finally:
             record.doing.pop(doing, None)
@@ -167,9 +180,19 @@ class RolloutSession:
             state.newest = reply
         record.meter.answered(response, prompt_ids or 0, ended - began)
         self._log.append(record, events.ChatAnswered(
-            sample=sample, number=number, response=response, latency=ended - began
+            sample=sample, number=number, response=response, latency=ended - began,
+            recorded_number=0 if recorded is None else recorded.number,
         ))  # fmt: skip
         return response
+
+    def _recorded(self, asked: events.ChatRequested) -> Reply | None:
+        """What this chat was answered before the server was started again."""
+        assert self._record.recording is not None
+        try:
+            return self._record.recording.reply(asked)
+        except Diverged as error:
+            self._on_diverged(self._record, str(error))
+            raise RolloutEndedError(str(error)) from None
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
         """Ask until there is an answer, under the same number, while the trainer may come back."""
@@ -207,10 +230,13 @@ class RolloutSession:
             request = self._again(request)
 
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
-        call = asyncio.ensure_future(peer.chat(request))  # a future already, where the peer needs no task for it
+        asked: Any = peer.chat(request)
+        call = asked if hasattr(asked, "cancel") else asyncio.ensure_future(asked)
         self._record.calls.add(call)
+        failpoints.reach("chat.open")
         try:
-            return await call
+            response: ChatResponse = await call
+            return response
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -299,12 +325,12 @@ def _told(name: str, reply: Node) -> Told:
     return messages, ChatRef(name, reply.chat, len(messages))
 
 
-_DICTS = {dict}
+_DICTS, _LISTS = {dict}, (list, tuple)
 
 
 def _plain(messages: Any, field: str) -> list[Any]:
     """Messages as an agent has them, dicts or pydantic models, as dicts. Raises InvalidArgument."""
-    if not isinstance(messages, list | tuple):
+    if not isinstance(messages, _LISTS):
         raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
     if set(map(type, messages)) <= _DICTS:
         return messages if isinstance(messages, list) else list(messages)

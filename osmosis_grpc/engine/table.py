@@ -1,45 +1,71 @@
-"""The records: found by id and attempt, kept for their time and within the memory budget."""
+"""The records: found by id and attempt, kept for their time and within the memory budget.
+
+With a journal, rollouts that are over and delivered are found there, and not kept here.
+"""
 
 from collections.abc import Iterator
+from typing import Any
 
-from osmosis_grpc.agent.ports import Store
+from osmosis_grpc.agent.ports import Clock, Journal, Store
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.record import Record
-from osmosis_grpc.errors import AlreadyExists
-from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.errors import AlreadyExists, Unavailable
+from osmosis_grpc.types import Entry, RolloutRequest
 
+PAGE = 256
+"""Entries read from the journal at once."""
 _ANY_ATTEMPT = 2**32
+
+
+async def _nobody(asked: Any, /) -> Any:
+    raise Unavailable("the rollout is over")
+
+
+_NOBODY = Peer(_nobody, _nobody)
 
 
 class RecordTable:
     """All records, their aliases, and the tombstones of cancels that came too early."""
 
-    def __init__(self, config: EngineConfig, store: Store) -> None:
+    def __init__(self, config: EngineConfig, store: Store, journal: Journal | None, clock: Clock) -> None:
         self._config = config
         self._store = store
+        self._journal = journal
+        self._clock = clock
         self._records: dict[str, dict[int, Record]] = {}
         self._by_sequence: dict[int, Record] = {}
-        self._last_sequence = 0
+        self._last_sequence = journal.last_sequence if journal is not None else 0
         self._live: dict[Record, None] = {}
         self._ended: dict[Record, int] = {}
         self._ended_size = 0
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._tombstones: dict[tuple[str, str], tuple[int, float]] = {}
+        ahead = clock.monotonic() - clock.time()
+        for owner, rollout_id, attempt, until in journal.tombstones() if journal is not None else ():
+            self._tombstones[owner, rollout_id] = (attempt, until + ahead)
 
     def find(self, rollout_id: str, attempt: int) -> Record | None:
         """One attempt."""
-        return self._records.get(rollout_id, {}).get(attempt)
+        record = self._records.get(rollout_id, {}).get(attempt)
+        return record or next((r for r in self._cold(rollout_id) if r.attempt == attempt), None)
 
     def highest(self, rollout_id: str) -> Record | None:
         """The newest attempt, be it accepted or still on its way there."""
-        attempts = self._records.get(rollout_id)
-        return attempts[max(attempts)] if attempts else None
+        attempts = [*self._records.get(rollout_id, {}).values(), *self._cold(rollout_id)]
+        return max(attempts, key=lambda record: record.attempt, default=None)
 
     def accepted(self, rollout_id: str) -> Record | None:
         """The newest accepted attempt."""
         attempts = [r for r in self._records.get(rollout_id, {}).values() if r.accepted.done()]
-        return max(attempts, key=lambda record: record.attempt, default=None)
+        return max([*attempts, *self._cold(rollout_id)], key=lambda record: record.attempt, default=None)
+
+    def _cold(self, rollout_id: str) -> list[Record]:
+        """The attempts that only the journal knows."""
+        if self._journal is None:
+            return []
+        known = self._records.get(rollout_id, {})
+        return [_record_of(e) for e in self._journal.find(rollout_id) if e.init.request.attempt not in known]
 
     def pending(self, rollout_id: str) -> list[Record]:
         """The attempts that are on their way to acceptance."""
@@ -50,9 +76,15 @@ class RecordTable:
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
-    def after(self, sequence: int) -> Iterator[Record]:
-        """Accepted records in order of acceptance."""
-        return (record for number, record in list(self._by_sequence.items()) if number > sequence)
+    def after(self, sequence: int, owner: str) -> Iterator[Record]:
+        """The owner's accepted records in order of acceptance."""
+        if self._journal is None:
+            yield from (r for number, r in list(self._by_sequence.items()) if number > sequence and r.owner == owner)
+            return
+        while page := self._journal.entries(owner, sequence, PAGE):
+            for entry in page:
+                sequence = entry.sequence
+                yield self._by_sequence.get(sequence) or _record_of(entry)
 
     def live(self) -> list[Record]:
         """Records that have not ended."""
@@ -60,8 +92,13 @@ class RecordTable:
 
     @property
     def ended_count(self) -> int:
-        """How many ended records are kept."""
+        """How many ended records are kept in memory."""
         return len(self._ended)
+
+    def restore(self, record: Record) -> None:
+        """A rollout that another process left: it goes on here."""
+        self.add(record)
+        self._by_sequence[record.sequence] = record
 
     def add(self, record: Record) -> None:
         """A new record, on its way to acceptance."""
@@ -80,6 +117,19 @@ class RecordTable:
 
     def remove(self, record: Record) -> None:
         """Forget a record."""
+        self._let_go(record)
+        self._store.forget(record.rollout_id, record.attempt)
+
+    def settled(self, record: Record) -> None:
+        """Nothing more can happen to a record: the journal has it, and memory need not."""
+        if self._journal is not None and record.journaled and record.settled:
+            attempts = self._records.get(record.rollout_id, {}).values()
+            if all(other.settled and other.journaled for other in attempts):
+                for other in list(attempts):
+                    self._let_go(other)
+        self.make_room()
+
+    def _let_go(self, record: Record) -> None:
         attempts = self._records.get(record.rollout_id, {})
         attempts.pop(record.attempt, None)
         if not attempts:
@@ -91,15 +141,19 @@ class RecordTable:
         self._by_sequence.pop(record.sequence, None)
         self._live.pop(record, None)
         self._ended_size -= self._ended.pop(record, 0)
-        self._store.forget(record.rollout_id, record.attempt)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
         """Refuse a key that names another rollout, and a rollout that has another key."""
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
+        if key and named is None and self._journal is not None:
+            named = self._journal.named(owner, key) or None
         if named is not None and named != request.rollout_id:
             raise AlreadyExists(f"the idempotency_key names rollout {named}", rollout_id=named)
         has = self._keys.get((owner, request.rollout_id))
+        if key and has is None and self._journal is not None:
+            keys = (e.init.request.idempotency_key for e in self._journal.find(request.rollout_id) if e.owner == owner)
+            has = next(filter(None, keys), None)
         if key and has is not None and has != key:
             raise AlreadyExists(
                 f"rollout {request.rollout_id} has another idempotency_key", rollout_id=request.rollout_id
@@ -110,6 +164,8 @@ class RecordTable:
         before = self._tombstones.get((owner, rollout_id), (0, 0.0))
         upto = max(attempt or _ANY_ATTEMPT, before[0] if before[1] > now else 0)
         self._tombstones[owner, rollout_id] = (upto, now + self._config.tombstone_ttl)
+        if self._journal is not None:
+            self._journal.bury(owner, rollout_id, upto, self._clock.time() + self._config.tombstone_ttl)
 
     def dig_up(self, record: Record, now: float) -> bool:
         """Whether a cancel came before this Init; it is used up."""
@@ -117,6 +173,8 @@ class RecordTable:
         if attempt < record.attempt or until <= now:
             return False
         del self._tombstones[record.owner, record.rollout_id]
+        if self._journal is not None:
+            self._journal.bury(record.owner, record.rollout_id, attempt, 0.0)
         return True
 
     def ended(self, record: Record) -> None:
@@ -125,16 +183,20 @@ class RecordTable:
         size = self._store.size(record.rollout_id, record.attempt)
         self._ended[record] = size
         self._ended_size += size
-        self.make_room()
+        self.settled(record)
 
     @property
     def full(self) -> bool:
         """Whether even without everything that may go the budget is spent."""
+        return self._overdrawn or (self._journal is not None and self._journal.full)
+
+    @property
+    def _overdrawn(self) -> bool:
         return self._ended_size > self._config.memory_budget
 
     def make_room(self) -> None:
         """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""
-        while self.full:
+        while self._overdrawn:
             settled = next((record for record in self._ended if record.settled), None)
             if settled is None:
                 return
@@ -153,3 +215,10 @@ class RecordTable:
         for key, (_, until) in list(self._tombstones.items()):
             if until <= now:
                 del self._tombstones[key]
+        if self._journal is not None:
+            self._journal.sweep(self._clock.time())
+
+
+def _record_of(entry: Entry) -> Record:
+    """What only the journal knows, as a record for whoever asks."""
+    return Record.of(entry, _NOBODY, Tenant(), 0.0, 0.0)

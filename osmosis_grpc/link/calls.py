@@ -15,17 +15,21 @@ DETAILS_KEY = "grpc-status-details-bin"
 Metadata = Sequence[tuple[str, str]]
 
 
-async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = ()) -> Any:
-    """Await a unary call. Raises a CallError; cancelling it cancels the call."""
+async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
+    """Await a unary call. Raises a CallError, which does not tell `hide`; cancelling it cancels the call."""
     try:
         return await method(request, timeout=timeout, metadata=metadata or None)
     except grpc.aio.AioRpcError as error:
-        raise error_of(error) from None
+        raise error_of(error, hide=hide) from None
 
 
-def error_of(error: grpc.aio.AioRpcError) -> CallError:
-    """The exception that a failed call stands for."""
+def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
+    """The exception that a failed call stands for; `hide` is a secret that its text does not tell."""
     code = error.code().value[0]
+    if hide and hide in str(error.details()) + repr(
+        error.trailing_metadata()
+    ):  # the other side echoes what it was shown
+        return from_code(code, (error.details() or "").replace(hide, "[credential]"))
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:

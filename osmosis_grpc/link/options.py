@@ -28,6 +28,12 @@ _SERVER: dict[str, int | str] = _BOTH | {
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.http2.max_ping_strikes": 2,
     "grpc.max_concurrent_streams": 1024,
+    # This would refuse streams that the peer may open: those that are over on the wire still
+    # count until the server has let go of them, and a caller of 2,000 at once sees half of them fail.
+    "grpc.http.overload_protection": 0,
+    # From 1,000 calls on that the event loop has not seen yet, grpc would cancel some at random.
+    "grpc.server.max_pending_requests": 16_384,
+    "grpc.server.max_pending_requests_hard_limit": 32_768,
     "grpc.server_handshake_timeout_ms": 10_000,
     # Two servers on one port are a mistake and not load balancing.
     "grpc.so_reuseport": 0,

@@ -2,6 +2,13 @@
 
 Whatever waits goes out in one message; there is no timer to wait for more. Frames of events
 wait behind all others. Bytes in, messages out: which of the two sides this is, it does not know.
+
+What waits is bounded also where the other side never reads: requests by the windows, events by
+their room, and answers, of which it could cause any number, here. One side, the trainer, does not
+read on while its answers wait. The other always reads, so those answers do get out and the first
+reads again: two that waited for one another would do so for ever. What the second may owe is
+limited instead, far above what windows let an honest trainer ask at once, and more ends the stream.
+Nothing taken at all for as long as a silence may last ends it, too.
 """
 
 import asyncio
@@ -13,9 +20,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc.errors import CallError, Cancelled, InvalidArgument, Unavailable
+from osmosis_grpc.errors import CallError, Cancelled, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.link.calls import error_of
-from osmosis_grpc.link.interceptors import careful, decoded
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.handlers import careful, decoded
 from osmosis_grpc.link.options import client_options
 
 MAX_FRAMES = 4096
@@ -24,15 +32,20 @@ MAX_BATCH_BYTES = 1024 * 1024
 """Bytes of a message, unless it is one larger frame."""
 EVENT_ROOM = 4 * 1024 * 1024
 """While fewer bytes of events wait, there is room for more."""
+ANSWER_ROOM = 4 * 1024 * 1024
+"""While more bytes of answers wait, the side that waits reads nothing."""
+MAX_ANSWERS = 64 * 1024 * 1024
+"""Bytes of answers that may wait at the side that always reads."""
 HEARTBEAT = 15.0
 """Seconds without a frame of our own, after which a heartbeat goes out."""
 SILENCE = 45.0
-"""Seconds without a frame of the other side's, after which the stream is dead."""
+"""Seconds without a frame of the other side's, or in which it takes none, after which the stream is dead."""
 HELLO_LIMIT = 10.0
 """Seconds that the other side has for its hello."""
 SLICE = 16
 """Frames handled at a time: what comes of them can go out while the rest is handled."""
 _BEAT = 5.0
+_COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
 
 
@@ -49,14 +62,18 @@ class Duplex(Protocol):
 class Dialled:
     """The caller's side of a stream call, as a Duplex: an async context, over a connection of its own.
 
-    A connection that has died silently would carry the next stream, too.
+    A connection that has died silently would carry the next stream, too. Raises Unavailable when
+    a file that it needs for TLS cannot be read now.
     """
 
-    def __init__(self, target: str, method: str, answers: Any) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=client_options(grpc__use_local_subchannel_pool=1))
+    def __init__(self, target: str, method: str, answers: Any, access: Access) -> None:
+        try:
+            self._channel = access.channel(target, client_options(grpc__use_local_subchannel_pool=1))
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(
             method, request_serializer=None, response_deserializer=careful(answers.FromString)
-        )()
+        )(metadata=access.metadata or None)
 
     async def __aenter__(self) -> "Dialled":
         return self
@@ -94,13 +111,23 @@ class Dialled:
 
 
 class FrameStream:
-    """Frames over a Duplex, from the first to the last."""
+    """Frames over a Duplex, from the first to the last.
 
-    def __init__(self, call: Duplex, heartbeat: bytes) -> None:
+    `waits` says that this side does not read on while its answers wait; the other side always reads.
+    """
+
+    def __init__(self, call: Duplex, heartbeat: bytes, *, waits: bool) -> None:
         self._call = call
         self._heartbeat = heartbeat
+        self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._frames: deque[bytes] = deque()
+        self._frames_in = self._frames_out = 0
+        self._answers: deque[tuple[int, int]] = deque()
+        """The place of each answer that waits, and its bytes."""
+        self._answer_bytes = 0
+        self._answered = asyncio.Event()
+        self._holding = self._writing = False
         self._events: deque[bytes] = deque()
         self._event_bytes = 0
         self._room = asyncio.Event()
@@ -115,7 +142,15 @@ class FrameStream:
     def send(self, frame: bytes) -> None:
         """Send a frame with the next message."""
         self._frames.append(frame)
+        self._frames_in += 1
         self._wake()
+
+    def answer(self, frame: bytes) -> None:
+        """Send a frame that the other side asked for, and could ask for without end."""
+        size = len(frame) + _COST
+        self._answers.append((self._frames_in, size))
+        self._answer_bytes += size
+        self.send(frame)
 
     def send_event(self, frame: bytes) -> None:
         """Send a frame after all others; ask for room() before."""
@@ -207,6 +242,20 @@ class FrameStream:
                 if start:
                     await asyncio.sleep(0)
                 self._handle(frames[start : start + SLICE], handlers)
+                if self._answer_bytes > ANSWER_ROOM:
+                    await self._check_answers()
+
+    async def _check_answers(self) -> None:
+        """Wait until the other side has taken answers, or end the stream of one that does not."""
+        if not self._waits:
+            if self._answer_bytes > MAX_ANSWERS:
+                raise ResourceExhausted(f"answers of {self._answer_bytes} bytes wait to be read")
+            return
+        self._holding = True
+        while self._answer_bytes > ANSWER_ROOM:
+            self._answered.clear()
+            await self._answered.wait()
+        self._holding = False
 
     def _handle(self, frames: Iterable[Any], handlers: dict[str, Callable[[Any], None]]) -> None:
         for frame in frames:
@@ -227,7 +276,11 @@ class FrameStream:
                 continue
             await asyncio.sleep(0)  # what is ready to run may have frames to add
             self._sent = self._loop.time()
+            self._writing = True
             await self._call.write(b"".join(self._batch()))
+            self._writing = False
+            if self._holding:  # what was said meanwhile was not listened to
+                self._heard = self._loop.time()
 
     def _batch(self) -> list[bytes]:
         """What goes out in the next message."""
@@ -240,8 +293,14 @@ class FrameStream:
                 size += len(frame)
                 if queue is self._events:
                     self._event_bytes -= len(frame)
+                else:
+                    self._frames_out += 1
             if queue:
                 break
+        while self._answers and self._answers[0][0] < self._frames_out:
+            self._answer_bytes -= self._answers.popleft()[1]
+        if self._answer_bytes <= ANSWER_ROOM:
+            self._answered.set()
         if self._event_bytes < EVENT_ROOM:
             self._room.set()
         return batch
@@ -251,7 +310,10 @@ class FrameStream:
         if now - self._heard > SILENCE:
             self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
             return
-        if now - self._sent >= HEARTBEAT:
+        if self._writing and now - self._sent > SILENCE:
+            self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
+            return
+        if not self._writing and now - self._sent >= HEARTBEAT:
             self.send(self._heartbeat)
         self._timer = self._loop.call_later(_BEAT, self._beat)
 

@@ -18,8 +18,12 @@ import typer
 
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError
+from osmosis_grpc.journal import JournalError
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.tracelog import TraceLog
@@ -51,7 +55,13 @@ class Options:
     legacy_listen: tuple[str, int]
     connect: Sequence[str]
     """Trainers to dial out to."""
+    security: Security
+    """What callers have to show."""
+    trainers: Access
+    """How trainers are dialled."""
     log_folder: Path | None
+    state_dir: Path | None
+    """None for no journal."""
     drain_timeout: float
     json: bool
 
@@ -66,6 +76,7 @@ async def run_process(
     """Serve until told to stop. Returns the exit code."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
+    failpoints.arm(settings.failpoint)
     stop = _stop_on_signals(options.drain_timeout)
     try:
         async with AsyncExitStack() as stack:
@@ -76,18 +87,22 @@ async def run_process(
             server = await _grpc(stack, hosted, config, settings, options)
             http = await _http(stack, server, settings, options)
             doors = {"grpc": server.address} | ({"http": http.address} if http else {})
+            if not (options.security.authenticates or is_loopback(options.host)):
+                log.warning(
+                    "whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host
+                )
             out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
             if not options.json:
-                _banner(names, doors)
+                _banner(names, doors, options.security)
             await stop.wait()
             out.write("draining", limit=options.drain_timeout)
             log.info("draining for at most %g s; a second signal stops at once", options.drain_timeout)
             await server.stop(options.drain_timeout)
-            left = server.engine.capacity()
+            left, kept = server.engine.capacity(), len(server.engine.parked)
     except _NotStarted as error:
         typer.echo(f"serve: {error}", err=True)
         return 2
-    out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned)
+    out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     if left.abandoned:
         log.warning("%d agents never stopped; ending without them", left.abandoned)
         _exit_now(0)
@@ -117,13 +132,15 @@ async def _grpc(
     options: Options,
 ) -> AgentServer:  # fmt: skip
     sinks = [TraceLog(options.log_folder)] if options.log_folder else []
-    server = AgentServer(
-        loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_targets,
-        max_metadata_bytes=settings.server.max_metadata_size_bytes, sinks=sinks,
-        connect=options.connect,
-    )  # fmt: skip
     try:
+        server = AgentServer(
+            loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_targets,
+            max_metadata_bytes=settings.server.max_metadata_size_bytes, sinks=sinks,
+            connect=options.connect, security=options.security, trainers=options.trainers, state_dir=options.state_dir,
+        )  # fmt: skip
         return await stack.enter_async_context(server)
+    except JournalError as error:
+        raise _NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
     except OSError as error:
         raise _NotStarted(f"{error}; --grpc-port chooses another") from None
 
@@ -169,10 +186,13 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], doors: dict[str, str]) -> None:
+def _banner(names: Sequence[str], doors: dict[str, str], security: Security) -> None:
+    scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
+    if security.tokens:
+        more += '-H "Authorization: Bearer $TOKEN" '
     typer.echo(f"serving {', '.join(names)}")
     typer.echo(f"  gRPC    {doors['grpc']}")
-    typer.echo("  try     buf curl --protocol grpc --http2-prior-knowledge "
-               f"http://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo")  # fmt: skip
+    typer.echo(f"  try     buf curl --protocol grpc {more}"
+               f"{scheme}://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo")  # fmt: skip
     if "http" in doors:
-        typer.echo(f"  HTTP    http://{doors['http']}/v1/rollout/init")
+        typer.echo(f"  HTTP    {scheme}://{doors['http']}/v1/rollout/init")

@@ -5,19 +5,23 @@ import inspect
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
-from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.journal import JournalStore
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen
 from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
@@ -31,6 +35,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
+DISK_BUDGET = 10 * 1024**3
+"""Bytes of the journal."""
 
 _Status = health_pb2.HealthCheckResponse
 
@@ -38,26 +44,45 @@ _Status = health_pb2.HealthCheckResponse
 class AgentServer:
     """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
+    `security` says who may call, and over what; `trainers` how trainers are dialled: with which
+    token those of `connect`, and by which files those that speak TLS.
     It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
     Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
-    server drains, "liveness" stays SERVING to the end. Raises OSError when the port is taken
-    and ValueError when the host is public: there is no protection for that yet.
+    server drains, and while its journal cannot be written; "liveness" stays SERVING to the end;
+    anyone may ask.
+
+    With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
+    goes on with what the process before left there. Made within the running event loop, then.
+    Raises JournalError when that folder cannot be used, OSError when the port is taken, ValueError
+    when the host is public and not guarded enough for that, or a file of TLS cannot be used.
     """
 
     def __init__(
         self, agent_loops: Sequence[RolloutAgentLoop], *, host: str = "127.0.0.1", port: int = 50051,
         config: EngineConfig | None = None, allow_targets: Sequence[str] = (),
         max_metadata_bytes: int = MAX_METADATA_BYTES, sinks: Sequence[EventSink] = (),
-        connect: Sequence[str] = (),
+        connect: Sequence[str] = (), security: Security | None = None, trainers: Access | None = None,
+        state_dir: Path | None = None, disk_budget: int = DISK_BUDGET,
     ) -> None:  # fmt: skip
-        if not is_loopback(host):
-            raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
-        self.engine = Engine(agent_loops, config, sinks=sinks)
+        self.security = security or Security()
+        self.security.check_host(host)
+        self.trainers = trainers or Access()
+        """How trainers are dialled."""
+        for target in connect:
+            self.trainers.check_target(target)
+        config = config or EngineConfig()
+        self._journal = (
+            JournalStore(state_dir, record_ttl=config.record_ttl, budget=disk_budget) if state_dir is not None else None
+        )
+        self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal)
         self.port = port
         self._host = host
         self.max_metadata_bytes = max_metadata_bytes
         self.on_loopback = is_loopback(host)
-        self.callbacks = Callbacks(TargetPolicy(loopback=self.on_loopback, allow=allow_targets))
+        self.callbacks = Callbacks(
+            TargetPolicy(loopback=self.on_loopback, allow=allow_targets),
+            authenticated=self.security.authenticates, tls=self.trainers.tls,
+        )  # fmt: skip
         """Where rollouts' calls go, by the scheme of their callback's target."""
         self.attachments = Attachments(self.engine, max_metadata_bytes)
         """Trainers that speak over one stream."""
@@ -66,6 +91,7 @@ class AgentServer:
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
+        self._telling: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -73,23 +99,42 @@ class AgentServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "AgentServer":
-        self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
+        if self._journal is not None:
+            self._stack.callback(self._journal.close)
+            self._journal.told_problem = lambda problem: self._set_health()
+        try:
+            return await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> "AgentServer":
+        self._server = grpc.aio.server(options=server_options())
+        guard = self.security.guard()
         servicer = RolloutServicer(
             self.engine, self.callbacks, self.attachments, max_metadata_bytes=self.max_metadata_bytes,
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
-            on_drain=self.drain,
+            on_drain=self.drain, owner=guard or _nobody,
         )  # fmt: skip
-        services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        services: Any = Registrar(self._server, guard)
+        services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server))
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        self.port = int(listen(self._server, self.address).rpartition(":")[2])
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
+        self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
+        left_over = self.engine.left_over()
+        for entry in left_over:
+            attached = entry.place and not entry.init.callback
+            peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
+            self.engine.go_on(entry, peer)
+        if left_over:
+            log.info("going on with %d rollouts of the process before", len(left_over))
         await self._server.start()
-        for name in ("", SERVICE, LIVENESS):
-            await self._health.set(name, _Status.SERVING)
+        await self._health.set(LIVENESS, _Status.SERVING)
+        await self._tell_health()
         for target in self._connect:
-            self.attachments.dial(target)
+            self.attachments.dial(target, self.trainers)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -105,8 +150,18 @@ class AgentServer:
         if not self.engine.draining:
             self.engine.drain()
             self.attachments.drain()
-            for name in ("", SERVICE):
-                await self._health.set(name, _Status.NOT_SERVING)
+            await self._tell_health()
+
+    def _set_health(self) -> None:
+        """The journal can be written no longer, or again."""
+        task = asyncio.create_task(self._tell_health())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_health(self) -> None:
+        ready = not self.engine.draining and not self.engine.log.store.problem
+        for name in ("", SERVICE):
+            await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def stop(self, limit: float) -> None:
         """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
@@ -115,6 +170,11 @@ class AgentServer:
         await self.engine.stop(limit)
         await self.attachments.close()
         await self._server.stop(0.25)
+
+
+def _nobody(context: Any) -> str:
+    """Whose a call is where nobody is asked who they are."""
+    return ""
 
 
 async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:

@@ -5,8 +5,8 @@ next stream. What comes in is handed to the engine.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,14 @@ from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import cancel
 from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
-from osmosis_grpc.wire.attach import refusal, refused, server_frame
+from osmosis_grpc.wire.attach import chat_frame, refusal, refused, server_frame
 from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import check_served, completion_to_wire, fit, init_from_wire, wants_delta
-from osmosis_grpc.wire.trainer import chat_to_wire, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 
 _TICK = 5.0
+MAX_ASKED = 64
+"""Equal Inits that may wait for the same answer."""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -69,12 +71,18 @@ class Attachment:
         """Answers to chats whose asker was gone."""
         self._engine = engine
         self._max_metadata = max_metadata_bytes
-        self._peer = Peer(self.chat, self.complete, ("attachment", attachment_id), True, True, self.tenant)
+        self.peer = Peer(
+            self.chat, self.complete, ("attachment", attachment_id), True, True, self.tenant, attachment_id
+        )
         self._loop = asyncio.get_running_loop()
         self._subscriptions = Subscriptions(engine, owner)
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
+        self._told_again: set[ResultKey] = set()
+        """Completions that the trainer has asked for on this stream."""
+        self._accepting: Counter[Record] = Counter()
+        """How often the answer to an Init that is not accepted yet is waited for."""
         self._stream: FrameStream | None = None
         self._delta = True
         self._chat_window = 0
@@ -109,12 +117,15 @@ class Attachment:
         if chat is not None:  # its asker had given up, and asks again: the answer is on its way
             chat.future = future
         else:
-            self._waiting.append(_Chat(key, request, future, self._delta))
-            self._ask()
+            chat = _Chat(key, request, future, self._delta)
+            if self._stream is not None and not self._waiting and len(self._open) < self._chat_window:
+                self._send_chat(self._stream, chat)
+            else:
+                self._waiting.append(chat)
         return future
 
-    def complete(self, completion: Completion, /) -> "asyncio.Future[Outcome]":
-        """A ResultSink: sent at once, and again after a break."""
+    def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
+        """A ResultSink: sent at once, and again after a break. `again`: the trainer has asked for it before."""
         message = fit(completion_to_wire(completion, refer=True))
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         frame = server_frame("complete", trainer_pb2.CompleteRequest(completion=message))
@@ -122,7 +133,7 @@ class Attachment:
         result = self._results[key] = _Result(frame, future, self._loop.time())
         future.add_done_callback(lambda _: self._results.pop(key) if self._results.get(key) is result else None)
         if self._stream is not None:
-            self._stream.send(frame)
+            (self._stream.answer if again else self._stream.send)(frame)
         return future
 
     # The stream.
@@ -138,6 +149,7 @@ class Attachment:
         self._stream = stream
         self._delta = wants_delta(hello.history, "hello.history", usual=True)
         self.tenant.lost = False
+        self._told_again.clear()
         self._chat_window = hello.max_open_chats
         self._rollout_window = self._largest_rollout_window = granted
         for result in self._results.values():
@@ -166,10 +178,11 @@ class Attachment:
             self._largest_rollout_window = max(window, self._largest_rollout_window)
             self._send("window", pb.ServerWindow(max_open_rollouts=window))
 
-    def tell_draining(self, *, last: bool = False) -> None:
-        """The server finishes."""
+    def tell_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
+        """The server finishes; `kept` are the rollouts that stay in its journal."""
         if self._stream is not None:
-            self._stream.send(server_frame("draining", pb.Draining(last=last)))
+            refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
+            self._stream.send(server_frame("draining", pb.Draining(last=last, kept=refs)))
             if last:
                 self._stream.end(Unavailable("the server has shut down"))
 
@@ -195,7 +208,7 @@ class Attachment:
                 self._send_chat(stream, chat)
 
     def _send_chat(self, stream: FrameStream, chat: _Chat) -> None:
-        frame = server_frame("chat", chat_to_wire(chat.request, delta=chat.delta, all_tools=False))
+        frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
         if len(frame) > MAX_MESSAGE_BYTES:
             error = InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
             self._open.pop(chat.key, None)
@@ -211,9 +224,14 @@ class Attachment:
         if self._stream is not None:
             self._stream.send(server_frame(kind, message))
 
+    def _tell(self, kind: str, message: Any) -> None:
+        """Answer what may be asked without end."""
+        if self._stream is not None:
+            self._stream.answer(server_frame(kind, message))
+
     def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
         unknown = [ref for ref in message.rollouts if not self._engine.knows(self.owner, ref.rollout_id, ref.attempt)]
-        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        self._tell("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
@@ -228,16 +246,21 @@ class Attachment:
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
                 raise InvalidArgument("callback", "does not go with an attachment, where everything has its way")
-            record, started = self._engine.begin(init_from_wire(message), owner=self.owner, peer=self._peer)
+            record, started = self._engine.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
         except CallError as error:
             self._refuse_init(rollout_id, attempt, error)
             return
         if record.accepted.done():
             self._tell_accepted(record, started)
             return
+        if self._accepting[record] >= MAX_ASKED:
+            self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
+            return
+        self._accepting[record] += 1
         record.accepted.add_done_callback(lambda _: self._tell_accepted(record, started))
 
     def _tell_accepted(self, record: Record, started: bool) -> None:
+        self._accepting.pop(record, None)
         error = None if record.accepted.cancelled() else record.accepted.exception()
         if isinstance(error, CallError):
             self._refuse_init(record.rollout_id, record.attempt, error)
@@ -245,12 +268,20 @@ class Attachment:
         response = rollout_pb2.InitResponse(
             rollout_id=record.rollout_id, attempt=record.attempt, tools=map(tool_to_wire, record.tools), started=started
         )
-        self._send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
+        tell = self._send if started else self._tell
+        tell("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
         if record.settled and record.completion is not None:  # over and delivered: whoever asks again is told again
-            self.complete(record.completion).add_done_callback(lambda told: told.cancelled() or told.exception())
+            self._tell_again(record.completion)
+
+    def _tell_again(self, completion: Completion) -> None:
+        key = (completion.rollout_id, completion.attempt, completion.result_id)
+        if key not in self._results:  # else its answer is awaited
+            told = self.complete(completion, again=key in self._told_again)
+            told.add_done_callback(lambda told: told.cancelled() or told.exception())
+            self._told_again.add(key)
 
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
-        self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
+        self._tell("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
     def _on_cancel(self, ask: pb.CancelAsk) -> None:
         reply = pb.CancelReply(id=ask.id)
@@ -258,7 +289,7 @@ class Attachment:
             reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
         except CallError as error:
             reply.status.CopyFrom(refusal(error))
-        self._send("cancel_reply", reply)
+        self._tell("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
@@ -271,7 +302,7 @@ class Attachment:
             self.dropped += 1
         elif reply.WhichOneof("result") == "response":
             try:
-                chat.future.set_result(reply_from_wire(reply.response))
+                chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.durable))
             except InvalidArgument as error:
                 chat.future.set_exception(Internal(f"the trainer's reply cannot be read: {error}"))
         else:
@@ -281,7 +312,8 @@ class Attachment:
                 self._waiting.appendleft(chat)
             else:
                 chat.future.set_exception(told)
-        self._ask()
+        if self._waiting:
+            self._ask()
 
     def _on_complete_reply(self, reply: pb.CompleteReply) -> None:
         result = self._results.get((reply.rollout_id, reply.attempt, reply.result_id))

@@ -8,8 +8,9 @@ from typing import Any
 from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
-from osmosis_grpc.engine import Engine
+from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
+from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
@@ -36,7 +37,7 @@ class Attachments:
 
     async def attach(self, call: Duplex, owner: str) -> None:
         """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with."""
-        stream = FrameStream(call, _HEARTBEAT)
+        stream = FrameStream(call, _HEARTBEAT, waits=False)
         hello = await stream.hello(opener=True)
         attachment = self._claim(hello, owner)
         granted = self._share(joining=attachment)
@@ -45,12 +46,12 @@ class Attachments:
         if error is not None:
             raise error
 
-    def dial(self, target: str) -> None:
+    def dial(self, target: str, access: Access | None = None) -> None:
         """Open a stream to a trainer, and open it again whenever it ends."""
 
         async def connect() -> CallError | None:
-            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse) as call:
-                stream = FrameStream(call, _HEARTBEAT)
+            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access()) as call:
+                stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share()
                 await stream.greet(server_frame("hello", self._hello("", granted)))
                 hello = await stream.hello(opener=False)
@@ -65,6 +66,15 @@ class Attachments:
 
         self._dialling.append(asyncio.create_task(redial(connect, told)))
 
+    def expect(self, attachment_id: str, owner: str) -> Peer:
+        """A trainer whose rollouts another process left: it has the grace period to come back."""
+        attachment = self._attachments.get(attachment_id)
+        if attachment is None:
+            attachment = Attachment(attachment_id, owner, self._engine, self._max_metadata)
+            self._attachments[attachment_id] = attachment
+            self._wait_for(attachment)
+        return attachment.peer
+
     def drain(self) -> None:
         """No new rollouts from now on."""
         self._grant()
@@ -73,8 +83,9 @@ class Attachments:
 
     async def close(self) -> None:
         """Say so, and let the streams end."""
+        parked = self._engine.parked
         for attachment in self._open():
-            attachment.tell_draining(last=True)
+            attachment.tell_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
         if self._open():
@@ -113,12 +124,15 @@ class Attachments:
     def _left(self, attachment: Attachment) -> None:
         """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
         self._grant()
-        grace = self._engine.config.trainer_grace
         if attachment.needed and not self._engine.closing:
-            timer = asyncio.get_running_loop().call_later(grace, self._give_up, attachment)
-            self._graces[attachment.attachment_id] = timer
+            self._wait_for(attachment)
         else:
             self._attachments.pop(attachment.attachment_id, None)
+
+    def _wait_for(self, attachment: Attachment) -> None:
+        grace = self._engine.config.trainer_grace
+        timer = asyncio.get_running_loop().call_later(grace, self._give_up, attachment)
+        self._graces[attachment.attachment_id] = timer
 
     def _give_up(self, attachment: Attachment) -> None:
         self._graces.pop(attachment.attachment_id, None)

@@ -23,11 +23,11 @@ MAX_PAGE = 1000
 
 
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
-    """The engine's methods as RPCs. A caller without a credential owns what all such callers own."""
+    """The engine's methods as RPCs. `owner` tells of a call's context whose the call is."""
 
     def __init__(
         self, engine: Engine, callbacks: Callbacks, attachments: Attachments, *, max_metadata_bytes: int,
-        tools: dict[str, list[ToolDict]], on_drain: Callable[[], Any],
+        tools: dict[str, list[ToolDict]], on_drain: Callable[[], Any], owner: Callable[[Any], str],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._callbacks = callbacks
@@ -35,27 +35,28 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._max_metadata = max_metadata_bytes
         self._tools = tools
         self._on_drain = on_drain
+        self._owner = owner
         self._start_time = engine.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_served(request, self._max_metadata)
         init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
-        record, started = await self._engine.init(init, owner=_owner(context), peer=peer)
+        record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
         tools = [tool_to_wire(tool) for tool in record.tools]
         return InitResponse(rollout_id=record.rollout_id, attempt=record.attempt, tools=tools, started=started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-        return requests.cancel(self._engine, _owner(context), request)
+        return requests.cancel(self._engine, self._owner(context), request)
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
         check_id(request.rollout_id, "rollout_id")
-        record = self._engine.get(_owner(context), request.rollout_id, request.attempt)
+        record = self._engine.get(self._owner(context), request.rollout_id, request.attempt)
         return pb.GetRolloutResponse(rollout=rollout_to_wire(self._engine.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
         rows, place = self._engine.rollouts(
-            _owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
+            self._owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
             states=wire.states_from_wire(request.states), group_id=request.group_id, undelivered=request.undelivered,
         )  # fmt: skip
         page_token = str(place) if place else ""
@@ -64,12 +65,12 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     async def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        async with aclosing(requests.follow(self._engine, _owner(context), request)) as stream:
+        async with aclosing(requests.follow(self._engine, self._owner(context), request)) as stream:
             async for response in stream:
                 yield response
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._attachments.attach(context, _owner(context))
+        await self._attachments.attach(context, self._owner(context))
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
@@ -83,7 +84,3 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         await self._on_drain()
         left = self._engine.capacity()
         return pb.DrainResponse(running=left.running, queued=left.queued, undelivered=left.undelivered)
-
-
-def _owner(context: Any) -> str:
-    return ""

@@ -30,7 +30,7 @@ class Subscriptions:
         self.end(message.id)
         if len(self._tasks) >= MAX_SUBSCRIPTIONS:
             error = ResourceExhausted(f"there are {MAX_SUBSCRIPTIONS} subscriptions already")
-            stream.send(server_frame("unsubscribed", pb.Unsubscribed(id=message.id, status=refusal(error))))
+            stream.answer(server_frame("unsubscribed", pb.Unsubscribed(id=message.id, status=refusal(error))))
             return
         request = control_pb2.StreamEventsRequest()
         request.CopyFrom(message.request)
@@ -68,4 +68,5 @@ class Subscriptions:
                     stream.send_event(frame)
         except CallError as error:
             ended.status.CopyFrom(refusal(error))
+        await stream.room()
         stream.send_event(server_frame("unsubscribed", ended))

@@ -12,12 +12,14 @@ or by callbacks:
         completion = await trainer.completion("r1")
 """
 
+from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.attach import Server, Trainer, attach
 from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.types import (
     Callback,
+    CallbackTls,
     CancelResult,
     ChatRequest,
     ChatResponse,
@@ -30,7 +32,7 @@ from osmosis_grpc.types import (
 )
 
 __all__ = [
-    "Callback", "CancelResult", "ChatRequest", "ChatResponse", "Completion", "Group", "Policy", "RolloutClient",
-    "RolloutRequest", "Server", "Started", "TokenBlock", "Trainer", "TrainerServer", "TrajectoryEvent", "VersionSpan",
-    "attach",
+    "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls", "Completion", "Group",
+    "Policy", "RolloutClient", "RolloutRequest", "Server", "ServerTls", "Started", "TokenBlock", "Trainer",
+    "TrainerServer", "TrajectoryEvent", "VersionSpan", "attach",
 ]  # fmt: skip

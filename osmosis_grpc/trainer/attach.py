@@ -6,22 +6,27 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, Unimplemented
-from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen
 from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
-from osmosis_grpc.trainer.run import Requests, Run
+from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
@@ -30,6 +35,8 @@ from osmosis_grpc.wire.control import cancelled_from_wire
 log = logging.getLogger(__name__)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
+TARGET, JOURNAL = "target ", "journal "
+"""What the ledger knows a server by: where it is dialled, or whose journal it has."""
 MAX_OPEN_CHATS = 16_384
 MAX_DIALLED = 1024
 """Agent servers that may dial in."""
@@ -38,7 +45,9 @@ _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 def attach(
     targets: str | Sequence[str], policy: Policy, *, listen_on: str = "", lost_after: float = 120.0,
-    max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0,
+    max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0, ledger: str | Path | None = None,
+    token: str = "", tls: ClientTls | None = None, listen_tokens: str | Sequence[str] = (),
+    listen_tls: ServerTls | None = None, insecure: bool = False, longest_pause: float = 10.0,
 ) -> "Trainer":  # fmt: skip
     """A trainer with any number of agent servers, to be used with `async with`.
 
@@ -47,13 +56,30 @@ def attach(
     with a higher attempt; when none is there for so long, rollouts end with Unavailable.
     `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
     which may have at least one. Without `delta` every chat comes with its whole history. What is
-    known of a rollout is forgotten `ttl` seconds after it was last heard of. Raises OSError when
-    the port is taken, ValueError for a target that is none or a public address to listen on.
+    known of a rollout is forgotten `ttl` seconds after it was last heard of. A server that is away
+    is dialled again after pauses that grow up to `longest_pause` seconds.
+
+    `token` and `tls` are for the servers at `targets`: what is shown to them, and how to speak TLS
+    with them. `listen_tokens` (SECRET or NAME=SECRET) are those that servers which dial out show,
+    `listen_tls` has the files that they are shown. `insecure` means that tokens may travel in plain
+    text, and that `listen_on` may be public without any of it.
+
+    `ledger` is a file in which the trainer keeps what it has promised: attachment ids, rollouts that
+    were sent, answers to chats, completions until `await completion.confirm()`. A trainer that is
+    started again with the same ledger goes on where the other one ended, however that was; see
+    Trainer.unconfirmed. Without one a completion counts as recorded when it has been handed to
+    whoever waits for it, and a trainer that is killed forgets its rollouts.
+
+    Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError
+    for a target that is none or an address that is not guarded enough.
     """
     named = [targets] if isinstance(targets, str) else targets
     return Trainer(
-        named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl
-    )
+        named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
+        access=Access(token=token, tls=tls, insecure=insecure),
+        security=Security.of(listen_tokens, listen_tls, insecure),
+        ledger=ledger, longest_pause=longest_pause,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +99,39 @@ class Server:
 
 
 class Trainer:
-    """Made by attach(). A completion counts as recorded when it has been handed to whoever waits for it."""
+    """Made by attach().
+
+    A completion counts as recorded when it has been handed to whoever waits for it; with a ledger
+    when it stands there.
+    """
 
     def __init__(
         self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
-        delta: bool, ttl: float,
+        delta: bool, ttl: float, access: Access, security: Security, ledger: str | Path | None = None,
+        longest_pause: float = 10.0,
     ) -> None:  # fmt: skip
-        for name, value in (("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl)):
+        for name, value in (
+            ("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl),
+            ("longest_pause", longest_pause),
+        ):  # fmt: skip
             if not value > 0:
                 raise ValueError(f"{name}: {value} is not greater than 0")
         for target in targets:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
+            access.check_target(target)
+        self._access = access
+        self._security = security
         self._targets = list(dict.fromkeys(targets))
         self._listen_on = listen_on
         self._ttl = ttl
+        self._pauses = min(0.25, longest_pause), longest_pause
         self._delta = delta
         self._options: dict[str, Any] = {"lost_after": lost_after, "max_open_chats": max_open_chats}
-        self._book = ChatBook(policy)
+        self._policy = policy
+        self._path = ledger
+        self._ledger: Ledger | None = None
+        self._book: ChatBook
         self._pool: Pool
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
@@ -99,32 +140,63 @@ class Trainer:
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
     async def __aenter__(self) -> "Trainer":
-        self._pool = Pool(self._book, **self._options)
+        if self._path is not None:
+            self._ledger = await Ledger.open(self._path, self._ttl)
+        try:
+            await self._begin()
+        except BaseException:
+            if self._ledger is not None:
+                await self._ledger.close()
+            raise
+        return self
+
+    async def _begin(self) -> None:
+        self._book = ChatBook(self._policy, self._ledger)
+        self._pool = Pool(self._book, **self._options, ledger=self._ledger)
         if self._listen_on:
-            self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
-            services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self), self._server)
+            self._server = grpc.aio.server(options=server_options())
+            guard = self._security.guard()
+            services: Any = Registrar(self._server, guard)
+            services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
             try:
-                self.address = listen(self._server, self._listen_on)
+                self.address = listen(self._server, self._listen_on, self._security)
             except BaseException:
                 self._pool.close()
                 raise
+        dialled = [self._attachment(target, f"{TARGET}{target}") for target in self._targets]
+        self._pool.servers += dialled
+        if self._ledger is not None:
+            self._restore(self._ledger.take_restored())
+        if self._server is not None:
             await self._server.start()
-        for target in self._targets:
-            server = Attachment(target, self._pool, self._book, delta=self._delta)
-            self._pool.servers.append(server)
+        for server in dialled:
             self._tasks.append(asyncio.create_task(self._dial(server)))
         self._tasks.append(asyncio.create_task(self._sweep()))
-        return self
+
+    def _attachment(self, name: str, place: str) -> Attachment:
+        return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
+
+    def _restore(self, kept: Sequence[KeptRollout]) -> None:
+        """Go on where the process before this one ended."""
+        self._book.restore(kept, time.monotonic())
+        if self._listen_on:
+            places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
+            self._pool.servers += [self._attachment(place, place) for place in places]
+        self._pool.restore(kept)
 
     async def __aexit__(self, *exc: Any) -> None:
         self._leaving = True
-        await self._pool.part()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.close()
-        if self._server is not None:
-            await self._server.stop(0.25)
+        try:
+            await self._pool.part()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._pool.close()
+            if self._server is not None:
+                await self._server.stop(0.25)
+        finally:
+            if self._ledger is not None:
+                await self._ledger.close()
 
     @property
     def servers(self) -> list[Server]:
@@ -138,7 +210,8 @@ class Trainer:
     async def rollout(self, request: RolloutRequest | None = None, *, together: str = "", **changes: Any) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
-        A rollout of the same id that is not over is joined. `together` names a group whose
+        A rollout of the same id that is not over is joined; with a ledger also one that is over and
+        not confirmed, whatever its attempt now is. `together` names a group whose
         rollouts go to one server. Cancelling the last one who waits cancels the rollout. Raises
         the CallError that it is refused with, InvalidArgument naming the field, AlreadyExists
         for another request under its id, Unavailable when there is no agent server.
@@ -165,6 +238,17 @@ class Trainer:
         """
         run = Run(self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together)
         async with aclosing(run.completions(requests)) as completions:
+            async for completion in completions:
+                yield completion
+
+    async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
+        """What an earlier process left in the ledger and nobody here has asked for, to its end.
+
+        First the completions that were not confirmed, oldest first, then those of the rollouts that
+        still run, as they end. What rollout() or run() ask for is theirs; leaving the loop cancels
+        nothing. Empty without a ledger.
+        """
+        async with aclosing(left_over(self._pool)) as completions:
             async for completion in completions:
                 yield completion
 
@@ -229,8 +313,8 @@ class Trainer:
 
     async def _dial(self, server: Attachment) -> None:
         async def connect() -> CallError | None:
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse) as call:
-                stream = FrameStream(call, _HEARTBEAT)
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access) as call:
+                stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._pool.share(server)
                 await stream.greet(server.greeting(granted))
                 error = await self._live(server, stream, await stream.hello(opener=False), granted)
@@ -244,18 +328,21 @@ class Trainer:
                 return
             log.warning("server %s: %s; trying again within %g s", server.name, error or "it left", pause)
 
-        await redial(connect, told)
+        await redial(connect, told, pauses=self._pauses)
 
-    async def accept(self, call: Duplex, peer: str) -> None:
-        """An agent server has dialled in."""
-        stream = FrameStream(call, _HEARTBEAT)
+    async def accept(self, call: Duplex, peer: str, credential: str) -> None:
+        """An agent server has dialled in. What one has run is not told to another credential."""
+        stream = FrameStream(call, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)
         check_protocol(hello)
         known = [s for s in self._pool.servers if s.hello.journal_id and s.hello.journal_id == hello.journal_id]
         if not known and len(self._pool.servers) >= MAX_DIALLED + len(self._targets) and not self._pool.drop_one():
             raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
-        server = known[0] if known else Attachment(peer, self._pool, self._book, delta=self._delta)
-        server.name = peer
+        known_server = known[0] if known else None
+        if known_server is not None and known_server.credential != credential:
+            raise Unauthenticated("the journal belongs to another credential")
+        server = known_server or self._attachment(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
+        server.name, server.credential = peer, credential
         granted = self._pool.share(server)
         stream.send(server.greeting(granted))
         error = await self._live(server, stream, hello, granted)
@@ -290,8 +377,9 @@ class Trainer:
 class _Door(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, guard: Guard | None) -> None:
         self._trainer = trainer
+        self._guard = guard
 
     async def Chat(self, request: Any, context: Any) -> Any:
         raise Unimplemented("this trainer takes attachments; TrainerServer takes callbacks")
@@ -299,4 +387,5 @@ class _Door(services_pb2_grpc.TrainerServiceServicer):
     Complete = Chat
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._trainer.accept(context, context.peer())
+        credential = self._guard(context) if self._guard is not None else ""
+        await self._trainer.accept(context, context.peer(), credential)

@@ -14,21 +14,32 @@ from typing import Any
 
 from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2, trainer_pb2
-from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, NotFound, ResourceExhausted, Unavailable
-from osmosis_grpc.link.options import MAX_REPLY_BYTES
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc.engine.failpoints import reach
+from osmosis_grpc.errors import (
+    Aborted,
+    CallError,
+    Internal,
+    InvalidArgument,
+    LedgerError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.ledger import Ledger
+from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.restore import init_bytes
 from osmosis_grpc.trainer.rollout import Owner, Pin, Rollout, RolloutKey
 from osmosis_grpc.trainer.samples import Asked
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, InitRequest, Outcome
-from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.attach import chat_reply_frame, refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire, reply_bytes
+from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
 
 PROCESS_UUID = secrets.token_hex(16)
 MAX_PARKED = 64
@@ -42,11 +53,20 @@ ChatKey = tuple[str, int, str, int]
 class Attachment:
     """One agent server."""
 
-    def __init__(self, name: str, owner: Owner, book: ChatBook, *, delta: bool = True) -> None:
+    def __init__(
+        self, name: str, owner: Owner, book: ChatBook, *, delta: bool = True, place: str = "",
+        ledger: Ledger | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         """Its target, or where it dialled from."""
-        self.attachment_id = secrets.token_urlsafe(24)
-        self.hello = pb.ServerHello()
+        self.credential = ""
+        """By what name a server that dialled in is known."""
+        self.place = place
+        """What the ledger knows it by; empty where it could not be found again."""
+        self._ledger = ledger
+        kept, journal_id = ledger.attachment(place) if ledger is not None and place else ("", "")
+        self.attachment_id = kept or secrets.token_urlsafe(24)
+        self.hello = pb.ServerHello(journal_id=journal_id)
         """The newest."""
         self.rollouts: dict[RolloutKey, Rollout] = {}
         """Those sent there and not over."""
@@ -111,6 +131,8 @@ class Attachment:
             self.leaving.clear()
         self.hello = pb.ServerHello()
         self.hello.CopyFrom(hello)
+        if self._ledger is not None and self.place:
+            self._ledger.saw(self.place, hello.journal_id)
         self.problem = None
         self._window = hello.max_open_rollouts
         self._granted = self._largest_granted = granted
@@ -143,14 +165,37 @@ class Attachment:
             self.problem = problem
 
     def start(self, rollout: Rollout) -> None:
-        """Send a rollout there."""
-        rollout.server, rollout.opened = self, False
+        """Send a rollout there, once the ledger has it."""
+        rollout.opened = False
+        self.adopt(rollout)
+        if self._ledger is None:
+            self._send_init(rollout)
+            return
+        rollout.written = False
+        self._ledger.place(
+            *rollout.key, init_bytes(rollout.request), self.place, rollout.together,
+            partial(self._placed, rollout, rollout.key),
+        )  # fmt: skip
+
+    def _placed(self, rollout: Rollout, key: RolloutKey, _: None, error: LedgerError | None) -> None:
+        if self.rollouts.get(key) is not rollout:
+            return  # it is over, or goes on elsewhere
+        if error is not None:
+            self.over(rollout)
+            self._owner.unwritten(rollout, error)
+            return
+        reach("ledger.init.committed")
+        rollout.written = rollout.begun = True
+        self._send_init(rollout)
+
+    def adopt(self, rollout: Rollout) -> None:
+        """A rollout is there, or is going to be."""
+        rollout.server = self
         self.rollouts[rollout.key] = rollout
         if rollout.together:
             pin = self.pinned.setdefault(rollout.together, Pin())
             pin.open += 1
             pin.started += 1
-        self._send_init(rollout)
 
     def over(self, rollout: Rollout) -> None:
         """A rollout is over, or goes on elsewhere."""
@@ -225,14 +270,18 @@ class Attachment:
             reply.status.CopyFrom(refusal(outcome))
         else:
             reply.outcome = outcome_to_wire(outcome)
-        self._send("complete_reply", reply)
+        self._tell("complete_reply", reply)
 
     def _send(self, kind: str, message: Any) -> None:
         if self._stream is not None:
             self._stream.send(trainer_frame(kind, message))
 
-    def _send_init(self, rollout: Rollout) -> None:
+    def _tell(self, kind: str, message: Any) -> None:
         if self._stream is not None:
+            self._stream.answer(trainer_frame(kind, message))
+
+    def _send_init(self, rollout: Rollout) -> None:
+        if self._stream is not None and rollout.written:
             self._stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
 
     # What the server sends.
@@ -252,6 +301,8 @@ class Attachment:
             try:
                 tools = tools_from_wire(reply.response.tools, "tools")
                 self._book.rollout(*rollout.key, time.monotonic()).tools = tools
+                if self._ledger is not None:
+                    self._ledger.opened(*rollout.key, message_pb2.Tools(tools=reply.response.tools).SerializeToString())
                 for chat in self._parked.pop(rollout.key, ()):
                     self._on_chat(chat)
                 return
@@ -325,18 +376,13 @@ class Attachment:
             self._reply(key, error)
             return
         try:
-            reply = reply_bytes(asked.reply(continues))
-        except Exception as problem:  # whatever the policy put into it
-            self._reply(key, Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}"))
-            return
-        if len(reply) > MAX_REPLY_BYTES:
-            self._reply(key, Internal(f"the reply has {len(reply)} bytes, more than {MAX_REPLY_BYTES}"))
-        else:
-            self._reply(key, reply)
+            self._reply(key, reply_of(asked, continues))
+        except CallError as problem:
+            self._reply(key, problem)
 
     def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
         if self._stream is not None:
-            self._stream.send(chat_reply_frame(*key, reply))
+            self._stream.answer(chat_reply_frame(*key, reply))
 
     def _left(self, rollout_id: str, attempt: int) -> None:
         """A rollout that goes on elsewhere runs here no more."""
@@ -353,15 +399,12 @@ class Attachment:
             told = message.completion
             bare = pb.CompleteReply(rollout_id=told.rollout_id, attempt=told.attempt, result_id=told.result_id)
             bare.status.CopyFrom(refusal(error))
-            self._send("complete_reply", bare)
+            self._tell("complete_reply", bare)
             return
         try:
-            outcome = self._owner.completed(self, completion)
+            self._owner.completed(self, completion, message.completion)
         except CallError as error:
             self.tell_outcome(completion, error)
-            return
-        if outcome is not None:
-            self.tell_outcome(completion, outcome)
 
     def _on_event(self, frame: pb.EventFrame) -> None:
         subscription = self._subscriptions.get(frame.id)

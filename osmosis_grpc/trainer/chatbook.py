@@ -7,10 +7,13 @@ joins the first. Nothing that asks can stop a sampling: only the rollout's end d
 import asyncio
 import inspect
 import logging
-from collections.abc import Container, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import (
     Aborted,
     AlreadyExists,
@@ -19,10 +22,15 @@ from osmosis_grpc.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    LedgerError,
+    Unavailable,
     UnknownChat,
 )
+from osmosis_grpc.link.options import MAX_REPLY_BYTES
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.trainer.samples import Asked, KeptSample
+from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger, LedgerReceipt
+from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn, tools_of
+from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
 from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
@@ -37,18 +45,26 @@ from osmosis_grpc.types.completion import clip, describe, told
 
 log = logging.getLogger(__name__)
 
+UNWRITTEN_RETRY = 1.0
+"""Seconds after which a server may ask again what the ledger could not take."""
+
 
 class RolloutBook:
     """One attempt of one rollout."""
 
-    def __init__(self, attempt: int) -> None:
+    def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
         self.attempt = attempt
         self.result_id: str | None = None
+        self.entered = False
+        """Whether the ledger knows this attempt."""
+        self.committing: list[Callable[[], None]] | None = None
+        """Who waits for the commit of its completion; None when none is under way."""
         self.last_used = 0.0
         self.tools: Sequence[ToolDict] | None = None
         """What its chats offer that name no tools of their own; None where that is not known."""
-        self._tools_text: str | None = None
+        self._tools_digest: str | None = None
         self._samples: dict[str, KeptSample] = {}
+        self._ledger = ledger
 
     def chat(self, request: ChatRequest, policy: Policy) -> Asked:
         """A chat, its sampling begun now or before.
@@ -77,6 +93,9 @@ class RolloutBook:
                     f"chat {request.number} of sample {request.sample} was asked with another body",
                     rollout_id=request.rollout_id, attempt=self.attempt,
                 )  # fmt: skip
+            if known.unwritten is not None and known.done.done():
+                known.done = asyncio.get_running_loop().create_future()
+                self._write(known, known.unwritten)
             return known
         tokens = sample.assembler.tokens(place.continues)
         full = ChatRequest(
@@ -98,7 +117,7 @@ class RolloutBook:
         except Exception as error:
             asked.fail(_told(error, request))
             return
-        if inspect.isawaitable(response):
+        if not isinstance(response, ChatResponse) and inspect.isawaitable(response):
             asked.task = asyncio.ensure_future(response)
             asked.task.add_done_callback(lambda task: self._sampled(asked, request, task))
         else:
@@ -118,16 +137,46 @@ class RolloutBook:
         try:
             if not isinstance(response, ChatResponse):
                 raise TypeError(f"it returned a {type(response).__name__}; return ChatResponse(message=...)")
-            asked.answer(response)
+            if self._ledger is None:
+                asked.answer(response)
+                return
+            asked.keep(response)
         except Exception as error:
             asked.fail(_told(error, request))
+            return
+        reach("ledger.reply.before")
+        try:
+            kept = kept_chat(request, asked)
+        except Exception:
+            kept = None
+        if kept is None or len(kept.reply) > MAX_REPLY_BYTES:  # whoever asked is told that it cannot be sent
+            asked.done.set_result(None)
+            return
+        self._write(asked, kept)
+
+    def _write(self, asked: Asked, chat: KeptChat) -> None:
+        """Commit a reply, and tell it then."""
+        assert self._ledger is not None
+        asked.unwritten = chat
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if error is not None:
+                asked.done.set_exception(unwritten())
+                asked.done.exception()  # it may be that nobody asks any more
+                return
+            reach("ledger.reply.committed")
+            self.entered = True
+            asked.unwritten, asked.written = None, chat.reply
+            asked.done.set_result(None)
+
+        self._ledger.chat(chat, committed, enter=not self.entered)
 
     def _tools_of(self, request: ChatRequest) -> str:
         if request.tools is not None:
-            return jsontext.canonical(list(request.tools))
-        if self._tools_text is None and self.tools is not None:
-            self._tools_text = jsontext.canonical(list(self.tools))
-        return self._tools_text or ""
+            return tools_digest(request.tools)
+        if self._tools_digest is None and self.tools is not None:
+            self._tools_digest = tools_digest(self.tools)
+        return self._tools_digest or ""
 
     def lacks(self, completion: Completion) -> bool:
         """Whether a completion refers to chats that are not known here: then its rollout's events are needed."""
@@ -158,6 +207,14 @@ class RolloutBook:
         for name, sample in self._samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
+    def learn(self, chats: Iterable[KeptChat]) -> None:
+        """Take in what the ledger kept, in the order of the answers."""
+        learn(self._samples, chats)
+
+    def kept(self, rollout_id: str) -> list[KeptChat]:
+        """Every answered chat, for the ledger."""
+        return list(all_chats(rollout_id, self.attempt, self._samples))
+
     def complete(self, completion: Completion) -> Completion:
         """The completion with what it refers to, its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
@@ -181,12 +238,25 @@ class RolloutBook:
         self._samples.clear()
 
 
+Recorded = Callable[[Outcome | CallError, Completion | None], None]
+"""Told what became of a completion, and the completion where it is recorded now."""
+
+
 class ChatBook:
     """All rollouts of a trainer."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
         self._policy = policy
+        self._ledger = ledger
         self._rollouts: dict[str, RolloutBook] = {}
+
+    def restore(self, kept: Iterable[KeptRollout], now: float) -> None:
+        """Take in what the ledger kept."""
+        for row in kept:
+            book = self._rollouts[row.rollout_id] = RolloutBook(row.attempt, self._ledger)
+            book.entered, book.result_id, book.tools = True, row.result_id, tools_of(row)
+            book.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
+            book.learn(row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> Asked:
         """See RolloutBook.chat. Raises Aborted for an attempt that is no longer the newest."""
@@ -197,14 +267,69 @@ class ChatBook:
         return rollout_id in self._rollouts
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
-        """What becomes of a completion, and the completion where it is recorded now."""
+        """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
         book = self.rollout(completion.rollout_id, completion.attempt, now)
         if book.result_id is not None:
-            same = book.result_id == completion.result_id
-            return (Outcome.ALREADY_RECORDED if same else Outcome.CONFLICT), None
+            return _known(book, completion), None
         recorded = book.complete(completion)
         book.close()
         return Outcome.RECORDED, recorded
+
+    def record(
+        self, completion: Completion, told: rollout_pb2.Completion, then: Recorded, *, given_up: bool = False,
+        chats: Sequence[KeptChat] = (),
+    ) -> None:  # fmt: skip
+        """Record a completion, with a ledger after its commit; `told` is how it came.
+
+        `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
+        for an attempt that is no longer the newest.
+        """
+        ledger = self._ledger
+        if ledger is None:
+            then(*self.complete(completion, time.monotonic()))
+            return
+        book = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        if book.committing is not None:
+            book.committing.append(lambda: self._again(completion, told, then, given_up, chats))
+            return
+        if book.result_id is not None:
+            then(_known(book, completion), None)
+            return
+        recorded = book.complete(completion)
+        recorded = replace(recorded, receipt=LedgerReceipt(ledger, completion))
+        book.committing = []
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            waiting, book.committing = book.committing or [], None
+            if error is not None:
+                book.result_id = None
+                then(unwritten(), None)
+            elif self._rollouts.get(completion.rollout_id) is not book:
+                newest = self._rollouts[completion.rollout_id].attempt if completion.rollout_id in self._rollouts else 0
+                then(Aborted(f"rollout {completion.rollout_id} is at attempt {newest}",
+                             rollout_id=completion.rollout_id, attempt=newest), None)  # fmt: skip
+            else:
+                reach("ledger.complete.committed")
+                if not given_up:
+                    ledger.unconfirmed[completion.rollout_id] = completion.attempt
+                book.close()
+                then(Outcome.RECORDED, recorded)
+            for again in waiting:
+                again()
+
+        reach("ledger.complete.before")
+        ledger.complete(
+            completion, told.SerializeToString(), committed, enter=not book.entered, confirmed=given_up, chats=chats
+        )
+
+    def _again(
+        self, completion: Completion, told: rollout_pb2.Completion, then: Recorded, given_up: bool,
+        chats: Sequence[KeptChat],
+    ) -> None:  # fmt: skip
+        try:
+            self.record(completion, told, then, given_up=given_up, chats=chats)
+        except CallError as error:
+            then(error, None)
 
     def is_new(self, completion: Completion, now: float) -> bool:
         """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
@@ -219,21 +344,36 @@ class ChatBook:
         if book is None or attempt > book.attempt:
             if book is not None:
                 book.close()
-            book = self._rollouts[rollout_id] = RolloutBook(attempt)
+            book = self._rollouts[rollout_id] = RolloutBook(attempt, self._ledger)
         book.last_used = now
         return book
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
-        """Forget rollouts that were last heard of before a time, but those to keep."""
-        for rollout_id, book in list(self._rollouts.items()):
-            if book.last_used < before and rollout_id not in keep:
-                book.close()
-                del self._rollouts[rollout_id]
+        """Forget rollouts that were last heard of before a time, but those to keep and those to be confirmed."""
+        unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
+        old = [
+            rollout_id for rollout_id, book in self._rollouts.items()
+            if book.last_used < before and rollout_id not in keep and rollout_id not in unconfirmed
+            and book.committing is None
+        ]  # fmt: skip
+        for rollout_id in old:
+            self._rollouts.pop(rollout_id).close()
+        if self._ledger is not None:
+            self._ledger.forget(old)
 
     def close(self) -> None:
         """Stop every sampling."""
         for book in self._rollouts.values():
             book.close()
+
+
+def unwritten() -> Unavailable:
+    """What the other side is told when the ledger cannot be written."""
+    return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
+
+
+def _known(book: RolloutBook, completion: Completion) -> Outcome:
+    return Outcome.ALREADY_RECORDED if book.result_id == completion.result_id else Outcome.CONFLICT
 
 
 def _told(error: BaseException, request: ChatRequest) -> CallError:

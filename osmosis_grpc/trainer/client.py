@@ -11,7 +11,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call, error_of
+from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
@@ -45,16 +47,24 @@ class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
     Methods raise CallError. `timeout` is the deadline of a unary call; wait() and events() go on
-    over cuts until the server was away for `lost_after`. Both in seconds.
+    over cuts until the server was away for `lost_after`. Both in seconds. `token` is shown with
+    every call, `tls` says how to speak TLS; a token goes in plain text to this machine only, unless
+    that is meant (`insecure`). Raises ValueError for what cannot be dialled so.
     """
 
-    def __init__(self, target: str, *, timeout: float = 30.0, lost_after: float = 120.0) -> None:
+    def __init__(
+        self, target: str, *, timeout: float = 30.0, lost_after: float = 120.0, token: str = "",
+        tls: ClientTls | None = None, insecure: bool = False,
+    ) -> None:  # fmt: skip
         if target.startswith(("http://", "https://")) or ":" not in target:
             raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
         self.target = target
         self._timeout = timeout
         self._lost_after = lost_after
-        self._channel = grpc.aio.insecure_channel(target, options=client_options())
+        access = Access(token=token, tls=tls, insecure=insecure)
+        access.check_target(target)
+        self._metadata = access.metadata
+        self._channel = access.channel(target, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._watch = Watch(self.get, self.all_events, lost_after)
 
@@ -161,10 +171,10 @@ class RolloutClient:
         return await self._call(self._stub.Drain, pb.DrainRequest())  # type: ignore[no-any-return]
 
     async def _call(self, method: Any, request: Any) -> Any:
-        return await call(method, request, timeout=self._timeout)
+        return await call(method, request, timeout=self._timeout, metadata=self._metadata)
 
     async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        stream: Any = self._stub.StreamEvents(request)
+        stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
         try:
             async for response in stream:
                 yield response

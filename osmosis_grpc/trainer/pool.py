@@ -5,14 +5,17 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Unavailable
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, Unavailable
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chatbook import UNWRITTEN_RETRY, ChatBook
+from osmosis_grpc.trainer.held import Held
+from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
+from osmosis_grpc.trainer.restore import init_bytes, request_of
 from osmosis_grpc.trainer.rollout import Rollout
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, CompletionStatus, Outcome, RolloutRequest, TrajectoryEvent, events
@@ -27,8 +30,12 @@ UNCLAIMED_RETRY = 5.0
 class Pool:
     """The attachments of a trainer, and its rollouts that are not over."""
 
-    def __init__(self, book: ChatBook, *, lost_after: float, max_open_chats: int) -> None:
+    def __init__(
+        self, book: ChatBook, *, lost_after: float, max_open_chats: int, ledger: Ledger | None = None
+    ) -> None:  # fmt: skip
         self.book = book
+        self.ledger = ledger
+        self.held = Held(ledger) if ledger is not None else None
         self.servers: list[Attachment] = []
         self.rollouts: dict[str, Rollout] = {}
         self.paused = False
@@ -50,8 +57,12 @@ class Pool:
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
+        if self.held is not None:
+            if known is None and self.held.holds(request.rollout_id, request.attempt):
+                return self.hand_out(request)
+            self.held.left.pop(request.rollout_id, None)
         if known is not None:
-            if known.request != replace(request, attempt=known.request.attempt):
+            if not _equal(known.request, request):
                 raise AlreadyExists(f"rollout {request.rollout_id} runs with another request",
                                     rollout_id=request.rollout_id, attempt=known.request.attempt)  # fmt: skip
             if request.attempt > known.request.attempt:
@@ -72,6 +83,37 @@ class Pool:
         self.changed()
         return rollout
 
+    def hand_out(self, request: RolloutRequest) -> Rollout:
+        """A rollout that is over, its completion read from the ledger."""
+        assert self.held is not None
+        rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+        rollout.done.add_done_callback(_retrieve)
+        return rollout
+
+    def restore(self, kept: Iterable[KeptRollout]) -> None:
+        """Go on with the rollouts that an earlier process had sent."""
+        assert self.held is not None
+        places = {server.place: server for server in self.servers}
+        for row in kept:
+            if row.init is None:
+                continue
+            rollout = Rollout(request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None,
+                              begun=True)  # fmt: skip
+            rollout.done.add_done_callback(_retrieve)
+            self.rollouts[row.rollout_id] = rollout
+            self.held.left[row.rollout_id] = None
+            server = places.get(row.place)
+            if server is not None:
+                server.adopt(rollout)
+            else:
+                self.restart(rollout, f"{row.place} is none of this trainer's servers any more")
+        for server in self.servers:  # each has the time to come that a lost one has to come back
+            if server.rollouts:
+                self._timers[server] = self._loop.call_later(self._lost_after, self._lost, server)
+        if self._nobody is not None:
+            self._nobody.cancel()
+        self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+
     def forget(self, rollout: Rollout) -> None:
         """A rollout is over, or nobody waits for it any more."""
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
@@ -79,17 +121,31 @@ class Pool:
         if rollout.server is not None:
             rollout.server.over(rollout)
 
-    def refused(self, rollout: Rollout, error: CallError) -> None:
+    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
         """No server takes it."""
+        self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
             rollout.done.set_exception(error)
 
+    def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
+        """The ledger cannot be written: a new rollout is refused, one that ran before waits."""
+        if rollout.begun:
+            self.put_back(rollout, UNWRITTEN_RETRY)
+        else:
+            self.refused(rollout, error)
+        self.changed()
+
+    def _drop(self, rollout: Rollout) -> None:
+        """It is over, and no completion comes."""
+        if self.ledger is not None and rollout.begun:
+            self.ledger.drop(*rollout.key)
+
     def give_up(self, rollout: Rollout) -> None:
         """Nobody waits for a rollout any more."""
-        if rollout.done.done():
+        if rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
             return
-        rollout.cancelled = True
+        rollout.cancelled = rollout.given_up = True
         if rollout.server is None:
             self.end_here(rollout)
         else:
@@ -101,6 +157,7 @@ class Pool:
         queue = self._queues.get(rollout.request.agent_loop)
         if queue is not None and rollout in queue:
             queue.remove(rollout)
+        self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
             rollout_id, attempt = rollout.key
@@ -188,8 +245,8 @@ class Pool:
 
     # Completions.
 
-    def completed(self, server: Attachment, completion: Completion) -> Outcome | None:
-        """Record a completion. None when the rollout's events have to be read first."""
+    def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+        """Record a completion, once the rollout's events were read where that is needed, and tell its server."""
         rollout = self.rollouts.get(completion.rollout_id)
         if rollout is None and not self.book.knows(completion.rollout_id):
             raise self._unclaimed(completion)
@@ -202,29 +259,34 @@ class Pool:
         if book.result_id is None and book.lacks(completion):
             key = (completion.rollout_id, completion.attempt, completion.result_id)
             if key not in self._recovering:
-                self._recovering[key] = task = asyncio.create_task(self._recover(server, completion))
+                self._recovering[key] = task = asyncio.create_task(self._recover(server, completion, told))
                 task.add_done_callback(lambda _: self._recovering.pop(key))
-            return None
-        return self._record(completion)
+            return
+        self._record(server, completion, told)
 
     @staticmethod
     def _unclaimed(completion: Completion) -> Unavailable:
         return Unavailable(f"nobody here waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)
 
-    def _record(self, completion: Completion) -> Outcome:
-        outcome, recorded = self.book.complete(completion, time.monotonic())
-        rollout = self.rollouts.get(completion.rollout_id)
-        if recorded is not None and rollout is not None:
-            self.forget(rollout)
-            if not rollout.done.done():
-                rollout.done.set_result(recorded)
-            self.changed()
-        return outcome
+    def _record(
+        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
+    ) -> None:  # fmt: skip
+        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
+            rollout = self.rollouts.get(completion.rollout_id)
+            if recorded is not None and rollout is not None:
+                self.forget(rollout)
+                if not rollout.done.done():
+                    rollout.done.set_result(recorded)
+                self.changed()
+            server.tell_outcome(completion, outcome)
 
-    async def _recover(self, server: Attachment, completion: Completion) -> None:
+        rollout = self.rollouts.get(completion.rollout_id)
+        given_up = rollout is not None and rollout.given_up and not rollout.waiters
+        self.book.record(completion, told, done, given_up=given_up, chats=chats)
+
+    async def _recover(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
         """Read what a completion refers to from the rollout's events, and record it then."""
         subscription = Subscription(completion.rollout_id, completion.attempt, 0, tokens=True)
-        outcome: Outcome | CallError
         try:
             server.subscribe(subscription)
             trajectory: list[TrajectoryEvent] = []
@@ -232,13 +294,15 @@ class Pool:
                 trajectory.append(event)
                 if isinstance(event.kind, events.Ended):
                     break
-            self.book.rollout(completion.rollout_id, completion.attempt, time.monotonic()).restore(trajectory)
-            outcome = self._record(completion)
+            book = self.book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+            book.restore(trajectory)
+            chats = book.kept(completion.rollout_id) if self.ledger is not None else ()
+            self._record(server, completion, told, chats)
         except CallError as error:
-            outcome = Unavailable(f"the events that the completion refers to cannot be read: {error}")
+            problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
+            server.tell_outcome(completion, problem)
         finally:
             server.unsubscribe(subscription)
-        server.tell_outcome(completion, outcome)
 
     # Servers.
 
@@ -340,6 +404,12 @@ class Pool:
         return Unavailable(
             f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
         )
+
+
+def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:
+    """Whether it is the same request, but for its attempt; one that the ledger kept is as it was sent."""
+    request = replace(request, attempt=known.attempt)
+    return known == request or init_bytes(known) == init_bytes(request)
 
 
 def _retrieve(done: "asyncio.Future[Any]") -> None:

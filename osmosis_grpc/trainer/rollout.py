@@ -4,8 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.types import Completion, Outcome, RolloutRequest
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import CallError, LedgerError
+from osmosis_grpc.types import Completion, RolloutRequest
 
 if TYPE_CHECKING:
     from osmosis_grpc.trainer.attachment import Attachment
@@ -28,6 +29,12 @@ class Rollout:
     cancelled: bool = False
     """It was cancelled here: should its server be lost, it is not run again."""
     waiters: int = 0
+    given_up: bool = False
+    """Whoever waited has gone."""
+    written: bool = True
+    """Its Init may be sent: the ledger has it, or there is none."""
+    begun: bool = False
+    """The ledger has it, perhaps with a lower attempt."""
 
     @property
     def key(self) -> RolloutKey:
@@ -58,5 +65,8 @@ class Owner(Protocol):
     def refused(self, rollout: Rollout, error: CallError) -> None:
         """A rollout was not taken, and will not be."""
 
-    def completed(self, server: "Attachment", completion: Completion) -> Outcome | None:
-        """Record a completion; None when that takes longer. Raises CallError."""
+    def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
+        """A rollout's Init could not be committed."""
+
+    def completed(self, server: "Attachment", completion: Completion, told: rollout_pb2.Completion) -> None:
+        """Record a completion and tell its server, now or later; `told` is how it came. Raises CallError."""

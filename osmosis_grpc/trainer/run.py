@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from dataclasses import replace
 
-from osmosis_grpc.errors import CallError, OsmosisValidationError
+from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.rollout import Rollout
@@ -77,8 +77,25 @@ class Run:
             del self._started[rollout]
         rollout.waiters -= 1
         self._slots.release()
-        error = rollout.done.exception()
-        return rollout.done.result() if error is None else _refused(rollout.request, error)
+        return _ended(rollout)
+
+
+async def left_over(pool: Pool) -> AsyncGenerator[Completion, None]:
+    """See Trainer.unconfirmed()."""
+    held = pool.held
+    if held is None:
+        return
+    left = list(held.left)
+    running = {pool.rollouts[name].done: pool.rollouts[name] for name in left if name in pool.rollouts}
+    for rollout_id in left:
+        if rollout_id in held.left and rollout_id not in pool.rollouts and held.holds(rollout_id, 1):
+            yield await held.fetch(rollout_id)
+    while running:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for done in [done for done in running if done.done()]:
+            rollout = running.pop(done)
+            if held.left.pop(rollout.request.rollout_id, "") is None:
+                yield _ended(rollout)
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
@@ -102,9 +119,15 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
             yield request
 
 
+def _ended(rollout: Rollout) -> Completion:
+    """The completion of a rollout that is over; a refusal as one that FAILED."""
+    error = rollout.done.exception()
+    return rollout.done.result() if error is None else _refused(rollout.request, error)
+
+
 def _refused(request: RolloutRequest, error: BaseException) -> Completion:
     """A refusal as a completion."""
-    mine = isinstance(error, OsmosisValidationError)
+    mine = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure("trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False))
     return Completion(
         rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from osmosis_grpc.errors import CallError
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
+    ChatRequest,
     ChatResponse,
     Ids,
     Message,
@@ -22,21 +25,28 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, path
 
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.ledger import KeptChat
+
 Body = tuple[Node, str, str, ChatPurpose]
-"""Where its history ends (equal histories end in the same node), parameters, tools, purpose."""
+"""Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
 
 
 class Asked:
     """A chat that was asked, answered or not."""
 
-    __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task")
+    __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
 
     def __init__(self, sample: "KeptSample", number: int, body: Body, continues: int) -> None:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done with the answer; what the sampling failed with is raised."""
+        """Done with the answer, where there is a ledger with its commit; what went wrong is raised."""
         self.task: asyncio.Future[ChatResponse] | None = None
+        self.unwritten: KeptChat | None = None
+        """What the ledger has not committed."""
+        self.written: bytes | None = None
+        """What it has, until it is sent."""
         self._sample = sample
         self._continues = continues
         self._response: ChatResponse | None = None
@@ -46,8 +56,18 @@ class Asked:
         """Whether there is a reply."""
         return self._response is not None
 
+    @property
+    def continues(self) -> int:
+        """The chat that its tokens continue; 0 for none."""
+        return self._continues
+
     def answer(self, response: ChatResponse) -> None:
-        """Keep a reply. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply, and tell it. Raises InvalidArgument when its parts do not agree."""
+        self.keep(response)
+        self.done.set_result(None)
+
+    def keep(self, response: ChatResponse) -> None:
+        """Keep a reply, and tell nobody. Raises InvalidArgument when its parts do not agree."""
         response.check()
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
@@ -55,11 +75,21 @@ class Asked:
             shared = sample.assembler.shared_prefix(self._continues, response.prompt_ids)
             if shared:
                 response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
-        sample.assembler.prompt_length(self._continues, response)
         sample.assembler.add(self.number, self._continues, response, purpose)
         sample.tree.answer(self.body[0], reply, self.number)
         self._response = response
-        self.done.set_result(None)
+
+    def kept(self) -> ChatResponse:
+        """The reply as it is kept: its prompt from the tokens of `continues` onward."""
+        assert self._response is not None
+        return self._response
+
+    def as_kept(self, continues: int) -> bool:
+        """Whether the reply to whoever continues this chat is the one that is kept."""
+        response = self.kept()
+        return response.prompt_ids is None or (
+            continues == self._continues and bool(continues or not response.prompt_prefix)
+        )
 
     def fail(self, error: CallError) -> None:
         """Nothing was sampled: the next one that asks begins anew."""
@@ -70,9 +100,8 @@ class Asked:
 
     def reply(self, continues: int = 0) -> ChatResponse:
         """The reply, its prompt told from the tokens of `continues` onward; 0 tells it in full."""
-        response = self._response
-        assert response is not None
-        if response.prompt_ids is None or (continues == self._continues and continues):
+        response = self.kept()
+        if self.as_kept(continues):
             return response
         whole = self.prompt()
         assert whole is not None
@@ -131,9 +160,19 @@ class KeptSample:
             place = self.tree.place(asked.messages)
         if place is None:
             return  # what it continues is no longer told: the sample stays as it was reported
-        tools = "" if asked.tools is None else jsontext.canonical(list(asked.tools))
-        body = (place.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+        body = (place.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
         chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
+        chat.answer(response)
+
+    def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
+        """Take in a chat that this trainer answered before it was started anew; `tools` stand for those offered."""
+        place = None
+        if asked.continues:
+            place = self.tree.place_after(asked.continues, asked.messages)
+        if place is None:
+            place = self.tree.place(asked.messages)
+        body = (place.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+        chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
@@ -188,6 +227,11 @@ class KeptSample:
         ):
             return _untrainable(told, "its segments do not agree with the chats that were answered here")
         return replace(told, segments=segments, trainable=not reason, not_trainable_reason=reason)
+
+
+def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
+    """Equal for equal tools; empty for None."""
+    return "" if tools is None else sha256(jsontext.canonical(list(tools)).encode()).hexdigest()
 
 
 def _shape(segments: Sequence[Segment]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

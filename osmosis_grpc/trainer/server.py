@@ -3,24 +3,29 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
-from osmosis_grpc.errors import Internal, Unavailable, Unimplemented
-from osmosis_grpc.link.interceptors import StatusInterceptor
+from osmosis_grpc.errors import CallError, Unavailable, Unimplemented
+from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen
-from osmosis_grpc.link.options import MAX_REPLY_BYTES, server_options
-from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.security import Guard, Security, check_for_rollout
+from osmosis_grpc.link.tls import ServerTls
+from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.types import Callback, Completion, Outcome
+from osmosis_grpc.trainer.held import Held
+from osmosis_grpc.trainer.ledger import Ledger
+from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire, reply_to_wire
+from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +37,43 @@ class TrainerServer:
     """Hosts a policy. Used as `async with TrainerServer(policy) as trainer`.
 
     A completion counts as recorded when this object holds it; it keeps it until completion()
-    or completions() hands it over. What is known of a rollout is forgotten `ttl` seconds after
+    or completions() hands it over, and a process that is killed loses it. With a `ledger`, a file,
+    it is recorded when it stands there, and stays there until `await completion.confirm()`: a
+    trainer that is started again with the same ledger yields again what was not confirmed, and
+    answers chats that were answered before as they were. Its address may be another one: an equal
+    Init with its callback re-points the rollouts. What is known of a rollout is forgotten `ttl` seconds after
     it was last heard of; make that twice the server's record TTL or more.
 
     With a `recorder` completions go there instead: it is awaited with a completion, its
     callback's state and its credential, and the completion counts as recorded when it returns.
     What it raises is told to the server, which sends the completion again, or, for
-    InvalidArgument, Aborted and Unimplemented, gives it up. Raises OSError when the port is
-    taken, ValueError when the host is public.
+    InvalidArgument, Aborted and Unimplemented, gives it up. A recorder has its own memory and goes
+    with no ledger.
+
+    With `tokens` (SECRET or NAME=SECRET) calls have to show one of them, or a credential that
+    callback() made. `tls` has the files of a server that speaks TLS. Raises OSError when the port
+    is taken, LedgerError when the ledger cannot be opened, ValueError when the host is public and
+    not guarded enough for that.
     """
 
     def __init__(
         self, policy: Policy, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0,
-        recorder: Recorder | None = None,
+        recorder: Recorder | None = None, ledger: str | Path | None = None, tokens: str | Sequence[str] = (),
+        tls: ServerTls | None = None, insecure: bool = False,
     ) -> None:  # fmt: skip
-        if not is_loopback(host):
-            raise ValueError(f"{host} is not loopback, and a public address needs a token or TLS")
+        if recorder is not None and ledger is not None:
+            raise ValueError("a recorder and a ledger: completions go to one of them")
+        self._security = Security.of(tokens, tls, insecure)
+        self._security.check_host(host)
         self.port = port
         self._host = host
         self._ttl = ttl
         self._recorder = recorder
         self._recording: dict[tuple[str, int, str], asyncio.Task[None]] = {}
+        self._policy = policy
+        self._path = ledger
+        self._ledger: Ledger | None = None
+        self._held: Held | None = None
         self._book = ChatBook(policy)
         self._recorded: dict[str, Completion] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -66,14 +87,28 @@ class TrainerServer:
         """HOST:PORT, the port as bound."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
-    def callback(self, *, credential: str = "", state: bytes = b"", delta: bool = False) -> Callback:
+    def callback(
+        self, *, rollout_id: str = "", target: str = "", server_name: str = "", credential: str = "",
+        state: bytes = b"", delta: bool = True,
+    ) -> Callback:  # fmt: skip
         """Where rollouts are to call back; hand it to RolloutClient.init.
 
-        With `delta` chats refer to earlier ones instead of repeating them.
+        `target` is HOST:PORT as the agent server reaches this trainer, when that is another than it
+        listens on. Where this trainer has tokens the callback gets a credential of its own, which is
+        good for nothing but callbacks, and for one rollout when that is named. `server_name` is the
+        name in this trainer's certificate, when that is another than the target's host. With `delta`
+        chats refer to earlier ones, which this trainer knows, instead of repeating them; without it
+        every chat tells its whole history. Raises ValueError for a credential that would be refused.
         """
         if not self.port:
             raise RuntimeError("the trainer does not listen yet: use `async with TrainerServer(...)`")
-        return Callback(target=self.address, credential=credential, state=state, delta=delta)
+        tokens = self._security.tokens
+        if tokens and not credential:
+            credential = tokens.make(rollout_id)
+        elif tokens and tokens.owner(credential) is None and not tokens.made(credential):
+            raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
+        tls = CallbackTls(server_name) if self._security.tls else None
+        return Callback(target=target or self.address, credential=credential, state=state, delta=delta, tls=tls)
 
     async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
         """Wait for a rollout's completion, of this attempt or a higher one, and take it.
@@ -91,6 +126,8 @@ class TrainerServer:
                     if kept is not None and kept.attempt >= attempt:
                         taken = True
                         return kept
+                    if self._held is not None and self._held.holds(rollout_id, attempt or 1):
+                        return await self._held.fetch(rollout_id)
                     if self._closed:
                         raise RuntimeError("the trainer is closed: nothing more comes")
                     arrived.clear()
@@ -106,24 +143,47 @@ class TrainerServer:
     async def completions(self) -> AsyncIterator[Completion]:
         """Take completions that nobody waits for by name, as they come; without end."""
         while True:
+            held = self._held
+            while held and (left := next((name for name in held.waiting() if name not in self._waiting), "")):
+                yield await held.fetch(left)
             while free := [name for name in self._recorded if name not in self._waiting]:
                 yield self._recorded.pop(free[0])
             self._arrived.clear()
             await self._arrived.wait()
 
     async def __aenter__(self) -> "TrainerServer":
-        self._server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), self._server)
-        self.port = int(listen(self._server, self.address).rpartition(":")[2])
+        if self._path is not None:
+            self._ledger = await Ledger.open(self._path, self._ttl)
+        try:
+            await self._begin()
+        except BaseException:
+            if self._ledger is not None:
+                await self._ledger.close()
+            raise
+        return self
+
+    async def _begin(self) -> None:
+        if self._ledger is not None:
+            self._book = ChatBook(self._policy, self._ledger)
+            self._book.restore(self._ledger.take_restored(), time.monotonic())
+            self._held = Held(self._ledger)
+        self._server = grpc.aio.server(options=server_options())
+        guard = Guard(self._security, callbacks=True) if self._security.authenticates else None
+        services: Any = Registrar(self._server, guard)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
+        self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await self._server.start()
         self._sweeper = asyncio.create_task(self._sweep())
-        return self
 
     async def __aexit__(self, *exc: Any) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await self._server.stop(0.5)
-        self._book.close()
+        try:
+            await self._server.stop(0.5)
+        finally:
+            self._book.close()
+            if self._ledger is not None:
+                await self._ledger.close()
         for task in list(self._recording.values()):
             task.cancel()
         self._closed = True
@@ -136,7 +196,11 @@ class TrainerServer:
             await asyncio.sleep(min(60.0, self._ttl / 4))
             self._book.sweep(time.monotonic() - self._ttl)
 
-    async def _complete(self, completion: Completion, state: bytes, credential: str) -> Outcome:
+    async def _complete(
+        self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
+    ) -> Outcome:  # fmt: skip
+        if self._ledger is not None:
+            return await self._commit(completion, told)
         now = time.monotonic()
         if self._recorder is not None and self._book.is_new(completion, now):
             await self._record_elsewhere(self._recorder, completion, state, credential)
@@ -144,6 +208,23 @@ class TrainerServer:
         if recorded is not None and self._recorder is None:
             self._record(recorded)
         return outcome
+
+    async def _commit(self, completion: Completion, told: rollout_pb2.Completion) -> Outcome:
+        """Record a completion in the ledger."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
+            if recorded is not None:
+                self._record(recorded)
+            if future.done():  # its call was cut
+                return
+            if isinstance(outcome, CallError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self._book.record(completion, told, done)
+        return await future
 
     async def _record_elsewhere(
         self, recorder: Recorder, completion: Completion, state: bytes, credential: str
@@ -173,27 +254,22 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
     def __init__(self, trainer: TrainerServer) -> None:
         self._trainer = trainer
 
-    async def Chat(self, request: pb.ChatRequest, context: Any) -> pb.ChatResponse:
-        chat = replace(chat_from_wire(request, context.time_remaining()), credential=_credential(context))
+    async def Chat(self, request: pb.ChatRequest, context: Any) -> bytes:
+        credential = bearer(metadata_value(context, "authorization"))
+        chat = chat_from_wire(request, context.time_remaining(), credential)
+        check_for_rollout(credential, chat.rollout_id)
         asked = self._trainer._book.chat(chat, time.monotonic())
         if not asked.done.done():
             await asyncio.wait({asked.done})
         asked.done.result()
-        reply = reply_to_wire(asked.reply(chat.continues))
-        if reply.ByteSize() > MAX_REPLY_BYTES:
-            raise Internal(f"the reply to chat {chat.number} has {reply.ByteSize()} bytes, more than {MAX_REPLY_BYTES}")
-        return reply
+        return reply_of(asked, chat.continues)
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented("this trainer takes callbacks; attach(..., listen_on=HOST:PORT) takes agent servers")
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         completion = completion_from_wire(request.completion, "completion")
-        outcome = await self._trainer._complete(completion, request.state, _credential(context))
+        credential = bearer(metadata_value(context, "authorization"))
+        check_for_rollout(credential, completion.rollout_id)
+        outcome = await self._trainer._complete(completion, request.completion, request.state, credential)
         return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
-
-
-def _credential(context: Any) -> str:
-    """The bearer token that a call came with."""
-    given = next((str(value) for key, value in context.invocation_metadata() or () if key == "authorization"), "")
-    return given[7:] if given[:7].lower() == "bearer " else given

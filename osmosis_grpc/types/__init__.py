@@ -16,8 +16,8 @@ from osmosis_grpc.types.completion import (
 )
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.requests import Callback, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, RolloutInfo
+from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
+from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, Entry, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tools import (
@@ -29,10 +29,10 @@ from osmosis_grpc.types.tools import (
 )
 
 __all__ = [
-    "Activity", "Callback", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRef", "ChatRequest",
-    "ChatResponse", "Completion", "CompletionStatus", "EventKind", "Failure", "Group", "Ids", "InitRequest", "Logprobs",
-    "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
-    "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics", "RolloutRequest", "RolloutState",
-    "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict", "TraceContext", "TrajectoryEvent",
-    "VersionSpan",
+    "Activity", "Callback", "CallbackTls", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRef",
+    "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "Entry", "EventKind", "Failure", "Group", "Ids",
+    "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
+    "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict",
+    "TraceContext", "TrajectoryEvent", "VersionSpan",
 ]  # fmt: skip

@@ -127,17 +127,17 @@ class Assembler:
         """How many leading ids a prompt shares with the tokens of the chat it continues."""
         return _common(self.tokens(continues), prompt)
 
-    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> None:
-        """Take in an answered chat. Raises InvalidArgument when its prefix is longer than what it continues."""
+    def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
+        """Take in an answered chat; returns its prompt_length, and raises as that does."""
+        length = self.prompt_length(continues, response)
         if purpose is ChatPurpose.JUDGE:
-            return
-        self.prompt_length(continues, response)
+            return length
         told, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
         lacks = _lacks(response)
         if lacks:
             self.reason = self.reason or f"chat {number}: {lacks}"
         if told is None or tokens is None:
-            return
+            return length
         before = self._ends.get(continues)
         end = before.end if before else 0
         shared = prefix
@@ -162,6 +162,7 @@ class Assembler:
             segment.versioned = False
         segment.chats.append(number)
         self._ends[number] = _End(segment, segment.length, prompt_end)
+        return length
 
     def references(self) -> tuple[Segment, ...]:
         """The same without tokens, for whoever answered the chats itself."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
 
 
@@ -19,6 +20,7 @@ class ChatPurpose(StrEnum):
     """A grader's call; never trained on."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
     """Asks for one reply: what a policy is called with.
@@ -60,6 +62,7 @@ class ChatRequest(ArrayEquality):
     """Seconds the asker waits for this try; None for no limit."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
     """One reply: what a policy returns.
@@ -86,6 +89,8 @@ class ChatResponse(ArrayEquality):
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
     """Bytes on the wire, where it came over one."""
+    wire: bytes = field(default=b"", repr=False, compare=False)
+    """Its wire form, where somebody is going to keep it."""
 
     def check(self, *, arrays: bool = True) -> None:
         """Refuse a reply whose parts do not agree; without `arrays` these were checked before.

@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import ChatRef, Sample
 
@@ -76,6 +77,7 @@ class Failure:
         )  # fmt: skip
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
     """What a rollout took: the eight counters of the HTTP contract, and four times in seconds."""
@@ -101,6 +103,14 @@ class RolloutMetrics:
     """What remains."""
 
 
+class Receipt(Protocol):
+    """Whatever keeps a completion until it is confirmed: a trainer's ledger."""
+
+    async def confirm(self) -> None:
+        """The completion has been used and is not needed any more. Idempotent."""
+
+
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The terminal report of a rollout; exactly one per attempt."""
@@ -125,6 +135,17 @@ class Completion:
     """Field paths of what was left out for its size."""
     group: Group | None = None
     """The group its rollout belongs to."""
+    receipt: Receipt | None = field(default=None, repr=False, compare=False)
+    """Set by a trainer with a ledger; used by confirm()."""
+
+    async def confirm(self) -> None:
+        """Tell the trainer's ledger that this completion has been used: it is not yielded again.
+
+        Idempotent. Without a ledger there is nothing to tell, and nothing is done. Raises
+        LedgerError when the ledger cannot be written; then it may be confirmed later.
+        """
+        if self.receipt is not None:
+            await self.receipt.confirm()
 
 
 def is_reward(value: object) -> bool:

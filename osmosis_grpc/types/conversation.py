@@ -183,5 +183,8 @@ def _has_numbers(value: object) -> bool:
     kind = type(value)
     if kind is dict or kind is list:
         items: Any = value.values() if kind is dict else value  # type: ignore[attr-defined]
-        return any(type(item) is not str and _has_numbers(item) for item in items)
+        for item in items:  # noqa: SIM110 - any() takes twice the time
+            if type(item) is not str and _has_numbers(item):
+                return True
+        return False
     return isinstance(value, _NUMBERS)

@@ -7,10 +7,12 @@ from typing import Any
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.completion import Completion, Outcome
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import InitRequest
 from osmosis_grpc.types.tools import ToolDict
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The rollout was accepted."""
@@ -19,6 +21,7 @@ class Accepted:
     tools: Sequence[ToolDict] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Started:
     """Its agent began, after `queue_time` seconds."""
@@ -33,6 +36,7 @@ class Resumed:
     previous_last_number: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequested:
     """The agent asked for a reply: `messages` follow the reply of the chat it continues."""
@@ -46,6 +50,7 @@ class ChatRequested:
     purpose: ChatPurpose = ChatPurpose.POLICY
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswered:
     """The trainer gave a reply, after `latency` seconds."""
@@ -70,6 +75,7 @@ class ChatFailed:
     will_retry: bool = False
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
     """A tool was called."""
@@ -77,6 +83,7 @@ class ToolCalled:
     call: Mapping[str, Any]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReturned:
     """A tool returned after `latency` seconds, or raised `error`."""
@@ -96,6 +103,7 @@ class Logged:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class SampleAdded:
     """A sample began."""
@@ -130,6 +138,7 @@ class Graded:
     reward: float | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The rollout ended. On the wire only the completion's head travels."""
@@ -137,6 +146,7 @@ class Ended:
     completion: Completion
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """The delivery of the completion is settled."""
@@ -153,6 +163,7 @@ EventKind = (
 )  # fmt: skip
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class TrajectoryEvent:
     """One thing that happened."""

@@ -53,7 +53,10 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
         if levels == 0:
             raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
         if isinstance(value, dict):
-            return {check_key(key, field): copy(item, field, levels - 1) for key, item in value.items()}
+            return {
+                check_key(key, field): item if type(item) is str and item.isascii() else copy(item, field, levels - 1)
+                for key, item in value.items()
+            }
         return [copy(item, field, levels - 1) for item in value]
     for plain in (str, int, float):
         if isinstance(value, plain):

@@ -46,7 +46,10 @@ def check_role(role: Any, field: str) -> None:
 
 def text_size(messages: Sequence[Message]) -> int:
     """Roughly how many bytes messages take in memory: for budgets, not for limits."""
-    return sum(map(_size, messages))
+    size = 0
+    for message in messages:
+        size += _size(message)
+    return size
 
 
 def _size(value: Any) -> int:

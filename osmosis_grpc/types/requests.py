@@ -10,6 +10,7 @@ from typing import Any
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.quick import quick
 
 MAX_ID_CHARS = 256
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -28,6 +29,7 @@ class Group:
     """0 when not told."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
     """A rollout as its agent sees it."""
@@ -66,6 +68,14 @@ class RolloutRequest:
     """The trainer's key, where it speaks HTTP. Never shown."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallbackTls:
+    """A callback over TLS."""
+
+    server_name: str = ""
+    """The name that the trainer's certificate carries; the host of the target when not given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
     """Where a trainer listens."""
@@ -78,6 +88,8 @@ class Callback:
     """Echoed in every chat and completion."""
     delta: bool = False
     """Whether chats may refer to an earlier chat instead of repeating it."""
+    tls: CallbackTls | None = None
+    """Set: speak TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ class TraceContext:
     tracestate: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
     """A request as it arrives: the rollout, where its calls go, and what tells it from another."""

@@ -1,10 +1,13 @@
 """A rollout as its server knows it, for whoever asks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from osmosis_grpc.types.completion import Completion, RolloutState
-from osmosis_grpc.types.requests import Group
+from osmosis_grpc.types.quick import quick
+from osmosis_grpc.types.requests import Group, InitRequest
+from osmosis_grpc.types.tools import ToolDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,33 @@ class RolloutInfo:
     """Ended, and its completion has not reached the trainer."""
     completion: Completion | None = None
     """Its result, once there is one; left out of lists."""
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A rollout as a journal keeps it: what has to be known to go on with it in another process."""
+
+    init: InitRequest
+    tools: Sequence[ToolDict]
+    owner: str
+    place: str
+    """The attachment that its calls go to; empty when they go to its callback."""
+    sequence: int
+    """Its place in the order of acceptance."""
+    agent_loop: str
+    accept_time: float
+    """Unix seconds."""
+    start_time: float | None = None
+    end_time: float | None = None
+    state: RolloutState = RolloutState.ACCEPTED
+    """ACCEPTED while it has not begun, RUNNING while it has, or how it ended."""
+    completion: Completion | None = None
+    undelivered: bool = False
+    settled: bool = False
+    """No further event is possible."""
+    last_number: int = 0
+    """Of its newest committed event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.jsontext import NOTHING
+from osmosis_grpc.types.quick import quick
 
 Ids = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
@@ -86,6 +87,7 @@ class Tensor:
             raise InvalidArgument(f"{field_path}.shape", f"the first dimension is not the number of tokens, {tokens}")
 
 
+@quick
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBlock(ArrayEquality):
     """Tokens with what is known about each of them."""
@@ -117,7 +119,7 @@ class TokenBlock(ArrayEquality):
     def check(self, field_path: str) -> None:
         """Refuse lengths that differ and logprobs that are none. Raises InvalidArgument."""
         count = len(self.ids)
-        if self.logprobs is not None:
+        if self.logprobs is not None and self._complete is None:
             complete = check_logprobs(self.logprobs, count, "ids", field_path)
             object.__setattr__(self, "_complete", complete)
         for name, tensor in self.extras.items():

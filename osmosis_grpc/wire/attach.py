@@ -32,8 +32,16 @@ def server_frame(kind: str, message: Message) -> bytes:
     return _frame(_SERVER[kind], message)
 
 
+def chat_frame(chat: bytes) -> bytes:
+    """A chat, as wire.trainer.chat_bytes makes it."""
+    return _joined(_SERVER["chat"], chat)
+
+
 def _frame(number: int, message: Message) -> bytes:
-    body = message.SerializeToString()
+    return _joined(number, message.SerializeToString())
+
+
+def _joined(number: int, body: bytes) -> bytes:
     inner = head(number, len(body))
     return b"".join((head(_FRAMES, len(inner) + len(body)), inner, body))
 

@@ -11,6 +11,7 @@ from osmosis_grpc.types import events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.message import (
+    frozen_bytes,
     message_from_wire,
     message_to_wire,
     messages_from_wire,
@@ -21,12 +22,14 @@ from osmosis_grpc.wire.message import (
     tool_to_wire,
     tools_from_wire,
 )
+from osmosis_grpc.wire.packed import head, repeated
 from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, fit, init_from_wire, init_to_wire
 from osmosis_grpc.wire.trainer import (
     outcome_from_wire,
     outcome_to_wire,
     purpose_from_wire,
     purpose_to_wire,
+    reply_bytes,
     reply_from_wire,
     reply_to_wire,
     tools_to_wire,
@@ -54,6 +57,36 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
     return TrajectoryEvent(message.rollout_id, message.attempt, message.number, times.unix(message.time), kind)
 
 
+def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
+    """What happened as a journal keeps it: its field's number, and its wire form. A completion is whole."""
+    field, to_wire, _ = _KINDS[type(kind)]
+    if isinstance(kind, events.ChatAnswered):
+        return _NUMBERS[field], _answered_bytes(kind)
+    if isinstance(kind, events.ChatRequested):
+        return _NUMBERS[field], _requested_bytes(kind)
+    if isinstance(kind, events.Ended):
+        return _NUMBERS[field], pb.EndedEvent(completion=completion_to_wire(kind.completion)).SerializeToString()
+    return _NUMBERS[field], to_wire(kind).SerializeToString()
+
+
+def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
+    """What happened, from what a journal kept. Raises InvalidArgument."""
+    field = _FIELDS[number]
+    message = getattr(pb.TrajectoryEvent(), field)
+    message.MergeFromString(data)
+    return _FROM_WIRE[field](message)
+
+
+def _answered_bytes(kind: events.ChatAnswered) -> bytes:
+    """Without a look at the reply, where its wire form is at hand."""
+    reply = kind.response.wire or reply_bytes(kind.response)
+    rest = pb.ChatAnsweredEvent(
+        sample=kind.sample, number=kind.number, latency=times.duration(kind.latency),
+        recorded_number=kind.recorded_number,
+    )  # fmt: skip
+    return b"".join((rest.SerializeToString(), head(_RESPONSE, len(reply)), reply))
+
+
 def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
     return pb.AcceptedEvent(
         request=init_to_wire(kind.init, secrets=False), tools=[tool_to_wire(tool) for tool in kind.tools]
@@ -65,12 +98,16 @@ def _read_accepted(m: pb.AcceptedEvent) -> events.Accepted:
 
 
 def _requested(kind: events.ChatRequested) -> pb.ChatRequestedEvent:
-    return pb.ChatRequestedEvent(
+    return pb.ChatRequestedEvent.FromString(_requested_bytes(kind))
+
+
+def _requested_bytes(kind: events.ChatRequested) -> bytes:
+    rest = pb.ChatRequestedEvent(
         sample=kind.sample, number=kind.number, continues=kind.continues,
-        messages=[message_to_wire(m) for m in kind.messages],
         sampling=params_to_wire(kind.params) if kind.params else None,
         tools=tools_to_wire(kind.tools), purpose=purpose_to_wire(kind.purpose),
     )  # fmt: skip
+    return rest.SerializeToString() + repeated(_MESSAGES, map(frozen_bytes, kind.messages))
 
 
 def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
@@ -194,3 +231,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     ),
 }
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
+_NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
+_FIELDS = {number: field for field, number in _NUMBERS.items()}
+_MESSAGES = pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name["messages"].number
+_RESPONSE = pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name["response"].number

@@ -5,7 +5,7 @@ of the typed type goes into its field, every other key into `extra_json`; back a
 are merged. So nothing is lost, whatever an agent or a model server puts into a message.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import intern
 from typing import Any, TypeVar
 
@@ -19,7 +19,13 @@ from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
 
 P = TypeVar("P", bound=Proto)
+MAX_ITEMS = 65_536
+"""Messages of a list, together with their tool calls and parts; also tools. A million would block everything for half
+a minute while they are read."""
 _INT64 = 2**63
+_NUMBERS = (int, float)
+_LATEST = 64
+_latest: dict[int, tuple[Message, bytes]] = {}
 
 
 def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
@@ -48,6 +54,21 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
     return out
 
 
+def frozen_bytes(message: Message) -> bytes:
+    """The wire form of a message that nobody changes any more; of the latest ones it is at hand.
+
+    What a chat adds goes to the trainer and into the journal.
+    """
+    known = _latest.get(id(message))
+    if known is not None and known[0] is message:
+        return known[1]
+    data = message_to_wire(message).SerializeToString()
+    if len(_latest) >= _LATEST:
+        _latest.clear()
+    _latest[id(message)] = message, data
+    return data
+
+
 def message_from_wire(message: pb.Message, field: str) -> Message:
     """A message as a dict. Raises InvalidArgument naming the place below `field`."""
     check_role(message.role, field)
@@ -56,6 +77,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
     if content == "text":
         out["content"] = message.text
     elif content == "parts":
+        _check_items(len(message.parts.parts), f"{field}.parts.parts")
         out["content"] = [
             _object_from_wire(part, _TEXTS["part"], f"{field}.parts.parts[{i}]", _LEVELS["part"])
             for i, part in enumerate(message.parts.parts)
@@ -63,6 +85,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
     elif content == "null_content":
         out["content"] = None
     if message.tool_calls:
+        _check_items(len(message.tool_calls), f"{field}.tool_calls")
         calls = enumerate(message.tool_calls)
         out["tool_calls"] = [tool_call_from_wire(call, f"{field}.tool_calls[{i}]") for i, call in calls]
     if message.HasField("tool_call_id"):
@@ -74,7 +97,18 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
     """Messages as dicts."""
+    items = len(messages)
+    for message in messages:
+        items += len(message.tool_calls)
+        if message.WhichOneof("content") == "parts":
+            items += len(message.parts.parts)
+    _check_items(items, field)
     return [message_from_wire(message, f"{field}[{i}]") for i, message in enumerate(messages)]
+
+
+def _check_items(count: int, field: str) -> None:
+    if count > MAX_ITEMS:
+        raise InvalidArgument(field, f"hold {count} items, more than {MAX_ITEMS}")
 
 
 def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
@@ -110,8 +144,9 @@ def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
     return out
 
 
-def tools_from_wire(tools: Iterable[pb.Tool], field: str) -> list[dict[str, Any]]:
+def tools_from_wire(tools: Sequence[pb.Tool], field: str) -> list[dict[str, Any]]:
     """Tool schemas as dicts."""
+    _check_items(len(tools), field)
     return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
 
 
@@ -153,7 +188,7 @@ def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
     out = _object_from_wire(usage, _COUNTS, field, MAX_DEPTH)
     for key in _COUNTS:
         count = out.get(key)
-        if isinstance(count, int | float) and count < 0:
+        if isinstance(count, _NUMBERS) and count < 0:
             raise InvalidArgument(f"{field}.{key}", "is negative")
     return out
 

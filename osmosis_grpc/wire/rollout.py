@@ -14,6 +14,7 @@ from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
     Callback,
+    CallbackTls,
     Group,
     InitRequest,
     RolloutRequest,
@@ -55,8 +56,6 @@ def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA
     for name in NOT_SERVED:
         if message.HasField(name):  # type: ignore[arg-type]
             raise InvalidArgument(name, "is not served by this server")
-    if message.callback.HasField("tls"):
-        raise InvalidArgument("callback.tls", "is not served by this server")
     if len(message.metadata_json.encode()) > max_metadata_bytes:
         raise InvalidArgument("metadata_json", f"is larger than {max_metadata_bytes} bytes")
 
@@ -133,6 +132,9 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         if secrets:
             message.callback.credential = init.callback.credential
             message.callback.state = init.callback.state
+        if init.callback.tls is not None:
+            message.callback.tls.server_name = init.callback.tls.server_name
+            message.callback.tls.SetInParent()
     return message
 
 
@@ -164,7 +166,13 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
     return Callback(
         target=callback.target, credential=callback.credential, state=callback.state,
         delta=wants_delta(callback.history, "callback.history", usual=False),
+        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
     )  # fmt: skip
+
+
+def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
+    check_header(tls.server_name, "callback.tls.server_name")
+    return CallbackTls(tls.server_name)
 
 
 def wants_delta(form: int, field: str, *, usual: bool) -> bool:

@@ -1,8 +1,9 @@
 """tokens.proto: packed arrays between NumPy and the wire, without a loop over tokens.
 
 Fixed-width packed fields are raw little-endian arrays after a tag and a length. So an array
-is written by handing exactly these bytes to the parser, and read by walking the tags of the
-serialized block; both cost a copy, not a conversion, on every protobuf from 6.31 on.
+is written by handing exactly these bytes to the parser, and read from the serialized block,
+where the arrays' lengths say where they stand; both cost a copy, not a conversion, on every
+protobuf from 6.31 on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,12 @@ from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import ChatRef, Sample, Segment
 from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
-from osmosis_grpc.wire.packed import LENGTH_DELIMITED, head, varint
+from osmosis_grpc.wire.packed import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
 _TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
 _TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
+_UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
@@ -149,23 +151,18 @@ def _parts(ids: Ids, logprobs: Logprobs | None) -> list[bytes]:
 
 
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
-    data = message.SerializeToString()
-    ids, logprobs = _NO_IDS, _NO_LOGPROBS
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind != LENGTH_DELIMITED:  # a field of a newer protocol: known ones of that kind come later
-            break
-        length, at = varint(data, at)
-        if number == _IDS:
-            ids = np.frombuffer(data, dtype="<u4", count=length >> 2, offset=at)
-        elif number == _LOGPROBS:
-            logprobs = np.frombuffer(data, dtype="<f4", count=length >> 2, offset=at)
-        else:
-            break  # serialized in order of their numbers
-        at += length
-    return ids, logprobs
+    count, known = len(message.ids), len(message.logprobs)
+    if not count and not known:
+        return _NO_IDS, _NO_LOGPROBS
+    data = message.SerializeToString()  # in the order of the fields' numbers: these two come first
+    ids, at = _NO_IDS, 0
+    if count:
+        at = len(head(_IDS, 4 * count))
+        ids = np.frombuffer(data, _UINT32, count, at)
+        at += 4 * count
+    if not known:
+        return ids, _NO_LOGPROBS
+    return ids, np.frombuffer(data, _FLOAT32, known, at + len(head(_LOGPROBS, 4 * known)))
 
 
 def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:

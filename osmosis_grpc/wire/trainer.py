@@ -11,6 +11,7 @@ from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.completion import Outcome
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.message import (
+    frozen_bytes,
     message_from_wire,
     message_to_wire,
     messages_from_wire,
@@ -21,7 +22,7 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.packed import head, repeated
 from osmosis_grpc.wire.tokens import (
     block_bytes,
     block_from_wire,
@@ -37,32 +38,35 @@ _PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.C
 _PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
 _PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that hold arrays
+_FULL, _DELTA = 5, 6  # those of ChatRequest that hold a history
+_FULL_MESSAGES, _DELTA_MESSAGES = 1, 2
 _OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
 _OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
-def chat_to_wire(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> pb.ChatRequest:
+def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
     """A chat; with `delta` by reference to the chat that it continues, where it continues one.
 
-    Without `all_tools` the tools are left out where they are the rollout's.
+    Without `all_tools` the tools are left out where they are the rollout's. Its messages are not
+    changed any more.
     """
-    message = pb.ChatRequest(
+    rest = pb.ChatRequest(
         rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
+        sampling=params_to_wire(request.params) if request.params else None,
         tools=tools_to_wire(request.tools) if all_tools or request.own_tools else None,
         purpose=_PURPOSES[request.purpose], state=request.state,
     )  # fmt: skip
-    if request.params:
-        message.sampling.CopyFrom(params_to_wire(request.params))
     if delta and request.continues:
-        message.delta.continues = request.continues
-        message.delta.messages.extend(message_to_wire(m) for m in request.messages[request.covered :])
+        continues = pb.DeltaHistory(continues=request.continues).SerializeToString()
+        new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.covered :]))
+        history = (head(_DELTA, len(continues) + len(new)), continues, new)
     else:
-        message.full.SetInParent()
-        message.full.messages.extend(message_to_wire(m) for m in request.messages)
-    return message
+        whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
+        history = (head(_FULL, len(whole)), whole, b"")
+    return b"".join((rest.SerializeToString(), *history))
 
 
-def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None) -> ChatRequest:
+def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
     """A chat, checked; of a delta it has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
@@ -86,6 +90,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None) -> Cha
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
         purpose=purpose_from_wire(message.purpose),
         state=message.state,
+        credential=credential,
         timeout=timeout,
     )
 
@@ -144,8 +149,8 @@ def _reply_head(response: ChatResponse) -> pb.ChatResponse:
     )
 
 
-def reply_from_wire(message: pb.ChatResponse) -> ChatResponse:
-    """A reply, checked. Raises InvalidArgument naming the field."""
+def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
+    """A reply, checked; with its wire form where that is to be kept. Raises InvalidArgument naming the field."""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
         finish_reason=intern(message.finish_reason) if len(message.finish_reason) < 16 else message.finish_reason,
@@ -156,6 +161,7 @@ def reply_from_wire(message: pb.ChatResponse) -> ChatResponse:
         versions=spans_from_wire(message.versions) if message.versions else (),
         extra=jsontext.parse_object(message.extra_json, "extra_json"),
         size=message.ByteSize(),
+        wire=message.SerializeToString() if keep else b"",
     )
     response.check(arrays=False)
     return response

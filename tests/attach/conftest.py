@@ -1,7 +1,7 @@
 """What the tests of this room need."""
 
-import functools
 import importlib
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,10 @@ from osmosis_grpc.link.stream import redial
 def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer dials again at once: pauses that grow are not what is tested here."""
     module = importlib.import_module("osmosis_grpc.trainer.attach")
-    monkeypatch.setattr(module, "redial", functools.partial(redial, pauses=(0.02, 0.2)))
+
+    async def quick(connect: Any, told: Any, **pauses: Any) -> None:
+        await redial(connect, told, pauses=(0.02, 0.2))
+
+    monkeypatch.setattr(module, "redial", quick)
     for name in ("initial", "min", "max"):
         monkeypatch.setitem(options._CLIENT, f"grpc.{name}_reconnect_backoff_ms", 200)

@@ -3,10 +3,12 @@
 import asyncio
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from osmosis_grpc.trainer import Completion, attach
+from osmosis_grpc.trainer.ledger import Ledger
 from tests.attach.breaker import Breaker, Figures, told
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
@@ -20,7 +22,13 @@ KILL, TERM = signal.SIGKILL, signal.SIGTERM
 
 
 async def broken_run(
-    rollouts: int, cuts: int, restarts: dict[int, signal.Signals], *, in_flight: int = 64, drain_timeout: float = 2.0
+    rollouts: int,
+    cuts: int,
+    restarts: dict[int, signal.Signals],
+    *,
+    in_flight: int = 64,
+    drain_timeout: float = 2.0,
+    ledger: Path | None = None,
 ) -> tuple[Figures, list[Completion]]:
     """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
     policy, began = CountingPolicy(), time.monotonic()
@@ -28,7 +36,7 @@ async def broken_run(
     async with (
         ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
         CuttingProxy(server.address) as proxy,
-        attach([proxy.address], policy, lost_after=60) as trainer,
+        attach([proxy.address], policy, lost_after=60, ledger=ledger) as trainer,
     ):
         breaker = Breaker(proxy, server, trainer, policy, completions)
         breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))
@@ -37,6 +45,7 @@ async def broken_run(
             async for completion in trainer.run(asked, max_in_flight=in_flight):
                 completions.append(completion)
                 check_whole(completion, policy.replies.get)
+                await completion.confirm()
             figures = await breaking
         finally:
             breaking.cancel()
@@ -50,6 +59,18 @@ async def test_sixty_rollouts_over_six_cuts_and_a_killed_server(quick_redial):
     assert figures.cuts == figures.with_open_chat == 6
     assert figures.with_complete_unanswered >= 2
     assert {completion.attempt for completion in completions} == {1, 2}
+
+
+@pytest.mark.slow
+async def test_the_same_of_a_trainer_with_a_ledger(quick_redial, tmp_path):
+    figures, completions = await broken_run(60, 6, {3: KILL}, in_flight=24, ledger=tmp_path / "ledger")
+    assert figures.cuts == figures.with_open_chat == 6
+    assert {completion.attempt for completion in completions} == {1, 2}
+    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    assert ledger.unconfirmed == {}
+    confirmed = {row.rollout_id: (row.attempt, row.result_id) for row in ledger.take_restored()}
+    assert confirmed == {c.rollout_id: (c.attempt, c.result_id) for c in completions}
+    await ledger.close()
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ async def test_the_rollouts_of_a_killed_server_go_to_the_others_with_a_higher_at
     assert {completion.attempt for completion in completions} == {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["unreachable", "silent"])
 async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
     proxy, _, second = await two_servers(stack)

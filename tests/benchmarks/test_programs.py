@@ -46,7 +46,16 @@ def test_many_in_flight_all_end():
     assert told["lost"] == 0
 
 
+@pytest.mark.parametrize("disks", [False, True])
+def test_a_short_soak_holds_on_to_nothing(tmp_path, disks):
+    kept = ("--state-dir", str(tmp_path / "state"), "--ledger", str(tmp_path / "ledger")) if disks else ()
+    told = figures("soak", "--rollouts", "300", "--ttl", "1", "--rate", "200", *kept)
+    assert told["rollouts_counted"] >= 250
+    assert told["before"]["tasks"] == told["after"]["tasks"]
+    assert told["before"]["fds"] == told["after"]["fds"]
+
+
 def test_an_option_that_nothing_serves_is_refused():
-    ended = run("rollouts", "--mode", "attach", "--state-dir", ":memory:", *WORK)
+    ended = run("rollouts", "--mode", "sdk", "--state-dir", ":memory:", *WORK)
     assert ended.returncode == 2
     assert "state-dir" in ended.stderr

@@ -117,6 +117,7 @@ def test_the_ready_record_is_true(folder):
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_the_banner_for_people(folder):
     import subprocess
     import sys
@@ -136,6 +137,7 @@ def test_the_banner_for_people(folder):
     assert json.loads(answer.stdout)["agentLoops"][0]["name"] == "calculator"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
@@ -158,6 +160,7 @@ def test_what_is_refused(arguments, code, text):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_not_valid_is_not_served(folder):
     result = run("-m", "osmosis_grpc.serve", "-m", "agents:nameless", cwd=folder)
     assert result.returncode == 1
@@ -165,6 +168,7 @@ def test_an_agent_that_is_not_valid_is_not_served(folder):
     assert "agents.py" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_bad_setting_is_named():
     env = os.environ | {"OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS": "0"}
     result = run("-m", "osmosis_grpc.serve", *CALCULATOR, env=env)
@@ -172,6 +176,7 @@ def test_a_bad_setting_is_named():
     assert "OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said():
     with server_process(*CALCULATOR) as (_, address):
         result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", address.rsplit(":", 1)[1])

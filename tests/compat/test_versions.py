@@ -27,9 +27,9 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import ChatRequest, TokenBlock
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2, trainer_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
-from osmosis_grpc.wire.trainer import chat_to_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import chat_bytes, reply_from_wire
 
 block = TokenBlock.of(np.arange(4096), np.linspace(-5, 0, 4096))
 wire = block_to_wire(block)
@@ -42,7 +42,8 @@ async def main():
         async with grpc.aio.insecure_channel(trainer.address) as channel:
             question = {"role": "user", "content": "What is 1 + 2?"}
             request = ChatRequest(rollout_id="r", messages=[question])
-            reply = reply_from_wire(await TrainerServiceStub(channel).Chat(chat_to_wire(request)))
+            question = trainer_pb2.ChatRequest.FromString(chat_bytes(request))
+            reply = reply_from_wire(await TrainerServiceStub(channel).Chat(question))
             assert reply.message["tool_calls"][0]["function"]["name"] == "add", reply
             assert len(reply.tokens.ids) == len(reply.tokens.logprobs) > 0
     async with RolloutClient("127.0.0.1:1"):

@@ -18,7 +18,7 @@ from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
 from tests.processes import ROOT, run, server_process
 
 README = (ROOT / "README.md").read_text()
@@ -57,6 +57,7 @@ def test_the_commands_of_the_readme_run(tmp_path):
         assert address
 
 
+@pytest.mark.slow
 def test_the_curl_of_the_readme_works():
     """The block as it is, on free ports."""
     block = next(block for block in blocks("bash") if "curl" in block)
@@ -112,10 +113,25 @@ async def test_the_trainer_of_the_readme_trains():
 
 
 async def test_the_trainer_with_callbacks_of_the_readme_gets_its_completion():
-    names = await run_block(3, TrainerServer=TrainerServer, RolloutClient=RolloutClient)
+    names = await run_block(4, TrainerServer=TrainerServer, RolloutClient=RolloutClient)
     assert names["completion"].reward == 1.0
 
 
+async def test_the_trainer_with_a_ledger_of_the_readme_applies_everything_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    applied = {}
+
+    def apply(completion):
+        assert completion.reward == 1.0
+        assert applied.setdefault(completion.rollout_id, completion) is completion
+
+    requests = [RolloutRequest(rollout_id=f"r{n}", messages=QUESTION, label="45") for n in range(3)]
+    for _ in range(2):
+        await run_block(3, attach=attach, requests=requests, applied=applied, apply=apply)
+    assert sorted(applied) == ["r0", "r1", "r2"]
+
+
+@pytest.mark.slow
 async def test_the_server_of_the_readme_dials_out(tmp_path):
     (tmp_path / "server.py").write_text(blocks("python")[0])
     program, command, *arguments = next(block for block in blocks("bash") if "--connect" in block).split()
@@ -128,6 +144,21 @@ async def test_the_server_of_the_readme_dials_out(tmp_path):
         with server_process(*arguments, trainer.address, cwd=tmp_path):
             completion = await asyncio.wait_for(trainer.rollout(rollout_id="r1", messages=QUESTION), 30)
     assert completion.reward == 1.0
+
+
+@pytest.mark.slow
+async def test_the_replay_of_the_readme_replays(tmp_path):
+    (tmp_path / "server.py").write_text(blocks("python")[0])
+    program, *arguments = next(block for block in blocks("bash") if "replay" in block).split()
+    assert (program, arguments[:2]) == ("osmosis-grpc", ["replay", "r1"])
+    environment = {name: value for name, value in os.environ.items() if name != "OSMOSIS_ROLLOUT_SERVER_STATE_DIR"}
+    with server_process("-m", "server:agent_loop", cwd=tmp_path, env=environment) as (_, address):
+        async with attach([address], ScriptedPolicy(["hello you"])) as trainer:
+            await asyncio.wait_for(trainer.rollout(rollout_id="r1", messages=QUESTION), 30)
+        command = ("-m", "osmosis_grpc", *arguments)
+        done = await asyncio.to_thread(run, *command, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("result same: COMPLETED (stop), reward 1, 2 messages, ")
 
 
 async def test_the_policy_of_the_readme_answers():

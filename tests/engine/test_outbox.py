@@ -141,7 +141,8 @@ async def test_its_expiry_is_told(hosting):
         await h.start()
         await h.until(lambda: seen and type(seen[-1].kind) is events.Delivered)
         kind = seen[-1].kind
-        assert (kind.outcome, kind.given_up, kind.tries) == (None, "expired", len(h.trainer.completions))
+        assert (kind.outcome, kind.given_up) == (None, "expired")
+        assert kind.tries - len(h.trainer.completions) in (0, 1)  # the last may be given up before it begins
 
 
 async def test_it_waits_as_long_as_it_is_told(hosting):

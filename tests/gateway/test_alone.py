@@ -45,6 +45,7 @@ async def started(*arguments):
     return process, ready, context
 
 
+@pytest.mark.slow
 async def test_rollouts_through_a_gateway_of_its_own():
     async with AgentServer([CalculatorAgent()], port=0, config=QUICK) as server, LegacyTrainer() as trainer:
         process, ready, context = await started(server.address)
@@ -174,6 +175,7 @@ async def test_without_an_agent_server_it_says_so():
         context.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [((), "--target"), (("--target", "http://127.0.0.1:1"), "HOST:PORT"),

@@ -93,6 +93,7 @@ async def test_stopping_lets_rollouts_run_on(tmp_path):
         assert trainer.completions[0]["status"] == "COMPLETED"
 
 
+@pytest.mark.slow
 def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(

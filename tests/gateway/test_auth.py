@@ -138,6 +138,7 @@ async def test_a_token_is_not_told(start, trainer, caplog, capfd):
         assert TOKEN[:-1] not in text
 
 
+@pytest.mark.slow
 async def test_the_environment_sets_it():
     environment = os.environ | {"OSMOSIS_ROLLOUT_SERVER_TOKEN": TOKEN}
     arguments = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "-p", "0", "--log-level", "debug")

@@ -105,6 +105,7 @@ async def process(*arguments: str):
             await asyncio.to_thread(blocking.close)
 
 
+@pytest.mark.slow
 async def test_serve_hosts_it(old, monkeypatch):
     """A process of its own between a new trainer and an old agent server; many rollouts at once."""
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_LEGACY_AGENT_TOKEN", "from-env")

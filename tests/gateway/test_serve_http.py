@@ -43,11 +43,13 @@ async def test_one_command_serves_both_and_drains_both():
     assert (done["status"], code) == ("COMPLETED", 0)
 
 
+@pytest.mark.slow
 def test_no_http():
     with serving(*CALCULATOR, "--log-level", "error") as (_, ready):
         assert "http" not in ready
 
 
+@pytest.mark.slow
 def test_a_taken_port_that_was_asked_for_stops_the_start(taken):
     done = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", taken)
     assert done.returncode == 2
@@ -55,6 +57,7 @@ def test_a_taken_port_that_was_asked_for_stops_the_start(taken):
     assert "-p chooses another port" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     """Somebody who never asked for HTTP is not to be stopped by it."""
     import subprocess
@@ -77,6 +80,7 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     assert "no HTTP" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -65,7 +65,9 @@ def test_names_defaults_and_bounds(monkeypatch, name, default, least, most):
 def test_every_setting_is_in_the_table():
     parts = {"CLIENT": RolloutClientSettings, "SERVER": RolloutServerSettings}
     fields = {f"{prefix}_{name.upper()}" for prefix, part in parts.items() for name in part.model_fields}
-    assert fields - {row[0] for row in BOUNDS} == {"SERVER_TOKEN", "SERVER_LEGACY_AGENT_TOKEN"}
+    assert fields - {row[0] for row in BOUNDS} == {
+        "CLIENT_TOKEN", "SERVER_TOKEN", "SERVER_CONNECT_TOKEN", "SERVER_LEGACY_AGENT_TOKEN", "SERVER_STATE_DIR"
+    }  # fmt: skip
 
 
 def test_a_dotenv_file_is_read_and_the_environment_wins(tmp_path, monkeypatch):
@@ -85,6 +87,7 @@ def test_configure_wins_over_both(monkeypatch):
     assert get_settings().client.max_retries == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CLIENT_MAX_RETRIES", "SERVER_RECORD_TTL_SECONDS"])
 def test_a_value_out_of_bounds_stops_the_start_with_the_variables_name(monkeypatch, name):
     monkeypatch.setenv(f"OSMOSIS_ROLLOUT_{name}", "-1")

@@ -84,6 +84,7 @@ def imported(names):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_only_the_gateways_names_import_the_gateway():
     assert {"create_app", "create_mock_trainer_app", "RolloutCompletionTracker"} <= IN_THE_GATEWAY
     assert imported(set(rollout.__all__) - IN_THE_GATEWAY) == []

@@ -231,16 +231,16 @@ class RawTrainer:
 
 
 @asynccontextmanager
-async def innocent(server: Any):
+async def innocent(server: Any, rollout_id: str = "innocent"):
     """Another trainer with a rollout in progress, which goes on and completes afterwards, on the same stream."""
     async with RawTrainer(server.address) as other:
         stream = await other.attach()
-        await other.start("innocent", turns=2)
+        await other.start(rollout_id, turns=2)
         chat = await other.chat()
         yield other
         await other.answer(chat)
         completion = await other.finish()
-        assert (completion.rollout_id, completion.status) == ("innocent", rollout_pb2.COMPLETION_STATUS_COMPLETED)
+        assert (completion.rollout_id, completion.status) == (rollout_id, rollout_pb2.COMPLETION_STATUS_COMPLETED)
         assert stream is other.stream
         assert stream.over is None
 

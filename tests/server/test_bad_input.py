@@ -69,9 +69,9 @@ BAD_INITS = {
     "timeout of zero": (changed(agent_timeout=Duration()), "agent_timeout"),
     "negative timeout": (changed(agent_timeout=Duration(seconds=-1)), "agent_timeout"),
     "grader timeout": (changed(grader_timeout=Duration(seconds=1)), "grader_timeout"),
-    "TLS callback": (
-        changed(callback=rollout_pb2.Callback(target="127.0.0.1:1", tls=rollout_pb2.CallbackTls())),
-        "callback.tls",
+    "TLS name that fits no header": (
+        changed(callback=rollout_pb2.Callback(target="127.0.0.1:1", tls=rollout_pb2.CallbackTls(server_name="a\nb"))),
+        "callback.tls.server_name",
     ),
     "no callback": (lambda target: rollout_pb2.InitRequest(rollout_id="bad", messages=[USER]), "callback"),
     "empty target": (changed(callback=rollout_pb2.Callback()), "callback.target"),

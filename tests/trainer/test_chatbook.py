@@ -72,7 +72,7 @@ async def run(request, serve, train):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
-    own = next(record.completion for record in server.engine._table.after(0))
+    own = next(record.completion for record in server.engine._table.after(0, ""))
     return whole, own, told
 
 
@@ -280,19 +280,20 @@ async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
 
 async def test_a_callback_with_deltas(serve, train, monkeypatch):
     forms, forget = [], set()
-    to_wire, chat = callbacks.chat_to_wire, ChatBook.chat
+    to_wire, chat = callbacks.chat_bytes, ChatBook.chat
 
     def spied(request, *, delta):
-        message = to_wire(request, delta=delta)
+        data = to_wire(request, delta=delta)
+        message = callbacks.trainer_pb2.ChatRequest.FromString(data)
         forms.append((request.sample, request.number, message.WhichOneof("history")))
-        return message
+        return data
 
     def forgetting(self, request, now):
         if request.continues and not request.covered and request.number in forget:
             raise UnknownChat(request.sample, request.continues)
         return chat(self, request, now)
 
-    monkeypatch.setattr(callbacks, "chat_to_wire", spied)
+    monkeypatch.setattr(callbacks, "chat_bytes", spied)
     monkeypatch.setattr(ChatBook, "chat", forgetting)
     server, trainer = await serve(Branching()), await train(reply)
     recorded = {}

@@ -65,7 +65,7 @@ async def test_all_waits_share_one_stream(pair):
     client, trainer = pair
     streams = []
     original = client._stub.StreamEvents
-    client._stub.StreamEvents = lambda request: streams.append(request) or original(request)
+    client._stub.StreamEvents = lambda request, **more: streams.append(request) or original(request, **more)
     for i in range(20):
         await client.init(rollout_id=f"r{i}", agent_loop="calculator", messages=QUESTION, callback=trainer.callback())
     done = await asyncio.gather(*(client.wait(f"r{i}") for i in range(20)))

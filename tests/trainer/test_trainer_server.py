@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import ChatRequest as ChatRequestMessage
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.calls import call
@@ -23,7 +24,7 @@ from osmosis_grpc.types import (
     Segment,
 )
 from osmosis_grpc.wire.rollout import completion_to_wire
-from osmosis_grpc.wire.trainer import chat_to_wire, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 
 USER = {"role": "user", "content": "hi"}
 
@@ -61,7 +62,7 @@ async def ask(train, sampler, stack):
         if isinstance(what, Completion):
             request = CompleteRequest(completion=completion_to_wire(what))
             return outcome_from_wire((await call(stub.Complete, request, timeout=timeout)).outcome)
-        return reply_from_wire(await call(stub.Chat, chat_to_wire(what), timeout=timeout))
+        return reply_from_wire(await call(stub.Chat, ChatRequestMessage.FromString(chat_bytes(what)), timeout=timeout))
 
     ask.trainer = trainer
     return ask
@@ -221,14 +222,14 @@ async def test_a_policys_mistake_is_told(train, stack, caplog, name):
     trainer = await train(policy)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     with pytest.raises(Internal, match=text):
-        await call(TrainerServiceStub(channel).Chat, chat_to_wire(chat()), timeout=5)
+        await call(TrainerServiceStub(channel).Chat, ChatRequestMessage.FromString(chat_bytes(chat())), timeout=5)
     assert "the policy failed at chat 1 of rollout r" in caplog.text
 
 
 async def test_a_policy_need_not_be_async(train, stack):
     trainer = await train(lambda request: ChatResponse(message=SAID))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
-    reply = await call(TrainerServiceStub(channel).Chat, chat_to_wire(chat()), timeout=5)
+    reply = await call(TrainerServiceStub(channel).Chat, ChatRequestMessage.FromString(chat_bytes(chat())), timeout=5)
     assert reply_from_wire(reply).message == SAID
 
 

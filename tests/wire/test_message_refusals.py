@@ -14,11 +14,14 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.messages import copy_message, copy_messages
 from osmosis_grpc.types.tools import tool_dicts
 from osmosis_grpc.wire.message import (
+    MAX_ITEMS,
     message_from_wire,
     message_to_wire,
+    messages_from_wire,
     params_from_wire,
     params_to_wire,
     tool_from_wire,
+    tools_from_wire,
     usage_from_wire,
 )
 
@@ -270,3 +273,25 @@ def test_what_passed_the_check_can_be_written(message):
         return
     wire = message_to_wire(checked)
     assert message_from_wire(pb.Message.FromString(wire.SerializeToString()), "m") == checked
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_items_of_a_list_are_bounded(more):
+    """Messages with their tool calls and parts: that many, and not one more."""
+    message = pb.Message(role="assistant")
+    message.tool_calls.extend([pb.ToolCall()] * 1000)
+    message.parts.parts.extend([pb.ContentPart()] * 1000)
+    messages = [message] * 32 + [pb.Message(role="user")] * (MAX_ITEMS - 32 * 2001 + more)
+    long = pb.Message(role="assistant")
+    long.tool_calls.extend([pb.ToolCall()] * (MAX_ITEMS + more))
+    rows = [
+        (messages_from_wire, messages, "messages"), (message_from_wire, long, "messages.tool_calls"),
+        (tools_from_wire, [pb.Tool()] * (MAX_ITEMS + more), "messages"),
+    ]  # fmt: skip
+    for read, value, field in rows:
+        if not more:
+            read(value, "messages")
+            continue
+        with pytest.raises(InvalidArgument) as caught:
+            read(value, "messages")
+        assert caught.value.violations[0][0] == field

@@ -23,6 +23,11 @@ is pause; lowering one does not concern what is already open. A request beyond t
 newest window, which may have crossed a lowering, is answered RESOURCE_EXHAUSTED;
 one beyond the largest window of this stream ends the attachment.
 
+A server always reads. A trainer need not read on while its own answers wait to be
+taken; so neither waits for the other for ever. Where 64 MiB of a server's answers wait
+because the trainer does not read, the stream ends RESOURCE_EXHAUSTED; where nothing at
+all is taken for 45 seconds, it is dead.
+
 Both sides send a heartbeat when they have sent nothing for 15 seconds. A stream on
 which nothing was heard for 45 seconds is dead; its attachment is not: its rollouts
 wait for the trainer's next stream for a grace period of 120 seconds, and end FAILED

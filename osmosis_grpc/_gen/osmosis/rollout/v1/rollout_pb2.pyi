@@ -346,7 +346,9 @@ class Callback(google.protobuf.message.Message):
     """In which form the trainer wants histories. Unspecified means full."""
     @property
     def tls(self) -> global___CallbackTls:
-        """Set: speak TLS."""
+        """Set: speak TLS. The certificate is checked against the CAs that the server was
+        given. Not with a URL as target, whose scheme says it: INVALID_ARGUMENT.
+        """
 
     def __init__(
         self,

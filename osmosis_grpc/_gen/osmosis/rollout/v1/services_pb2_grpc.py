@@ -31,8 +31,10 @@ if _version_not_supported:
 class RolloutServiceStub(object):
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     def __init__(self, channel):
@@ -86,8 +88,10 @@ class RolloutServiceStub(object):
 class RolloutServiceServicer(object):
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     def Init(self, request, context):
@@ -230,8 +234,10 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 class RolloutService(object):
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     @staticmethod
@@ -452,7 +458,9 @@ class RolloutService(object):
 
 
 class TrainerServiceStub(object):
-    """Hosted by the trainer, called by the agent server.
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -479,7 +487,9 @@ class TrainerServiceStub(object):
 
 
 class TrainerServiceServicer(object):
-    """Hosted by the trainer, called by the agent server.
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
     """
 
     def Chat(self, request, context):
@@ -548,7 +558,9 @@ def add_TrainerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TrainerService(object):
-    """Hosted by the trainer, called by the agent server.
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
     """
 
     @staticmethod

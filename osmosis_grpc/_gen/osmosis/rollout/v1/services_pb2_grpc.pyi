@@ -23,8 +23,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class RolloutServiceStub:
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -115,8 +117,10 @@ class RolloutServiceStub:
 class RolloutServiceAsyncStub:
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     Init: grpc.aio.UnaryUnaryMultiCallable[
@@ -206,8 +210,10 @@ class RolloutServiceAsyncStub:
 class RolloutServiceServicer(metaclass=abc.ABCMeta):
     """Hosted by the agent server, called by trainers and operators.
 
-    A rollout belongs to the credential it came with. To everybody else its id is
-    ALREADY_EXISTS on Init and NOT_FOUND elsewhere.
+    A rollout belongs to the credential it came with: the bearer token of the call
+    (metadata `authorization`), or the certificate of its connection. To everybody else
+    its id is ALREADY_EXISTS on Init and NOT_FOUND elsewhere. Where a credential is asked
+    for, every call without a good one is UNAUTHENTICATED before its request is read.
     """
 
     @abc.abstractmethod
@@ -313,7 +319,10 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
 def add_RolloutServiceServicer_to_server(servicer: RolloutServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
 class TrainerServiceStub:
-    """Hosted by the trainer, called by the agent server."""
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Chat: grpc.UnaryUnaryMultiCallable[
@@ -356,7 +365,10 @@ class TrainerServiceStub:
     """
 
 class TrainerServiceAsyncStub:
-    """Hosted by the trainer, called by the agent server."""
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
+    """
 
     Chat: grpc.aio.UnaryUnaryMultiCallable[
         osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatRequest,
@@ -398,7 +410,10 @@ class TrainerServiceAsyncStub:
     """
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
-    """Hosted by the trainer, called by the agent server."""
+    """Hosted by the trainer, called by the agent server, which shows the credential of the
+    rollout's callback. One that is not accepted is UNAUTHENTICATED, one that was made for
+    another rollout PERMISSION_DENIED.
+    """
 
     @abc.abstractmethod
     def Chat(

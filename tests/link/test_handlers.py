@@ -1,5 +1,6 @@
 """What a handler raises arrives as the same exception, over a real socket, for all sixteen codes."""
 
+import asyncio
 import logging
 
 import grpc
@@ -8,7 +9,7 @@ import pytest
 from osmosis_grpc import errors
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.calls import call, error_of
-from osmosis_grpc.link.interceptors import REQUEST_ID_KEY, StatusInterceptor
+from osmosis_grpc.link.handlers import REQUEST_ID_KEY, Registrar
 from osmosis_grpc.link.options import callback_options, client_options, server_options, service_config
 from osmosis_grpc.wire.status import CLASSES
 
@@ -59,8 +60,8 @@ class Handlers(grpc.GenericRpcHandler):
 
 @pytest.fixture
 async def channel():
-    server = grpc.aio.server(interceptors=(StatusInterceptor(),), options=server_options())
-    server.add_generic_rpc_handlers((Handlers(),))
+    server = grpc.aio.server(options=server_options())
+    Registrar(server).add_generic_rpc_handlers((Handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
@@ -103,13 +104,18 @@ async def test_a_bug_is_internal_and_tells_nothing(channel, caplog):
     assert "a secret of the server's" in caplog.text
 
 
-async def test_every_answer_has_a_request_id(channel):
-    own = channel.unary_unary("/x/echo")(b"x", metadata=((REQUEST_ID_KEY, "mine"),))
-    assert await own == b"x"
-    assert dict(await own.trailing_metadata())[REQUEST_ID_KEY] == "mine"
-    made = channel.unary_unary("/x/echo")(b"x")
-    await made
-    assert len(dict(await made.trailing_metadata())[REQUEST_ID_KEY]) == 32
+async def test_every_error_has_a_request_id(channel):
+    assert await channel.unary_unary("/x/echo")(b"x") == b"x"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/x/unary")(b"NotFound")
+    assert len(dict(caught.value.trailing_metadata())[REQUEST_ID_KEY]) == 32
+
+
+async def test_more_calls_at_once_than_streams_are_answered(channel):
+    """3,000 on a channel whose peer allows 1,024 at a time: the rest wait their turn, and none fails."""
+    for _ in range(2):
+        echo = channel.unary_unary("/x/echo")
+        assert set(await asyncio.gather(*(echo(b"x", timeout=60) for _ in range(3000)))) == {b"x"}
 
 
 def test_options_are_set_on_purpose():

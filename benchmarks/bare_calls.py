@@ -1,0 +1,141 @@
+"""What grpc.aio's unary calls cost by themselves: the calls of a rollout with callbacks, with no work behind them.
+
+python -m benchmarks.bare_calls [--rollouts 800] [--turns 8] [--in-flight 64] [--json]
+
+For every rollout this process calls Init; the other one then makes `turns` calls of a chat's bytes back, and one of a
+completion's. Nothing is parsed, kept or made: what this reaches is the most that rollouts with callbacks could reach
+with these calls, whatever we do.
+"""
+
+import argparse
+import asyncio
+import gc
+import itertools
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from benchmarks.figures import Parser, measured, show
+from benchmarks.flight import in_flight as run_all
+from benchmarks.flight import new_names
+from benchmarks.measure import Watch
+from benchmarks.processes import Server, ready_record, start, stop, take_core
+from osmosis_grpc.link.options import client_options, server_options
+
+QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
+"""About what a chat, its reply and a completion of 8 turns of 256 tokens take, histories and prompts told in full."""
+
+
+class Methods(grpc.GenericRpcHandler):
+    """Unary methods by name; bytes in, bytes out."""
+
+    def __init__(self, **methods: Callable[[bytes, Any], Any]) -> None:
+        self._handlers = {
+            f"/bare/{name}": grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        return self._handlers.get(details.method)
+
+
+async def serving(methods: Methods) -> tuple[grpc.aio.Server, int]:
+    """A server on a free port."""
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((methods,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+async def agent_side() -> None:
+    """The process that is called by Init and calls back."""
+    channels: dict[bytes, grpc.aio.Channel] = {}
+    running: set[asyncio.Task[None]] = set()
+
+    async def rollout(name: bytes, channel: grpc.aio.Channel, turns: int) -> None:
+        chat, complete = channel.unary_unary("/bare/chat"), channel.unary_unary("/bare/complete")
+        for _ in range(turns):
+            await chat(QUESTION, timeout=60)
+        await complete(name + b" " + REPORT, timeout=60)
+
+    async def init(request: bytes, context: Any) -> bytes:
+        name, target, turns = request.split()
+        if target not in channels:
+            channels[target] = grpc.aio.insecure_channel(target.decode(), options=client_options())
+        task = asyncio.create_task(rollout(name, channels[target], int(turns)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        return b""
+
+    server, port = await serving(Methods(init=init))
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    print(json.dumps({"grpc": f"127.0.0.1:{port}"}), flush=True)
+    await stopping.wait()
+    for channel in channels.values():
+        await channel.close()
+    await server.stop(0)
+
+
+async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
+    """Call Init so often, and answer what comes of it."""
+    ended: dict[bytes, asyncio.Event] = {}
+
+    async def chat(request: bytes, context: Any) -> bytes:
+        return REPLY
+
+    async def complete(request: bytes, context: Any) -> bytes:
+        ended[request[: request.index(b" ")]].set()
+        return b""
+
+    own, port = await serving(Methods(chat=chat, complete=complete))
+    async with grpc.aio.insecure_channel(server.grpc, options=client_options()) as channel:
+        init = channel.unary_unary("/bare/init")
+
+        async def rollout(name: str) -> None:
+            ended[name.encode()] = over = asyncio.Event()
+            await init(f"{name} 127.0.0.1:{port} {turns}".encode(), timeout=60)
+            await over.wait()
+
+        watch = Watch(server, (in_flight, in_flight + rollouts))
+        await run_all(itertools.islice(new_names(), rollouts + 2 * in_flight), in_flight, rollout, watch)
+    await own.stop(0)
+    seconds, server_cpu, trainer_cpu = watch.differences
+    return {
+        "benchmark": "bare_calls", "rollouts": rollouts, "turns": turns, "in_flight": in_flight,
+        "rollouts_per_s": round(rollouts / seconds, 1), "calls_per_s": round(rollouts * (turns + 2) / seconds, 1),
+        "server_cpu_ms_per_rollout": round(server_cpu * 1000 / rollouts, 3),
+        "trainer_cpu_ms_per_rollout": round(trainer_cpu * 1000 / rollouts, 3),
+    }  # fmt: skip
+
+
+async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
+    """Both sides, a core each."""
+    process = start(["-m", "benchmarks.bare_calls", "--serve"], core=0)
+    take_core(1)
+    try:
+        return await trainer_side(Server(process.pid, ready_record(process)["grpc"], ""), rollouts, turns, in_flight)
+    finally:
+        stop(process)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--rollouts", type=int, default=800)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(agent_side())
+    else:
+        show(measured(measure(given.rollouts, given.turns, given.in_flight)), given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Agents beside the command line: whatever they do, the command comes to its end."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def run_aside(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
+    """Run a coroutine in a daemon thread, so that nothing an agent does can keep this process.
+
+    Raises what it raises, and concurrent.futures.TimeoutError when it takes longer than `limit` seconds.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    async def tell() -> None:
+        try:
+            future.set_result(await main())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=asyncio.run, args=(tell(),), name="aside", daemon=True)
+    thread.start()
+    result = future.result(limit)
+    thread.join(1.0)
+    return result

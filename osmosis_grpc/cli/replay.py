@@ -1,0 +1,221 @@
+"""The replay command: a recorded rollout's agent run again on its recorded replies.
+
+The run itself is in osmosis_grpc.cli.rerun.
+"""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent import RolloutAgentLoop
+    from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row
+    from osmosis_grpc.serve.records import Records
+    from osmosis_grpc.types import Entry
+
+NEAR = 5
+"""How many ids are named in place of one that is not there."""
+LOOKED_AT = 10_000
+"""Among how many rollouts they are looked for."""
+
+
+def replay(
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    module: Annotated[
+        list[str] | None, typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.")
+    ] = None,
+    until_turn: Annotated[
+        int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
+    ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option("--state-dir", metavar="DIR", help="Where the journal is. Default: ./.osmosis/state")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")] = False,
+) -> None:
+    """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
+
+    No model is asked, and the journal stays as it is; a server may be using it. The agent's tools
+    do run again, with whatever they change in the world.
+
+    Exit codes: 0 everything is the same, 1 something differs, 2 there is nothing to replay.
+    """
+    from osmosis_grpc.serve.records import records
+
+    with records(json) as out:
+        recorded = _recorded(_folder(state_dir), rollout, attempt)
+        agent_loop = _agent_loop(module or [], recorded.entry)
+        code = _Report(out, json, recorded).run(agent_loop, until_turn)
+    raise typer.Exit(code)
+
+
+def _usage(problem: str) -> NoReturn:
+    typer.echo(f"replay: {problem}", err=True)
+    raise typer.Exit(2)
+
+
+def _folder(state_dir: str | None) -> Path:
+    if state_dir is None:
+        from pydantic import ValidationError
+
+        from osmosis_grpc.settings import get_settings, problems
+
+        try:
+            state_dir = get_settings().server.state_dir
+        except ValidationError as error:
+            _usage(problems(error))
+    if state_dir == ":memory:":
+        _usage("a journal in memory is gone with its server; --state-dir DIR names one on disk")
+    return Path(state_dir)
+
+
+def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
+    """What the journal knows of the rollout."""
+    import sqlite3
+
+    from osmosis_grpc.cli.rerun import Recorded
+    from osmosis_grpc.errors import InvalidArgument
+    from osmosis_grpc.journal import JournalError, Reader
+
+    try:
+        reader = Reader.look(folder)
+        try:
+            entries = {entry.init.request.attempt: entry for entry in reader.find(rollout_id)}
+            if not entries:
+                _usage(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, reader.newest(LOOKED_AT))}")
+            entry = entries.get(attempt or max(entries))
+            if entry is None:
+                known = ", ".join(map(str, sorted(entries)))
+                _usage(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+            return Recorded(entry, reader.trajectory)
+        finally:
+            reader.close()
+    except JournalError as error:
+        _usage(f"{error}; --state-dir names the folder that serve was given")
+    except (sqlite3.Error, InvalidArgument) as error:
+        _usage(f"{folder} cannot be read: {error}")
+
+
+def _near(rollout_id: str, known: list[str]) -> str:
+    """Which ids there are instead."""
+    near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
+    near = near or [name for name in known if rollout_id in name][:NEAR]
+    if near:
+        return f"near are: {', '.join(near)}"
+    return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
+
+
+def _agent_loop(specs: list[str], entry: "Entry") -> "RolloutAgentLoop":
+    """The one that the rollout was recorded with."""
+    from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+    from osmosis_grpc.agent.validator import one_line, place_of_error
+
+    if not specs:
+        _usage(f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR")
+    try:
+        loops = {loop.name: loop for loop in load_agent_loops(specs)}
+    except LoadError as error:
+        _usage(str(error))
+    except (Exception, SystemExit) as error:
+        file, line = place_of_error(error)
+        _usage(one_line(error) + (f" at {file}:{line}" if file else ""))
+    if entry.agent_loop not in loops:
+        _usage(f"the rollout ran agent loop {entry.agent_loop!r}; -m names {', '.join(sorted(loops)) or 'none'}")
+    return loops[entry.agent_loop]
+
+
+class _Report:
+    """Runs it, and tells chat by chat how it goes, as records or as text."""
+
+    def __init__(self, out: "Records", json: bool, recorded: "Recorded") -> None:
+        self._out = out
+        self._text = not json
+        self._recorded = recorded
+        self._rows: list[Row] = []
+        self._differences = 0
+
+    def run(self, agent_loop: "RolloutAgentLoop", until_turn: int | None) -> int:
+        """Returns the exit code."""
+        from osmosis_grpc.agent.validator import one_line
+        from osmosis_grpc.cli.aside import run_aside
+        from osmosis_grpc.cli.rerun import rerun
+        from osmosis_grpc.errors import OsmosisRolloutError
+
+        entry = self._recorded.entry
+        request = entry.init.request
+        self._say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
+        try:
+            done = run_aside(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
+        except (OsmosisRolloutError, SystemExit) as error:
+            typer.echo(f"replay: the agent loop did not start: {one_line(error)}", err=True)
+            return 1
+        self._end(done)
+        return 1 if self._differences else 0
+
+    def _chat(self, row: "Row") -> None:
+        self._rows.append(row)
+        self._out.write(
+            "chat", sample=row.sample, number=row.number, same=row.difference is None,
+            difference=_plain(row.difference), tools=row.tools,
+        )  # fmt: skip
+        tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
+        self._say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
+        self._differs(row.difference)
+
+    def _end(self, done: "Rerun") -> None:
+        from osmosis_grpc.cli.rerun import Difference, result_differences, tokens, unasked
+
+        recorded, completion = self._recorded, done.completion
+        missing = unasked(recorded, self._rows) if completion is not None else []
+        for sample, number in missing:
+            self._say(f"  {sample} {number}  not asked")
+        self._differences += len(missing)
+        found: list[Difference] = []
+        why = _STOPPED.get(done.stopped, "") or recorded.cut
+        if completion is not None and not why:
+            assert recorded.completion is not None
+            found = result_differences(recorded.completion, completion)
+        if why:
+            self._say(f"result not compared: {why}")
+        elif not found:
+            assert completion is not None
+            reward = "none" if completion.reward is None else f"{completion.reward:g}"
+            self._say(
+                f"result same: {completion.status} ({completion.finish_reason}), reward {reward}, "
+                f"{len(completion.messages)} messages, {tokens(completion)} tokens"
+            )
+        else:
+            self._say(f"result different: {', '.join(difference.where for difference in found)}")
+        for difference in found:
+            self._differs(difference)
+        entry = recorded.entry
+        self._out.write(
+            "replayed", rollout_id=entry.init.request.rollout_id, attempt=entry.init.request.attempt,
+            agent_loop=entry.agent_loop, chats=done.chats, stopped=done.stopped or None,
+            not_asked=[{"sample": sample, "number": number} for sample, number in missing],
+            result={"compared": not why, "same": not found if not why else None, "why_not": why or None,
+                    "differences": [_plain(difference) for difference in found]},
+            same=not self._differences,
+        )  # fmt: skip
+
+    def _differs(self, difference: "Difference | None") -> None:
+        if difference is not None:
+            self._differences += 1
+            for line in (difference.where, *difference.lines):
+                self._say(f"      {line}")
+
+    def _say(self, line: str) -> None:
+        if self._text:
+            typer.echo(line.encode("utf-8", "replace").decode())
+
+
+_STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
+"""In words, why a run was not finished."""
+
+
+def _plain(difference: "Difference | None") -> dict[str, object] | None:
+    return None if difference is None else {"where": difference.where, "diff": difference.lines}

@@ -1,0 +1,304 @@
+"""replay's rollout: an agent loop run on a recording, in this process, and how it differs from what is recorded.
+
+The real engine, with the recording for a model: nothing is ever sampled. Heavy imports stand in
+the functions.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent import RolloutAgentLoop
+    from osmosis_grpc.types import (
+        ChatRequest,
+        ChatResponse,
+        Completion,
+        Entry,
+        EventKind,
+        Outcome,
+        TrajectoryEvent,
+        events,
+    )
+
+WIDTH = 100
+"""Characters of a line of a difference."""
+LINES = 40
+"""Lines of a difference."""
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing that is not as it was: where, and both texts against each other."""
+
+    where: str
+    lines: list[str]
+
+    @classmethod
+    def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
+        """Between two JSON values."""
+        found = list(difflib.unified_diff(_lines(recorded), _lines(now), "recorded", "now", n=2, lineterm=""))
+        return cls(where, found if len(found) <= LINES else [*found[:LINES], f"... {len(found) - LINES} lines more"])
+
+
+@dataclass(slots=True)
+class Row:
+    """A chat that was asked."""
+
+    sample: str
+    number: int
+    difference: Difference | None = None
+    tools: list[str] = field(default_factory=list)
+    """Names of the tools that were called on its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """How it went."""
+
+    chats: int
+    stopped: str
+    """Why it was not run to its end: until_turn, recording_ended, or empty."""
+    completion: "Completion | None"
+
+
+class Recorded:
+    """What a journal says about a rollout: all runs count, the last word for each chat."""
+
+    def __init__(self, entry: "Entry", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]") -> None:
+        from osmosis_grpc.engine.whole import whole
+        from osmosis_grpc.types import events
+
+        self.entry = entry
+        self.completion = entry.completion and whole(entry.completion, trajectory)
+        self.questions: dict[tuple[str, int], events.ChatRequested] = {}
+        self._ends: dict[tuple[str, int], EventKind] = {}
+        request = entry.init.request
+        for event in trajectory(request.rollout_id, request.attempt):
+            kind = event.kind
+            if isinstance(kind, events.ChatRequested):
+                self.questions[kind.sample, kind.number] = kind
+            elif isinstance(kind, events.ChatAnswered) or (
+                isinstance(kind, events.ChatFailed) and not kind.will_retry and _told_to_agent(kind)
+            ):
+                self._ends[kind.sample, kind.number] = kind
+
+    def ended(self, sample: str, number: int) -> bool:
+        """Whether it is recorded how this chat ended."""
+        return (sample, number) in self._ends
+
+    def reply(self, sample: str, number: int) -> "ChatResponse":
+        """What a chat was answered. Raises what it raised."""
+        from osmosis_grpc.types import events
+        from osmosis_grpc.wire.status import from_code
+
+        end = self._ends[sample, number]
+        if isinstance(end, events.ChatFailed):
+            raise from_code(end.code, end.message)
+        assert isinstance(end, events.ChatAnswered)
+        return end.response
+
+    @property
+    def cut(self) -> str:
+        """Why the agent did not come to its own end; empty when it did."""
+        from osmosis_grpc.types import CompletionStatus
+
+        completion = self.completion
+        if completion is None:
+            return "it has not ended"
+        by_server = completion.failure is not None and completion.failure.boundary == "server"
+        if by_server or completion.finish_reason == "trainer_lost" or completion.status in (
+            CompletionStatus.CANCELLED, CompletionStatus.DEADLINE_EXCEEDED
+        ):  # fmt: skip
+            return f"it ended {completion.status} ({completion.finish_reason}), which was not its agent's doing"
+        return ""
+
+
+class _Replaying:
+    """The trainer of the rollout: knows what was recorded, and sees what happens now."""
+
+    def __init__(self, recorded: Recorded, until_turn: int | None, tell: Callable[[Row], None]) -> None:
+        import asyncio
+
+        self._recorded = recorded
+        self._until = until_turn
+        self._tell = tell
+        self._told = 0
+        self._callers: dict[str, Row] = {}
+        self.rows: list[Row] = []
+        self.asked: dict[tuple[str, int], events.ChatRequested] = {}
+        self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
+
+    def see(self, event: "TrajectoryEvent") -> None:
+        """What happens, as it happens."""
+        from osmosis_grpc.types import events
+
+        kind = event.kind
+        if isinstance(kind, events.ChatRequested):
+            self.asked[kind.sample, kind.number] = kind
+        elif isinstance(kind, events.ToolCalled) and self.rows:
+            row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
+            row.tools.append(str((kind.call.get("function") or {}).get("name")))
+
+    async def chat(self, request: "ChatRequest", /) -> "ChatResponse":
+        """The recorded reply, after a look at the question. What is not recorded is never answered."""
+        name = request.sample, request.number
+        if len(self.rows) == self._until:
+            await self._stop("until_turn")
+        self.flush()
+        row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
+        self.rows.append(row)
+        if not self._recorded.ended(*name) or (
+            self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
+        ):
+            await self._stop("recording_ended")
+        response = self._recorded.reply(*name)
+        for call in response.message.get("tool_calls") or ():
+            self._callers[str(call.get("id"))] = row
+        return response
+
+    async def complete(self, completion: "Completion", /) -> "Outcome":
+        """The agent came to its end."""
+        from osmosis_grpc.types import Outcome
+
+        if not self.over.done():
+            self.over.set_result(("", completion))
+        return Outcome.RECORDED
+
+    def flush(self) -> None:
+        """Tell the chats that are over with."""
+        for row in self.rows[self._told :]:
+            self._tell(row)
+        self._told = len(self.rows)
+
+    async def _stop(self, why: str) -> NoReturn:
+        """Leave the agent waiting: the engine's end cancels it."""
+        import asyncio
+
+        if not self.over.done():
+            self.over.set_result((why, None))
+        while True:
+            await asyncio.Event().wait()
+
+
+async def rerun(
+    agent_loop: "RolloutAgentLoop", recorded: Recorded, until_turn: int | None, tell: Callable[[Row], None]
+) -> Rerun:
+    """Run the agent on the recording; `tell` gets every chat. Raises Internal when get_tools fails."""
+    from osmosis_grpc.engine import Engine, EngineConfig, Peer
+    from osmosis_grpc.types import InitRequest
+
+    replaying = _Replaying(recorded, until_turn, tell)
+    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
+    init = InitRequest(request=recorded.entry.init.request)
+    async with Engine([agent_loop], config, sinks=[replaying.see]) as engine:
+        await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, knows=True))
+        stopped, completion = await replaying.over
+    replaying.flush()
+    return Rerun(len(replaying.rows), stopped, completion)
+
+
+def unasked(recorded: Recorded, rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """The recorded chats that were not asked now."""
+    asked = {(row.sample, row.number) for row in rows}
+    return [name for name in recorded.questions if name not in asked]
+
+
+def question_difference(recorded: "events.ChatRequested | None", now: "events.ChatRequested") -> Difference | None:
+    """Where two questions differ first; None for the same one."""
+    from osmosis_grpc.types import jsontext
+
+    if recorded is None:
+        return Difference("chat", ["it was not asked when the rollout was recorded"])
+    for where, before, after in _parts(recorded, now):
+        if before is _ABSENT or after is _ABSENT or jsontext.canonical(before) != jsontext.canonical(after):
+            return Difference.of(where, before, after)
+    return None
+
+
+def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Iterator[tuple[str, Any, Any]]:
+    """Their parts, name by name, the messages one by one."""
+    yield "continues", recorded.continues, now.continues
+    yield "purpose", recorded.purpose.value, now.purpose.value
+    for index in range(max(len(recorded.messages), len(now.messages))):
+        both = [chat.messages[index] if index < len(chat.messages) else _ABSENT for chat in (recorded, now)]
+        yield f"message {index + 1} of the new ones", both[0], both[1]
+    yield "params", dict(recorded.params), dict(now.params)
+    tools = [None if chat.tools is None else list(chat.tools) for chat in (recorded, now)]
+    yield "tools", tools[0], tools[1]
+
+
+def result_differences(recorded: "Completion", now: "Completion") -> list[Difference]:
+    """Where two results differ: status, reward, messages, tokens."""
+    found = []
+    for where, before, after in (
+        ("status", _status(recorded), _status(now)),
+        ("reward", recorded.reward, now.reward),
+        ("final messages", list(recorded.messages), list(now.messages)),
+        ("extra_fields", dict(recorded.extra_fields), dict(now.extra_fields)),
+        ("samples", sorted(recorded.samples), sorted(now.samples)),
+    ):
+        if before != after:
+            found.append(Difference.of(where, before, after))
+    for name in sorted(recorded.samples.keys() & now.samples.keys()):
+        one, other = recorded.samples[name], now.samples[name]
+        if one.segments != other.segments or one.trainable != other.trainable:
+            found.append(Difference.of(f"tokens of sample {name}", _tokens(one), _tokens(other)))
+    return found
+
+
+def tokens(completion: "Completion") -> int:
+    """How many tokens a result has."""
+    return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
+
+
+def _told_to_agent(kind: "events.ChatFailed") -> bool:
+    """An aborted chat ends its rollout; the agent learns nothing of it."""
+    from osmosis_grpc.errors import Aborted
+
+    return kind.code != Aborted.code
+
+
+def _status(completion: "Completion") -> dict[str, Any]:
+    failure = completion.failure
+    return {
+        "status": str(completion.status), "finish_reason": completion.finish_reason,
+        "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
+    }  # fmt: skip
+
+
+def _tokens(sample: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"trainable": sample.trainable, "why not": sample.not_trainable_reason}]
+    for segment in sample.segments:
+        ids, runs = " ".join(map(str, segment.ids.tolist())), " ".join(map(str, segment.mask_runs))
+        logprobs = " ".join(f"{value:g}" for value in segment.logprobs.tolist())
+        rows.append({"ids": ids, "mask_runs": runs, "logprobs": logprobs, "chats": list(segment.chats)})
+    return rows
+
+
+def _lines(value: Any) -> list[str]:
+    """A JSON value for a reader: its texts as they are, long lines cut into pieces."""
+    if value is _ABSENT:
+        return []
+    if isinstance(value, str):
+        return [piece for line in value.splitlines() or [""] for piece in _pieces(line)]
+    if isinstance(value, dict):
+        found = []
+        for key in sorted(value):
+            inner = _lines(value[key])
+            found += [f"{key}: {inner[0]}"] if len(inner) == 1 else [f"{key}:", *(f"  {line}" for line in inner)]
+        return found or ["{}"]
+    if isinstance(value, list | tuple):
+        found = []
+        for item in value:
+            inner = _lines(item) or [""]
+            found += [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
+        return found or ["[]"]
+    return [json.dumps(value)]
+
+
+def _pieces(line: str) -> list[str]:
+    return [line[start : start + WIDTH] for start in range(0, len(line), WIDTH)] or [""]

@@ -1,0 +1,66 @@
+"""What a rollout asked and was answered before, for its agent to be run again on."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from osmosis_grpc.types import ChatResponse, TrajectoryEvent, events, jsontext
+
+ChatName = tuple[str, int]
+"""Sample and number."""
+
+
+class Diverged(Exception):
+    """The agent asks something else than it asked before."""
+
+    def __init__(self, asked: events.ChatRequested) -> None:
+        super().__init__(
+            f"chat {asked.number} of sample {asked.sample!r} is not what was asked before: "
+            "the agent does not do the same when it is run again"
+        )
+
+
+class Reply(NamedTuple):
+    """A recorded reply, and the event that recorded it."""
+
+    response: ChatResponse
+    number: int
+
+
+class Recording:
+    """Questions and replies by sample and number. Of a rollout that was run again, too, all runs count."""
+
+    def __init__(self, trajectory: Iterable[TrajectoryEvent]) -> None:
+        self._questions: dict[ChatName, str] = {}
+        self._replies: dict[ChatName, Reply] = {}
+        self.began = False
+        self.cancelled: str | None = None
+        """The reason of a cancel that came."""
+        for event in trajectory:
+            kind = event.kind
+            if isinstance(kind, events.Started):
+                self.began = True
+            elif isinstance(kind, events.ChatRequested):
+                self._questions[kind.sample, kind.number] = question(kind)
+            elif isinstance(kind, events.ChatAnswered):
+                self._replies[kind.sample, kind.number] = Reply(kind.response, kind.recorded_number or event.number)
+            elif isinstance(kind, events.CancelAsked):
+                self.cancelled = kind.reason
+
+    @property
+    def replies(self) -> int:
+        """How many replies there are."""
+        return len(self._replies)
+
+    def reply(self, asked: events.ChatRequested) -> Reply | None:
+        """What this chat was answered; None for one that was not. Raises Diverged for another question."""
+        name = asked.sample, asked.number
+        before = self._questions.get(name)
+        if before is not None and before != question(asked):
+            raise Diverged(asked)
+        return self._replies.get(name)
+
+
+def question(asked: events.ChatRequested) -> str:
+    """What a chat asks, as a text that is equal for equal questions only."""
+    body = [asked.continues, list(asked.messages), dict(asked.params), asked.purpose.value]
+    return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

@@ -1,0 +1,79 @@
+"""Credentials of rollouts: a file for each that has any, readable by the owner of the process alone.
+
+They stand nowhere else, and are gone with the acknowledgement of the rollout's completion.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from osmosis_grpc.types import InitRequest
+
+
+class Secrets:
+    """The files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def put(self, init: InitRequest) -> None:
+        """Write what an Init holds of them, and see it on the disk."""
+        found = _of(init)
+        path = self._path(init.request.rollout_id, init.request.attempt)
+        if found is None:
+            path.unlink(missing_ok=True)
+            return
+        new = path.with_suffix(".new")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(found, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    def add_to(self, init: InitRequest) -> InitRequest:
+        """An Init with its secrets put back."""
+        try:
+            found = json.loads(self._path(init.request.rollout_id, init.request.attempt).read_text())
+        except (FileNotFoundError, ValueError):
+            return init
+        if init.callback is not None:
+            state = base64.b64decode(found["state"])
+            init = replace(init, callback=replace(init.callback, credential=found["credential"], state=state))
+        request = replace(init.request, api_key=found["api_key"], server_url=found["server_url"])
+        return replace(init, request=request)
+
+    def drop(self, rollout_id: str, attempt: int) -> None:
+        """Forget those of a rollout."""
+        self._path(rollout_id, attempt).unlink(missing_ok=True)
+
+    def keep(self, rollouts: Iterable[tuple[str, int]]) -> None:
+        """Forget all but those of these rollouts."""
+        kept = {self._path(*rollout) for rollout in rollouts}
+        for path in self._folder.iterdir():
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _path(self, rollout_id: str, attempt: int) -> Path:
+        return self._folder / f"{hashlib.sha256(rollout_id.encode()).hexdigest()[:40]}-{attempt}.json"
+
+
+def has_secrets(init: InitRequest) -> bool:
+    """Whether there is anything to write."""
+    return _of(init) is not None
+
+
+def _of(init: InitRequest) -> dict[str, str | None] | None:
+    callback, request = init.callback, init.request
+    own = request.api_key or request.server_url
+    if not own and (callback is None or not (callback.credential or callback.state)):
+        return None
+    return {
+        "credential": callback.credential if callback else "",
+        "state": base64.b64encode(callback.state if callback else b"").decode(),
+        "api_key": request.api_key, "server_url": request.server_url,
+    }  # fmt: skip

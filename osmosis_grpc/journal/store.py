@@ -1,0 +1,342 @@
+"""The Journal port over SQLite.
+
+Events stand in the order of their positions, in their wire form; a rollout's row knows the
+positions of its events, so that the table of events needs no other index. What is over is
+read from here by whoever asks; of what is not, memory holds the positions.
+"""
+
+import contextlib
+import sqlite3
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.lock import Lock
+from osmosis_grpc.journal.reader import Reader
+from osmosis_grpc.journal.secrets import Secrets, has_secrets
+from osmosis_grpc.journal.writer import Batch, Token, Writer
+from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.wire.event import kind_to_bytes
+
+CACHED = 256
+"""Rollouts that were asked for lately."""
+SWEPT = 200
+"""Rollouts dropped at a time."""
+_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A rollout to which something is still to happen."""
+
+    sequence: int
+    key: Key
+    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    committed: int = 0
+    """How many of its events are."""
+    size: int = 0
+    start_time: float | None = None
+    settled: bool = False
+    """Its last event is written."""
+
+
+class JournalStore:
+    """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
+
+    def __init__(self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = Lock(folder)
+        except OSError as error:
+            raise schema.JournalError(f"{folder} cannot be used for a journal: {error.strerror}") from None
+        try:
+            self._open_folder(folder)
+        except BaseException as error:
+            self._lock.close()
+            if not isinstance(error, OSError):
+                raise
+            raise schema.JournalError(f"{folder} cannot be used for a journal: {error.strerror}") from None
+        self.durable = True
+        self.problem = ""
+        self.told_problem: Callable[[str], None] = lambda problem: None
+        """Told why nothing can be written, and an empty text when that is over."""
+        self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
+        self._ttl = record_ttl
+        self._budget = budget
+        self.forgotten_position = self._reader.number("SELECT value FROM facts WHERE name = 'forgotten_position'")
+        newest = self._reader.number("SELECT max(position) FROM events")
+        self.last_position = self._written = max(newest, self.forgotten_position)
+        self.last_sequence = max(
+            self._reader.number("SELECT max(sequence) FROM rollouts"),
+            self._reader.number("SELECT value FROM facts WHERE name = 'last_sequence'"),
+        )
+        self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
+        """Bytes of the events of what is settled."""
+        self._open_size = 0
+        """Bytes of the events of what is not."""
+        self._open: dict[Key, _Open] = {}
+        self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
+        self._dropping: dict[int, str] = {}
+        """Rollouts that are being deleted, by their sequence: it is not committed yet."""
+        self._writer = Writer(folder / schema.FILE, self._told, self._told_problem)
+
+    def _open_folder(self, folder: Path) -> None:
+        path = folder / schema.FILE
+        path.touch(mode=0o600)
+        self.journal_id = schema.prepare(path)
+        self._secrets = Secrets(folder / "credentials")
+        self._database = schema.connect(path, writes=False)
+        self._reader = Reader(self._database)
+
+    def close(self) -> None:
+        """Commit what waits, and let others open the folder."""
+        self._writer.close()
+        self._database.close()
+        self._lock.close()
+
+    # What is written.
+
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
+        """See Store. `size` is of no use here."""
+        number, body = kind_to_bytes(event.kind)
+        self._written = position = self._written + 1
+        key = event.rollout_id, event.attempt
+        batch = self._writer.batch()
+        if entry is not None:
+            rollout = self._open[key] = _Open(entry.sequence, key)
+            self._accept(batch, entry, position)
+        else:
+            rollout = self._open[key]
+        rollout.positions.append(position)
+        rollout.size += len(body)
+        self._open_size += len(body)
+        batch.rows[schema.EVENT].append((position, rollout.sequence, event.number, event.time, number, body))
+        batch.tokens.append((rollout, position, token))
+        note = _NOTES.get(type(event.kind))
+        if note is not None:
+            note(self, batch, rollout, event)
+        return False
+
+    def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
+        init, request = entry.init, entry.init.request
+        self.last_sequence = max(self.last_sequence, entry.sequence)
+        batch.rows[schema.ACCEPT].append((
+            entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
+            entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, RolloutState.ACCEPTED.value,
+            position, 1, 0,
+        ))  # fmt: skip
+        if has_secrets(init):
+            batch.before.append(lambda: self._secrets.put(init))
+
+    def _start(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+        rollout.start_time = event.time
+
+    def _end(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+        assert isinstance(event.kind, events.Ended)
+        completion = event.kind.completion
+        rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
+        batch.rows[schema.END].append((
+            rollout.sequence, completion.status.value, rollout.start_time, event.time, rollout.positions[-1],
+            rollout.positions.tobytes(), event.number, rollout.size, rollout.settled,
+        ))  # fmt: skip
+        if rollout.settled:
+            batch.after.append(lambda: self._secrets.drop(*rollout.key))
+
+    def _settle(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+        rollout.settled = True
+        batch.rows[schema.SETTLE].append((
+            rollout.sequence, rollout.positions.tobytes(), event.number, rollout.size
+        ))  # fmt: skip
+        batch.after.append(lambda: self._secrets.drop(*rollout.key))  # the acknowledgement is on disk
+
+    def repoint(self, entry: Entry) -> None:
+        """See Journal."""
+        init = entry.init
+        rollout = self._open.get((init.request.rollout_id, init.request.attempt))
+        if rollout is None or rollout.settled:
+            return
+        statement = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
+        batch = self._writer.batch()
+        batch.statements.append((statement, (entry.place, *_address(init), entry.sequence)))
+        batch.before.append(lambda: self._secrets.put(init))
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
+        """See Journal."""
+        self._writer.batch().statements.append((_BURY, (owner, rollout_id, attempt, until)))
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """See Store."""
+        rollout = self._open.pop((rollout_id, attempt), None)
+        self._open_size -= rollout.size if rollout else 0
+        rows = self._database.execute(
+            "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
+            "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
+        )  # fmt: skip
+        self._drop(rows.fetchall())
+
+    def sweep(self, now: float) -> None:
+        """See Journal."""
+        statement = "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts WHERE settled AND end_time < ?"
+        overdue = self._database.execute(f"{statement} ORDER BY end_time LIMIT ?", (now - self._ttl, SWEPT)).fetchall()
+        beyond = self._size + self._open_size - self._budget - sum(row[4] for row in overdue)
+        if beyond > 0:
+            oldest = self._database.execute(f"{statement} ORDER BY end_time LIMIT ?", (now, SWEPT)).fetchall()
+            for row in oldest[len(overdue) :]:
+                if beyond <= 0:
+                    break
+                overdue.append(row)
+                beyond -= row[4]
+        self._drop(overdue)
+        self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+
+    def _drop(self, rows: Sequence[tuple[int, str, int, bytes | None, int]]) -> None:
+        """Delete rollouts, the room they took given back."""
+        statements: list[tuple[str, tuple[Any, ...]]] = []
+        highest = self.forgotten_position
+        dropped = []
+        for sequence, rollout_id, attempt, positions, size in rows:
+            if sequence in self._dropping:
+                continue
+            dropped.append(sequence)
+            self._dropping[sequence] = rollout_id
+            places = array("Q", positions or b"")
+            if positions is None:
+                statements.append(("DELETE FROM events WHERE sequence = ?", (sequence,)))
+            statements += [("DELETE FROM events WHERE position = ?", (place,)) for place in places]
+            statements.append(("DELETE FROM rollouts WHERE sequence = ?", (sequence,)))
+            highest = max([highest, *places[-1:]])
+            self._size -= size
+            self._found.pop(rollout_id, None)
+            self._secrets.drop(rollout_id, attempt)
+        if statements:
+            self.forgotten_position = highest
+            statements.append((_FACT, ("forgotten_position", highest)))
+            statements.append((_FACT, ("last_sequence", self.last_sequence)))
+            batch = self._writer.batch()
+            batch.statements += statements
+            batch.after.append(lambda: self._dropped(dropped))
+            batch.shrinks = True
+
+    def _dropped(self, sequences: Sequence[int]) -> None:
+        """In the writer's thread: they are deleted."""
+        for sequence in sequences:
+            self._dropping.pop(sequence, None)
+
+    def _told(self, tokens: list[Token], ok: bool) -> None:
+        """Something was committed, or cannot be."""
+        for rollout, position, _ in tokens:
+            assert isinstance(rollout, _Open)
+            if ok:
+                rollout.committed += 1
+                self.last_position = position
+            else:
+                del rollout.positions[rollout.committed :]
+                if not rollout.committed:  # it was refused
+                    self._secrets.drop(*rollout.key)
+            if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
+                self._close(rollout, ok)
+            if self._found:
+                self._found.pop(rollout.key[0], None)
+        self.committed([token for _, _, token in tokens], ok)
+
+    def _close(self, rollout: _Open, kept: bool) -> None:
+        """Nothing more comes of a rollout."""
+        if self._open.get(rollout.key) is rollout:
+            del self._open[rollout.key]
+            self._open_size -= rollout.size
+            self._size += rollout.size if kept else 0
+
+    def _told_problem(self, problem: str) -> None:
+        self.problem = problem
+        self._dropping.clear()  # what was to be deleted may be there still: it is asked for again
+        with contextlib.suppress(sqlite3.Error):  # a disk that cannot be read, either
+            self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
+        self.told_problem(problem)
+
+    # What is read.
+
+    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
+        """See Store."""
+        rollout = self._open.get((rollout_id, attempt))
+        if rollout is not None:
+            positions = rollout.positions[after : min(after + limit, rollout.committed)]
+        else:
+            positions = self._reader.positions(rollout_id, attempt)[after : after + limit]
+        return self._reader.events(rollout_id, attempt, positions)
+
+    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
+        """See Store."""
+        return self._reader.all_events(after, self.last_position, limit)
+
+    def size(self, rollout_id: str, attempt: int) -> int:
+        """See Store: what a completion takes that waits to be delivered."""
+        rollout = self._open.get((rollout_id, attempt))
+        return 2048 + (rollout.size // 4 if rollout else 0)
+
+    def find(self, rollout_id: str) -> Sequence[Entry]:
+        """See Journal."""
+        found = self._found.get(rollout_id)
+        if found is None:
+            found = [self._told_secrets(entry) for entry in self._reader.find(rollout_id)]
+            if found and rollout_id not in self._dropping.values():
+                self._found[rollout_id] = found
+                if len(self._found) > CACHED:
+                    self._found.popitem(last=False)
+        return found
+
+    def named(self, owner: str, idempotency_key: str) -> str:
+        """See Journal."""
+        return self._reader.named(owner, idempotency_key)
+
+    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+        """See Journal."""
+        return self._reader.entries(owner, after, limit)
+
+    def unsettled(self) -> Sequence[Entry]:
+        """See Journal. From here on they are open again; secrets of anything else are gone."""
+        entries = {entry.sequence: self._told_secrets(entry) for entry in self._reader.unsettled()}
+        opened: dict[int, _Open] = {}
+        for sequence, entry in entries.items():
+            key = entry.init.request.rollout_id, entry.init.request.attempt
+            opened[sequence] = self._open[key] = _Open(sequence, key, start_time=entry.start_time)
+        for position, sequence, size in self._reader.open_events():
+            rollout = opened[sequence]
+            rollout.positions.append(position)
+            rollout.committed += 1
+            rollout.size += size
+            self._open_size += size
+        self._secrets.keep(rollout.key for rollout in opened.values())
+        return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
+
+    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
+        """See Journal."""
+        return self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
+
+    @property
+    def full(self) -> bool:
+        """See Journal."""
+        return self._open_size > self._budget
+
+    def _told_secrets(self, entry: Entry) -> Entry:
+        """An entry with its secrets, as long as there are any."""
+        return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
+
+
+def _address(init: InitRequest) -> tuple[str, bool, str | None]:
+    """Where a callback goes: its target, whether it wants deltas, and its TLS name."""
+    callback = init.callback
+    if callback is None:
+        return "", False, None
+    return callback.target, callback.delta, callback.tls.server_name if callback.tls else None
+
+
+_NOTES = {events.Started: JournalStore._start, events.Ended: JournalStore._end, events.Delivered: JournalStore._settle}
+"""What a rollout's row has to know of its events."""

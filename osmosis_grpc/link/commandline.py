@@ -1,0 +1,62 @@
+"""What the command line says of security, as the values that a server takes. Raises ValueError naming the option."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.tls import ClientTls, ServerTls, read_pems
+
+HARMLESS_TRACERS = frozenset((
+    "bdp_estimator", "connectivity_state", "dns_resolver", "flowctl", "http_keepalive", "pick_first", "resource_quota",
+    "subchannel", "subchannel_pool", "timer",
+))  # fmt: skip
+"""Tracers of gRPC that print nothing of what is said. `all`, `api` and `http` print metadata, `tcp` every byte."""
+
+
+def security_of(
+    tokens: Sequence[str], cert: Path | None, key: Path | None, client_ca: Path | None, *, insecure: bool
+) -> Security:
+    """What callers have to show, and what they are shown."""
+    if (cert is None) != (key is None):
+        raise ValueError("--tls-cert and --tls-key go together")
+    if client_ca is not None and cert is None:
+        raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+    tls = None
+    if cert is not None and key is not None:
+        try:
+            read_pems(cert, key, client_ca)
+        except ValueError as error:
+            raise ValueError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from None
+        tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
+    try:
+        return Security.of(tokens, tls, insecure)
+    except ValueError as error:
+        raise ValueError(f"--token: {error}") from None
+
+
+def access_of(
+    token: str, ca: Path | None, cert: Path | None, key: Path | None, *, tls: bool, insecure: bool,
+    names: tuple[str, str],
+) -> Access:  # fmt: skip
+    """How others are dialled. `names` are the token's option and what the files' options begin with."""
+    files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
+    if (cert is None) != (key is None):
+        raise ValueError(f"{names[1]}-cert and {names[1]}-key go together")
+    try:
+        read_pems(cert, key, ca)
+    except ValueError as error:
+        raise ValueError(f"{files_of}: {error}") from None
+    files = ClientTls(ca=ca, cert=cert, key=key) if tls or ca or cert else None
+    try:
+        return Access(token=token, tls=files, insecure=insecure)
+    except ValueError as error:
+        raise ValueError(f"{names[0]}: {error}") from None
+
+
+def check_trace(tracers: str) -> None:
+    """Refuse tracers of gRPC that may print what callers show; `tracers` is what GRPC_TRACE says."""
+    named = {name.strip() for name in tracers.split(",") if name.strip() and not name.strip().startswith("-")}
+    if named - HARMLESS_TRACERS:
+        told = ",".join(sorted(named - HARMLESS_TRACERS))
+        raise ValueError(f"GRPC_TRACE={told} may print bearer tokens; unset it, or say --unsafe-trace")

@@ -1,0 +1,170 @@
+"""TLS from files: checked when it is set up, and read again when the files have changed.
+
+No grpc in this file: the HTTP gateway serves the same files.
+"""
+
+import logging
+import os
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+File = str | Path
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """The files of a server that speaks TLS, in PEM. Who replaces them need not restart it."""
+
+    cert: File
+    """The certificate, followed by what lies between it and its CA."""
+    key: File
+    """Its private key, without a pass phrase."""
+    client_ca: File | None = None
+    """With it callers need a certificate that one of these has signed (mTLS)."""
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All of them."""
+        return (self.cert, self.key, *((self.client_ca,) if self.client_ca else ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """How to speak TLS with a server. Files are PEM, and are read whenever a connection is set up anew."""
+
+    ca: File | None = None
+    """Who has to have signed the server's certificate; the public CAs when not given."""
+    cert: File | None = None
+    """The certificate to show, where the server wants one."""
+    key: File | None = None
+    """Its private key, without a pass phrase."""
+    server_name: str = ""
+    """The name that the server's certificate carries; the host that is dialled when not given."""
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls: a certificate and its key go together")
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """What the files of a side hold. Never shown."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+    def __repr__(self) -> str:
+        return "Pems(...)"
+
+
+class Watched(Generic[_T]):
+    """What was read from files, and is read again when one of them has changed. Safe in any thread.
+
+    Raises what `read` raises when it is made; later on a broken file is logged, once, and what
+    was read before stays.
+    """
+
+    def __init__(self, files: Sequence[File], read: Callable[[], _T]) -> None:
+        self._files = files
+        self._read = read
+        self._lock = threading.Lock()
+        self._stamp = self._look()
+        self._value = read()
+
+    def now(self) -> _T:
+        """The newest that could be read."""
+        with self._lock:
+            stamp = self._look()
+            if stamp != self._stamp:
+                self._stamp = stamp  # of before the reading: a change meanwhile is seen the next time
+                try:
+                    self._value = self._read()
+                    log.info("read %s again", ", ".join(map(str, self._files)))
+                except ValueError as error:
+                    log.error("%s; what was read before stays", error)
+            return self._value
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: File) -> tuple[int, int, int] | None:
+    try:
+        told = os.stat(file)
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_size, told.st_ino
+
+
+def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
+    """The files' contents, checked: the key is the certificate's. Raises ValueError naming the file."""
+    pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, cert, key, ca)
+    return pems
+
+
+def server_context(tls: ServerTls) -> ssl.SSLContext:
+    """For servers of the standard library: each connection gets what the files hold then.
+
+    A caller's certificate is asked for where there is a `client_ca`, and refused when it is not
+    good; that there is one at all is for the server to check. Raises ValueError naming the file.
+    """
+
+    def read() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        _load(context, tls.cert, tls.key, tls.client_ca)
+        if tls.client_ca is not None:
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    watched = Watched(tls.files, read)
+
+    def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = watched.now()
+
+    front = read()
+    front.sni_callback = newest  # called for every connection, whether a name was sent or not
+    return front
+
+
+def client_context(tls: ClientTls) -> ssl.SSLContext:
+    """For clients of the standard library. Raises ValueError naming the file."""
+    context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load(context, tls.cert, tls.key, tls.ca)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert: File | None, key: File | None, ca: File | None) -> None:
+    if cert is not None and key is not None:
+        try:
+            context.load_cert_chain(cert, key, password=_refuse_pass_phrase)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{cert} and {key} are not a certificate and its key: {error}") from None
+    if ca is not None:
+        try:
+            context.load_verify_locations(cafile=ca)
+        except OSError as error:
+            raise ValueError(f"{ca} holds no certificate: {error}") from None
+
+
+def _refuse_pass_phrase() -> str:
+    raise ValueError("the key has a pass phrase")
+
+
+def _bytes(file: File) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None

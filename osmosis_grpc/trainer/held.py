@@ -1,0 +1,71 @@
+"""What a ledger holds for the application: completions that it has not confirmed."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import AlreadyExists, LedgerError
+from osmosis_grpc.trainer.chatbook import RolloutBook
+from osmosis_grpc.trainer.ledger import KeptRollout, Ledger, LedgerReceipt
+from osmosis_grpc.trainer.restore import completion_of, init_bytes, tools_of
+from osmosis_grpc.types import Completion, RolloutRequest
+
+
+class Held:
+    """Hands out what stands in a ledger, each completion made anew from its chats."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.left: dict[str, None] = dict.fromkeys(ledger.unconfirmed)
+        """What an earlier process left and nobody has asked for in this one, oldest first."""
+        self._ledger = ledger
+
+    def holds(self, rollout_id: str, attempt: int) -> bool:
+        """Whether there is an unconfirmed completion of this attempt or a higher one."""
+        return self._ledger.unconfirmed.get(rollout_id, 0) >= attempt
+
+    def waiting(self) -> Iterator[str]:
+        """Whose completion an earlier process left and nobody has asked for, oldest first."""
+        return (rollout_id for rollout_id in self.left if self.holds(rollout_id, 1))
+
+    def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
+        """Read a completion. Raises AlreadyExists for one of another request, LedgerError."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.left.pop(rollout_id, None)
+        self._ledger.fetch(rollout_id, partial(self._fetched, future, rollout_id, request))
+        return future
+
+    def _fetched(
+        self, future: "asyncio.Future[Completion]", rollout_id: str, request: RolloutRequest | None,
+        kept: KeptRollout | None, error: LedgerError | None,
+    ) -> None:  # fmt: skip
+        if future.done():
+            return
+        try:
+            if error is not None:
+                raise error
+            if kept is None or kept.completion is None:
+                raise AlreadyExists(f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
+                                    rollout_id=rollout_id, attempt=kept.attempt if kept else 0)  # fmt: skip
+            if request is not None and kept.init is not None:
+                check_same(kept.init, request, kept.attempt)
+            future.set_result(replace(whole(kept), receipt=LedgerReceipt(self._ledger, completion_of(kept))))
+        except Exception as problem:
+            future.set_exception(problem)
+
+
+def whole(kept: KeptRollout) -> Completion:
+    """A completion with what it refers to, as it was when it was recorded."""
+    book = RolloutBook(kept.attempt)
+    book.tools = tools_of(kept)
+    book.learn(kept.chats)
+    return book.complete(completion_of(kept))
+
+
+def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:
+    """Whether a request is the one that stands in the ledger, but for its attempt. Raises AlreadyExists."""
+    kept = rollout_pb2.InitRequest.FromString(init)
+    if init_bytes(replace(request, attempt=kept.attempt)) != init:
+        raise AlreadyExists(f"rollout {request.rollout_id} was started with another request",
+                            rollout_id=request.rollout_id, attempt=attempt)  # fmt: skip

@@ -1,0 +1,308 @@
+"""The replay command, on a journal that a server is writing meanwhile."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+
+import pytest
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import RolloutState
+from tests.processes import run, server_process
+
+AGENTS = """
+import asyncio, os
+from osmosis_grpc.errors import Internal
+from osmosis_grpc.rollout import RolloutAgentLoop
+from osmosis_grpc.rollout.tools import create_tool_result, execute_tool_calls
+from osmosis_grpc.types import ChatPurpose
+
+WORD, TEMPERATURE = os.environ.get("WORD", "fine"), float(os.environ.get("TEMPERATURE", "0.5"))
+CHATS, REWARD = int(os.environ.get("CHATS", "3")), float(os.environ.get("REWARD", "1"))
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+
+class Steady(RolloutAgentLoop):
+    name = "steady"
+    def get_tools(self, request):
+        if WORD == "broken":
+            raise RuntimeError("no tools today")
+        return [TOOL]
+    async def execute(self, call):
+        return create_tool_result(call["id"], f"it is {WORD}")
+    async def run(self, ctx):
+        print("printed by run")
+        messages = list(ctx.request.messages)
+        for _ in range(CHATS):
+            reply = await ctx.chat(messages, temperature=TEMPERATURE)
+            messages.append(reply.message)
+            messages += await execute_tool_calls(reply.tool_calls, self.execute)
+            if not reply.has_tool_calls:
+                break
+        await ctx.chat(messages, sample="critic", purpose=ChatPurpose.JUDGE)
+        return ctx.complete(messages, reward=REWARD)
+
+class Refused(RolloutAgentLoop):
+    name = "refused"
+    def get_tools(self, request):
+        return []
+    async def run(self, ctx):
+        try:
+            await ctx.chat(list(ctx.request.messages))
+        except Internal as error:
+            return ctx.complete(list(ctx.request.messages), reward=0.0, extra_fields={"why": str(error)})
+
+class Waiting(RolloutAgentLoop):
+    name = "waiting"
+    def get_tools(self, request):
+        return []
+    async def run(self, ctx):
+        await ctx.chat(list(ctx.request.messages))
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if WORD == "deaf":
+                    continue
+                raise
+
+class Asking(Waiting):
+    name = "asking"
+    async def run(self, ctx):
+        await ctx.chat(list(ctx.request.messages))
+        await ctx.chat(list(ctx.request.messages) * 2)
+        return ctx.complete([])
+
+agents = [Steady(), Refused(), Waiting(), Asking()]
+"""
+QUESTION = [{"role": "user", "content": "How is it?"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+async def policy(request):
+    if request.rollout_id == "refused":
+        raise InvalidArgument("messages", "are not to the taste of this trainer")
+    if request.rollout_id == "asking" and request.number == 2:
+        await asyncio.sleep(3600)
+    if request.sample == "critic" or request.number == 2:
+        return answer(request, "it is fine")
+    return answer(request, {"role": "assistant", "content": None, "tool_calls": [CALL]})
+
+
+async def record(address):
+    async with attach([address], policy) as trainer:
+        for attempt in (1, 2):
+            await trainer.rollout(rollout_id="attached", agent_loop="steady", attempt=attempt, messages=QUESTION)
+    async with TrainerServer(policy) as trainer, RolloutClient(address) as client:
+
+        async def start(name, agent_loop):
+            await client.init(rollout_id=name, agent_loop=agent_loop, messages=QUESTION, callback=trainer.callback())
+
+        for name, agent_loop in (("called", "steady"), ("refused", "refused")):
+            await start(name, agent_loop)
+            await trainer.completion(name, timeout=30)
+        for name, agent_loop in (("waiting", "waiting"), ("cancelled", "waiting"), ("asking", "asking")):
+            await start(name, agent_loop)
+        for name in ("waiting", "cancelled"):
+            async for event in client.events(name):
+                if type(event.kind).__name__ == "ChatAnswered":
+                    break
+        async for event in client.events("asking"):
+            if event.number >= 5:
+                break
+        await client.cancel("cancelled")
+        assert (await trainer.completion("cancelled", timeout=30)).status == RolloutState.CANCELLED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with agents.py and state, of a server that is still there."""
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "agents.py").write_text(AGENTS)
+    with server_process("-m", "agents:agents", "--state-dir", "state", cwd=folder) as (_, address):
+        asyncio.run(record(address))
+        yield folder
+
+
+@pytest.fixture
+def replay(folder):
+    """Runs the command in the folder, with variables for its agents."""
+
+    def start(*arguments, module="agents:agents", state="state", **variables):
+        modules = ("-m", module) if module else ()
+        command = ("-m", "osmosis_grpc", "replay", *arguments, *modules, "--state-dir", str(state))
+        return run(*command, cwd=folder, env=os.environ | variables)
+
+    return start
+
+
+@pytest.mark.parametrize("name", ["attached", "called"])
+def test_the_same_agent_does_the_same(replay, name):
+    done = replay(name)
+    assert (done.returncode, done.stderr) == (0, "")
+    attempt = 2 if name == "attached" else 1
+    lines = [line for line in done.stdout.splitlines() if "printed" not in line]
+    assert lines[:-1] == [
+        f"rollout {name}, attempt {attempt}, agent loop steady",
+        "  main 1  same  then called look",
+        "  main 2  same",
+        "  critic 1  same",
+    ]
+    assert lines[-1].startswith("result same: COMPLETED (stop), reward 1, 4 messages, ")
+    assert int(lines[-1].split()[-2]) > 0
+
+
+def test_an_attempt_and_records(replay):
+    done = replay("attached", "--attempt", "1", "--json")
+    assert done.returncode == 0
+    *chats, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(chat["event"], chat["sample"], chat["number"], chat["same"], chat["tools"]) for chat in chats] == [
+        ("chat", "main", 1, True, ["look"]), ("chat", "main", 2, True, []), ("chat", "critic", 1, True, [])
+    ]  # fmt: skip
+    assert last == {
+        "event": "replayed", "rollout_id": "attached", "attempt": 1, "agent_loop": "steady", "chats": 3,
+        "stopped": None, "not_asked": [], "same": True,
+        "result": {"compared": True, "same": True, "why_not": None, "differences": []},
+    }  # fmt: skip
+    assert "printed by run" in done.stderr
+
+
+def test_an_agent_that_asks_something_else_is_told_where(replay):
+    done = replay("called", WORD="awful")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    start = lines.index("  main 2  different")
+    assert lines[start + 1] == "      message 1 of the new ones"
+    assert {"      -content: it is fine", "      +content: it is awful"} < set(lines[start + 2 :])
+    assert "  main 1  same  then called look" in lines
+    assert "result different: final messages" in lines
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"TEMPERATURE": "0.6"}, "params"),
+        ({"REWARD": "0.5"}, "result different: reward"),
+        ({"CHATS": "1"}, "  main 2  not asked"),
+    ],
+)
+def test_other_differences(replay, variables, told):
+    done = replay("called", **variables)
+    assert done.returncode == 1
+    assert told in done.stdout
+
+
+def test_a_chat_that_was_not_asked_before(replay):
+    """It is not answered: nothing is recorded."""
+    done = replay("called", "--json", CHATS="0")
+    assert done.returncode == 1
+    chats = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [chat.get("same") for chat in chats] == [False, False]
+    assert chats[-1]["not_asked"] == [{"sample": "main", "number": 1}, {"sample": "main", "number": 2}]
+
+
+def test_until_a_turn(replay):
+    done = replay("called", "--until-turn", "1", "--json")
+    assert done.returncode == 0
+    chat, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (chat["number"], chat["tools"]) == (1, ["look"])
+    assert (last["chats"], last["stopped"], last["result"]["compared"]) == (1, "until_turn", False)
+
+
+def test_a_chat_that_was_refused_is_refused_again(replay):
+    done = replay("refused")
+    assert done.returncode == 0, done.stdout
+    assert "result same: COMPLETED (stop), reward 0, 1 messages, 0 tokens" in done.stdout
+
+
+def test_what_has_not_ended_is_replayed_as_far_as_it_goes(replay):
+    done = replay("asking")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1:] == [
+        "  main 1  same",
+        "  main 2  same",
+        "result not compared: the recording ends with the last chat",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["waiting", "cancelled"])
+def test_an_agent_that_waits_is_stopped_at_its_turn_though_it_is_deaf(replay, name):
+    """A turn that never comes is not waited for: the agent has everything that is recorded."""
+    done = replay(name, WORD="deaf")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1] == "  main 1  same"
+
+
+def test_get_tools_that_raises(replay):
+    done = replay("called", WORD="broken")
+    assert done.returncode == 1
+    assert "the agent loop did not start" in done.stderr
+    assert "no tools today" in done.stderr
+
+
+MISTAKES = [
+    (["caled"], {}, "there is no rollout caled in state; near are: called"),
+    (["zzzz"], {}, "the newest are: asking, cancelled, waiting"),
+    (["attached", "--attempt", "7"], {}, "has no attempt 7; it has: 1, 2"),
+    (["called"], {"-m": None}, "say where agent loop 'steady' is: -m MODULE:ATTR"),
+    (["called"], {"-m": "agents:Waiting"}, "the rollout ran agent loop 'steady'; -m names waiting"),
+    (["called"], {"-m": "agents:nothing"}, "agents has no attribute 'nothing'"),
+    (["called"], {"-m": "no_such_module:x"}, "there is no module 'no_such_module'"),
+    (["called"], {"-m": "raising:x"}, "ValueError: not today at "),
+    (["called"], {"--state-dir": "elsewhere"}, "there is no journal elsewhere/journal.db; --state-dir names"),
+    (["called"], {"--state-dir": ":memory:"}, "--state-dir DIR names one on disk"),
+    (["called"], {"--state-dir": "corrupt"}, "cannot be read as a journal"),
+    (["called"], {"--state-dir": "newer"}, "is of schema 99"),
+    (["called"], {"--state-dir": "empty"}, "is of schema 0"),
+    (["called", "--until-turn", "0"], {}, "--until-turn"),
+]
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from osmosis_grpc.cli import build
+told = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        try:
+            build()(["replay", *arguments])
+        except SystemExit as error:
+            told.append((error.code, stderr.getvalue()))
+print(json.dumps(told))
+"""
+
+
+def test_what_cannot_be_replayed(folder):
+    for name in ("corrupt", "newer", "empty"):
+        (folder / name).mkdir()
+        with contextlib.closing(sqlite3.connect(folder / name / "journal.db")) as database:
+            database.execute(f"PRAGMA user_version = {99 if name == 'newer' else 0}")
+    (folder / "corrupt" / "journal.db").write_bytes(b"this is no database at all" * 100)
+    (folder / "raising.py").write_text("raise ValueError('not today')")
+    usual = {"-m": "agents:agents", "--state-dir": "state"}
+    commands = []
+    for arguments, changes, _ in MISTAKES:
+        options = [[name, value] for name, value in (usual | changes).items() if value]
+        commands.append([*arguments, *(text for option in options for text in option)])
+    done = run("-c", ONE_AFTER_ANOTHER, json.dumps(commands), cwd=folder)
+    rows = json.loads(done.stdout)
+    for (code, stderr), (arguments, _, told) in zip(rows, MISTAKES, strict=True):
+        assert code == 2, (arguments, stderr)
+        assert told in " ".join(stderr.split())
+        assert "Traceback" not in stderr
+
+
+def test_looking_changes_nothing(replay, folder):
+    """Neither beside a server, nor in what a killed one left."""
+    copied = folder / "copied"
+    shutil.copytree(folder / "state", copied)
+    (copied / "journal.db-shm").unlink()
+    before = {
+        path.name: path.read_bytes() for path in copied.iterdir() if path.name in ("journal.db", "journal.db-wal")
+    }
+    done = replay("called", state="copied")
+    assert done.returncode == 0, done.stderr
+    assert before == {name: (copied / name).read_bytes() for name in before}

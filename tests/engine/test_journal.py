@@ -1,0 +1,642 @@
+"""An engine with a journal: nobody is told before it is on disk, and the next process goes on.
+
+A crash is a copy of the folder as it stands in that moment: what a power cut leaves.
+"""
+
+import asyncio
+import itertools
+import shutil
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine import CancelRow, Engine, EngineConfig, Peer
+from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from osmosis_grpc.journal import JournalStore, Reader, writer
+from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.types import CompletionStatus, Group, RolloutMetrics, RolloutState, events
+from tests.engine.conftest import FAST, Clock, Host, Trainer
+
+COPIES = itertools.count()
+PATIENCE = 20.0
+"""A disk may take its time."""
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+class Talker(RolloutAgentLoop):
+    """Asks so many chats, each about what was answered before."""
+
+    name = "agent"
+    replayable = True
+
+    def __init__(self, chats=3, word="go on"):
+        self.chats, self.word = chats, word
+        self.runs = 0
+
+    def get_tools(self, request):
+        return [TOOL]
+
+    async def run(self, ctx):
+        self.runs += 1
+        messages = [*ctx.request.messages, user("start")]
+        for turn in range(self.chats):
+            messages.append((await ctx.chat(messages, temperature=0.5)).message)
+            messages.append(user(f"{self.word} {turn}"))
+        return ctx.complete(messages, reward=1.0)
+
+
+class Stubborn(Talker):
+    """Not replayable."""
+
+    replayable = False
+
+
+class Until:
+    """Answers chats below a number, and keeps the others waiting."""
+
+    def __init__(self, number):
+        self.number = number
+
+    async def __call__(self, request):
+        if request.number >= self.number:
+            await asyncio.Event().wait()
+        return answer(request, f"reply {request.number}")
+
+
+class Host(Host):
+    """And the folder of its journal."""
+
+    folder = None
+
+    def crash(self):
+        """The folder as a power cut would leave it."""
+        copy = self.folder.with_name(f"{self.folder.name}-{next(COPIES)}")
+        shutil.copytree(self.folder, copy, ignore=shutil.ignore_patterns("*-shm", "lock"))
+        return copy
+
+    def on_disk(self, rollout_id="r1"):
+        """What another process finds of a rollout."""
+        reader = Reader.look(self.folder)
+        try:
+            return reader.find(rollout_id), list(reader.trajectory(rollout_id, 1))
+        finally:
+            reader.close()
+
+    @property
+    def in_memory(self):
+        return sorted(self.engine._table._records)
+
+    async def settled(self, record):
+        async with asyncio.timeout(PATIENCE):
+            async for _ in self.engine.log.follow(record, 0):
+                pass
+        return record.completion
+
+    async def until(self, condition):
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def get(self, rollout_id="r1", attempt=0):
+        """What GetRollout tells, once it is over."""
+        await self.until(lambda: not self.engine.get("me", rollout_id, attempt).live)
+        record = self.engine.get("me", rollout_id, attempt)
+        await self.settled(record)
+        return self.engine.info(self.engine.get("me", rollout_id, attempt))
+
+    def names(self, rollout_id="r1", attempt=1):
+        return [type(event.kind).__name__ for event in self.engine.log.trajectory(rollout_id, attempt)]
+
+
+@asynccontextmanager
+async def keeping(folder, *agents, policy=None, ahead=0.0, **config):
+    """An engine on a folder; what it finds there goes on."""
+    clock = Clock()
+    clock.ahead = ahead
+    store = JournalStore(folder)
+    try:
+        async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
+            host = Host(engine, clock, [])
+            host.folder, host.trainer = folder, Trainer(policy or Until(99))
+            for entry in engine.left_over():
+                engine.go_on(entry, host.trainer.peer)
+            yield host
+    finally:
+        store.close()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "state"
+
+
+async def crashed(folder, agent, until, **fields):
+    """A crash while a rollout waits for the reply to a chat."""
+    async with keeping(folder, agent, policy=Until(until)) as h:
+        record = await h.start(**fields)
+        await h.until(lambda: record.state is RolloutState.RUNNING and len(h.trainer.chats) == until)
+        await h.until(lambda: record.last_number == record.written)
+        return h.crash()
+
+
+def plain(completion):
+    """A completion without what is only true in memory: shared beginnings, and times below a nanosecond."""
+    samples = {name: replace(sample, begins=None) for name, sample in completion.samples.items()}
+    return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
+
+
+# Before anybody is told
+
+
+async def test_an_init_is_answered_after_its_commit(folder):
+    async with keeping(folder, Talker()) as h:
+        asked = asyncio.ensure_future(h.init())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        assert h.on_disk() == ([], [])
+        await asked
+        (entry,), (first, *_) = h.on_disk()
+        assert (entry.owner, first.number, type(first.kind)) == ("me", 1, events.Accepted)
+
+
+async def test_an_end_is_told_after_its_commit(folder):
+    found = []
+    async with keeping(folder, Talker()) as h:
+        complete = h.trainer.complete
+
+        async def look(completion):
+            found.append((h.on_disk()[0][0].completion, h.engine.get("me", "r1").state))
+            return await complete(completion)
+
+        h.trainer.peer = Peer(h.trainer.chat, look)
+        completion = await h.run()
+        ((kept, state),) = found
+        assert plain(kept) == plain(completion)
+        assert state is RolloutState.COMPLETED
+
+
+# Over and delivered
+
+
+async def test_memory_holds_nothing_that_is_over(folder):
+    async with keeping(folder, Talker()) as h:
+        for number in range(5):
+            await h.run(f"r{number}")
+        assert h.in_memory == []
+        assert h.engine.log.store._open == {}
+        assert h.engine.capacity().completed == 0
+
+
+async def check_found(h, completion):
+    record, started = await h.init()
+    assert (started, list(record.tools)) == (False, [TOOL])
+    with pytest.raises(AlreadyExists):
+        await h.init(digest=b"another body")
+    with pytest.raises(NotFound):
+        h.engine.get("you", "r1")
+    with pytest.raises(AlreadyExists):
+        await h.init(owner="you")
+    info = h.engine.info(h.engine.get("me", "r1"))
+    assert (info.state, info.undelivered) == (RolloutState.COMPLETED, False)
+    assert plain(info.completion) == plain(completion)
+    assert info.last_number == len(h.names())
+    for after in (0, 3, info.last_number):
+        told = [event.number async for event in h.engine.log.follow(h.engine.get("me", "r1"), after)]
+        assert told == list(range(after + 1, info.last_number + 1))
+    assert h.engine.was_asked("me", "r1", 1, "main", 1)
+    assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 1, False, RolloutState.COMPLETED)]
+    assert info.last_number == len(h.names())
+    assert h.in_memory == []
+
+
+async def test_what_is_over_is_found_on_disk(folder):
+    async with keeping(folder, Talker()) as h:
+        completion = await h.run()
+        await check_found(h, completion)
+    async with keeping(folder, Talker()) as h:
+        await check_found(h, completion)
+        assert h.trainer.completions == h.trainer.chats == []
+
+
+async def test_lists_go_over_memory_and_disk_in_order_of_acceptance(folder):
+    group = Group("g", 0, 2)
+    async with keeping(folder, Talker(1), policy=lambda request: _slow(request)) as h:
+        for number in range(7):
+            await h.start(f"r{number}", group=group if number % 3 == 0 else None)
+            if number % 2 == 0:
+                await h.get(f"r{number}")
+        await h.start("other", owner="you")
+        assert h.in_memory == ["other", "r1", "r3", "r5"]
+        pages, place = [], 0
+        while True:
+            rows, place = h.engine.rollouts("me", place, 3)
+            pages.append([row.rollout_id for row in rows])
+            if not place:
+                break
+        assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
+        rows, _ = h.engine.rollouts("me", states=[RolloutState.RUNNING])
+        assert [row.rollout_id for row in rows] == ["r1", "r3", "r5"]
+        assert [row.rollout_id for row in h.engine.rollouts("me", group_id="g")[0]] == ["r0", "r3", "r6"]
+        _, place = h.engine.rollouts("me", 0, 3)
+        copy = h.crash()
+    async with keeping(copy, Talker(1)) as h:
+        assert [row.rollout_id for row in h.engine.rollouts("me", place)[0]] == ["r3", "r4", "r5", "r6"]
+
+
+async def _slow(request):
+    if request.rollout_id in ("r1", "r3", "r5", "other"):
+        await asyncio.Event().wait()
+    return await EchoPolicy()(request)
+
+
+async def test_a_cursor_holds_over_a_restart(folder):
+    async with keeping(folder, Talker(1)) as h:
+        await h.run("r1")
+        cursor = h.engine.log.cursor(h.engine.log.store.last_position)
+    async with keeping(folder, Talker(1)) as h:
+        await h.run("r2")
+        told = []
+        async for _, event in h.engine.follow_all("me", cursor, False):
+            if event is not None:
+                told.append((event.rollout_id, event.number))
+            if len(told) == len(h.names("r2")):
+                break
+        assert told == [("r2", number) for number in range(1, len(told) + 1)]
+
+
+# What is known without the process that knew it
+
+
+async def test_a_cancel_that_came_too_early(folder):
+    async with keeping(folder, Talker()) as h:
+        assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelRow("r1")]
+        await h.run("other")  # committed after it
+        copy = h.crash()
+    agent = Talker()
+    async with keeping(copy, agent) as h:
+        completion = await h.run()
+        assert completion.status is CompletionStatus.CANCELLED
+        assert agent.runs == 0
+        assert (await h.run(attempt=3)).status is CompletionStatus.COMPLETED
+
+
+async def test_an_idempotency_key(folder):
+    async with keeping(folder, Talker()) as h:
+        await h.run(idempotency_key="k")
+    async with keeping(folder, Talker()) as h:
+        with pytest.raises(AlreadyExists, match="names rollout r1"):
+            await h.init("r2", idempotency_key="k")
+        with pytest.raises(AlreadyExists, match="another idempotency_key"):
+            await h.init("r1", attempt=2, idempotency_key="another")
+        assert (await h.init("r1", idempotency_key="k"))[1] is False
+
+
+async def test_a_higher_attempt_and_a_lower_one(folder):
+    async with keeping(folder, Talker()) as h:
+        await h.run(attempt=2)
+    async with keeping(folder, Talker()) as h:
+        with pytest.raises(Aborted):
+            await h.init(attempt=1)
+        completion = await h.run(attempt=3)
+        assert completion.attempt == 3
+        assert h.engine.get("me", "r1").attempt == 3
+        assert h.engine.get("me", "r1", 2).state is RolloutState.COMPLETED
+
+
+# After a crash
+
+
+async def test_a_rollout_goes_on_where_it_was(folder):
+    copy = await crashed(folder, Talker(), 3, agent_timeout=500.0)
+    agent = Talker()
+    async with keeping(copy, agent) as h:
+        info = await h.get()
+        assert (info.completion.status, info.completion.reward, agent.runs) == (CompletionStatus.COMPLETED, 1.0, 1)
+        assert [chat.number for chat in h.trainer.chats] == [3]  # the others were answered before
+        assert [m["content"] for m in info.completion.messages] == [
+            "start", "reply 1", "go on 0", "reply 2", "go on 1", "reply 3", "go on 2"
+        ]  # fmt: skip
+        stored = list(h.engine.log.trajectory("r1", 1))
+        assert [event.number for event in stored] == list(range(1, len(stored) + 1))
+        assert [name for name in h.names() if name in ("Started", "Resumed", "Ended", "Delivered")] == [
+            "Started", "Resumed", "Started", "Ended", "Delivered"
+        ]  # fmt: skip
+        resumed = next(event for event in stored if isinstance(event.kind, events.Resumed))
+        assert resumed.kind.previous_last_number == resumed.number - 1
+        first = {e.kind.number: e.number for e in stored[: resumed.number] if isinstance(e.kind, events.ChatAnswered)}
+        then = [e.kind for e in stored[resumed.number :] if isinstance(e.kind, events.ChatAnswered)]
+        assert [(kind.number, kind.recorded_number) for kind in then] == [(1, first[1]), (2, first[2]), (3, 0)]
+        (segment,) = info.completion.samples["main"].segments
+        assert segment.chats == (1, 2, 3)
+        assert h.trainer.results("r1") == [info.completion.result_id]
+        assert h.in_memory == []
+    async with keeping(copy, Talker()) as h:
+        assert h.engine.info(h.engine.get("me", "r1")).completion == info.completion
+
+
+async def test_two_crashes_in_a_row(folder):
+    copy = await crashed(folder, Talker(5), 2)
+    async with keeping(copy, Talker(5), policy=Until(4)) as h:
+        await h.until(lambda: [chat.number for chat in h.trainer.chats] == [2, 3, 4])
+        record = h.engine.get("me", "r1")
+        await h.until(lambda: record.last_number == record.written)
+        again = h.crash()
+    async with keeping(again, Talker(5)) as h:
+        info = await h.get()
+        assert info.completion.status is CompletionStatus.COMPLETED
+        assert [chat.number for chat in h.trainer.chats] == [4, 5]
+        assert h.names().count("Resumed") == 2
+        recorded = [k.recorded_number for k in (e.kind for e in h.engine.log.trajectory("r1", 1))
+                    if isinstance(k, events.ChatAnswered)]  # fmt: skip
+        assert len(recorded) == 1 + 3 + 5
+        assert recorded[-5] == recorded[1]  # the event that first told it, over both crashes
+        (segment,) = info.completion.samples["main"].segments
+        assert segment.chats == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("until", [1, 2, 3])
+async def test_an_agent_that_asks_something_else(folder, until):
+    """Its rollout ends, and what it asked instead is never sent."""
+    copy = await crashed(folder, Talker(), until)
+    other = Talker(word="stop") if until > 1 else Talker(word="go on")
+    if until == 1:
+        other.run = _other_start
+    async with keeping(copy, other) as h:
+        info = await h.get()
+        failure = info.completion.failure
+        assert (info.completion.status, info.completion.finish_reason) == (CompletionStatus.FAILED, "replay")
+        assert (failure.boundary, failure.retryable) == ("server", True)
+        number = max(1, min(until, 2))
+        assert f"chat {number} of sample 'main'" in failure.message
+        assert h.trainer.chats == []
+        assert h.trainer.results("r1") == [info.completion.result_id]
+
+
+async def _other_start(ctx):
+    return ctx.complete([(await ctx.chat([user("another start")])).message])
+
+
+async def test_a_trainer_that_knows_the_chat_as_another(folder):
+    copy = await crashed(folder, Talker(), 2)
+
+    async def refuses(request):
+        raise AlreadyExists("chat 2 was asked with another body")
+
+    async with keeping(copy, Talker(), policy=refuses) as h:
+        info = await h.get()
+        assert (info.completion.finish_reason, info.completion.failure.boundary) == ("replay", "server")
+        assert "chat 2 of sample 'main'" in info.completion.failure.message
+        assert len(h.trainer.chats) == 1
+
+
+async def test_an_agent_loop_that_may_not_run_again(folder):
+    copy = await crashed(folder, Stubborn(), 2)
+    agent = Stubborn()
+    async with keeping(copy, agent) as h:
+        info = await h.get()
+        assert (info.completion.finish_reason, info.completion.failure.retryable) == ("restart", True)
+        assert info.completion.failure.boundary == "server"
+        assert (agent.runs, h.trainer.chats) == (0, [])
+
+
+@pytest.mark.parametrize("began", [True, False])
+async def test_an_agent_loop_that_is_gone(folder, began):
+    class Other(Talker):
+        name = "other"
+
+    if began:
+        copy = await crashed(folder, Talker(), 2)
+    else:
+        async with keeping(folder, Talker(), policy=Until(1), max_concurrent=1) as h:
+            await h.start("first")
+            await h.start("r1")
+            await h.until(lambda: h.engine.capacity().queued == 1)
+            copy = h.crash()
+    async with keeping(copy, Other()) as h:
+        info = await h.get()
+        assert (info.completion.finish_reason, info.completion.failure.boundary) == ("restart", "server")
+        assert "'agent'" in info.completion.failure.message
+        assert info.agent_loop == "agent"
+        await h.until(lambda: h.in_memory == [])
+
+
+async def test_what_waited_in_the_queue_starts_in_order(folder):
+    async with keeping(folder, Talker(1), policy=Until(1), max_concurrent=1) as h:
+        for number in range(3):
+            await h.start(f"r{number}")
+        copy = h.crash()
+    async with keeping(copy, Talker(1), max_concurrent=1) as h:
+        for number in range(3):
+            assert (await h.get(f"r{number}")).completion.status is CompletionStatus.COMPLETED
+        assert [chat.rollout_id for chat in h.trainer.chats] == ["r0", "r1", "r2"]
+        assert "Resumed" in h.names("r0")
+        assert "Resumed" not in h.names("r1")
+
+
+async def test_an_undelivered_completion_is_delivered(folder):
+    async with keeping(folder, Talker(1)) as h:
+        h.trainer.answers = [Unavailable("away")] * 10_000
+        record = await h.start()
+        await h.until(lambda: record.undelivered)
+        result = record.completion
+        copy = h.crash()
+    agent = Talker(1)
+    async with keeping(copy, agent) as h:
+        info = await h.get()
+        assert plain(info.completion) == plain(result)
+        assert [plain(completion) for completion in h.trainer.completions] == [plain(result)]
+        assert (agent.runs, h.names()[-1]) == (0, "Delivered")
+
+
+async def test_a_deadline_goes_on_by_the_clock_on_the_wall(folder):
+    copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
+    again = copy.with_name("again")
+    shutil.copytree(copy, again)
+    async with keeping(copy, Talker(), ahead=61.0) as h:
+        info = await h.get()
+        assert info.completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        assert info.completion.failure.retryable
+    async with keeping(again, Talker(), ahead=30.0) as h:
+        left = h.engine.get("me", "r1").deadline - h.clock.monotonic()
+        assert 0 < left < 31
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_a_clock_that_went_back_gives_no_more_than_the_whole_time(folder):
+    copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
+    async with keeping(copy, Talker(), ahead=-5000.0) as h:
+        assert h.engine.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_what_was_cancelled_before_the_crash_is_not_run_again(folder):
+    class Deaf(Talker):
+        async def run(self, ctx):
+            while True:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    if closing.is_set():
+                        raise
+
+    closing = asyncio.Event()
+    async with keeping(folder, Deaf(), stop_again_after=(0.2, 0.4)) as h:
+        record = await h.start()
+        await h.until(lambda: record.state is RolloutState.RUNNING)
+        h.engine.cancel("me", rollout_id="r1", reason="enough")
+        await h.until(lambda: "CancelAsked" in h.names())
+        copy = h.crash()
+        closing.set()
+    agent = Talker()
+    async with keeping(copy, agent) as h:
+        info = await h.get()
+        assert (info.completion.status, agent.runs) == (CompletionStatus.CANCELLED, 0)
+        assert h.names().count("CancelAsked") == 1
+
+
+async def test_an_attempt_that_was_being_superseded_is_not_run_again(folder):
+    """The higher attempt was committed; the crash came before the lower one ended."""
+    copy = await crashed(folder, Talker(), 2)
+    async with keeping(copy, Talker(), policy=Until(2)) as h:
+        await h.until(lambda: len(h.trainer.chats) == 1)
+        asked = asyncio.ensure_future(h.init(attempt=2))
+        await h.until(lambda: len(h.on_disk()[0]) == 2)
+        # Both are there; only the commit of attempt 2 is certain by now.
+        again = h.crash()
+        await asked
+    agent = Talker(1)
+    async with keeping(again, agent) as h:
+        assert (await h.get("r1", 2)).completion.status is CompletionStatus.COMPLETED
+        info = await h.get("r1", 1)
+        assert (info.state, info.completion.finish_reason) == (RolloutState.CANCELLED, "superseded")
+        assert h.engine.get("me", "r1").attempt == 2
+        assert [c.attempt for c in h.trainer.completions] == [2]
+        await h.until(lambda: h.in_memory == [])
+
+
+async def test_an_undelivered_result_of_a_superseded_attempt_is_dropped(folder):
+    async with keeping(folder, Talker(1)) as h:
+        h.trainer.answers = [Unavailable("away")] * 10_000
+        record = await h.start()
+        await h.until(lambda: record.undelivered)
+        copy = h.crash()
+    async with keeping(copy, Talker(1), policy=Until(1)) as h:
+        h.trainer.answers = [Unavailable("away")] * 10_000
+        await h.start(attempt=2)
+        again = h.crash()
+    reader = Reader.look(again)
+    assert [entry.settled for entry in reader.find("r1")][1] is False
+    reader.close()
+    async with keeping(again, Talker(1)) as h:
+        assert (await h.get("r1", 2)).completion.status is CompletionStatus.COMPLETED
+        assert (await h.get("r1", 1)).undelivered is False
+        assert {c.attempt for c in h.trainer.completions} == {2}
+        await h.until(lambda: h.in_memory == [])
+        assert h.engine.log.store.unsettled() == []
+
+
+async def test_a_result_that_is_superseded_while_it_is_committed(folder):
+    """It is not delivered, and nothing is left to be done about it."""
+    async with keeping(folder, Talker(1)) as h:
+        record = await h.start()
+        await h.until(lambda: record.state is RolloutState.REPORTING or not record.live)
+        h.engine._runner.supersede(record)
+        await h.settled(record)
+        assert h.on_disk()[0][0].settled
+        await h.until(lambda: h.in_memory == [])
+        assert len(h.trainer.completions) <= 1
+
+
+async def test_an_agent_may_call_its_end_what_it_likes(folder):
+    class Odd(Talker):
+        async def run(self, ctx):
+            return ctx.complete([], finish_reason="superseded")
+
+    async with keeping(folder, Odd()) as h:
+        completion = await h.run()
+        assert h.trainer.completions == [completion]
+        assert h.on_disk()[0][0].settled
+
+
+async def test_closing_leaves_what_runs_to_the_next_process(folder):
+    async with keeping(folder, Talker(), policy=Until(2)) as h:
+        await h.start()
+        await h.until(lambda: len(h.trainer.chats) == 2)
+    async with keeping(folder, Talker()) as h:
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+        assert [chat.number for chat in h.trainer.chats] == [2, 3]
+
+
+# A disk that fails
+
+
+async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
+    failing = asyncio.Event()
+    real = writer._execute
+
+    def execute(database, statement, rows):
+        pages = database.execute("PRAGMA page_count").fetchone()[0] if failing.is_set() else 2**30
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        real(database, statement, rows)
+
+    monkeypatch.setattr(writer, "_execute", execute)
+    monkeypatch.setattr(writer, "RETRY", 0.01)
+    go_on, filler = asyncio.Event(), "x" * 100_000
+
+    async def policy(request):
+        if request.number == 2:
+            await go_on.wait()
+        return answer(request, filler)
+
+    async with keeping(folder, Talker(3), policy=policy) as h:
+        record = await h.start("running")
+        await h.until(lambda: len(h.trainer.chats) == 2 and record.last_number == record.written)
+        last = record.last_number
+        failing.set()
+        with pytest.raises(Unavailable, match="the journal cannot be written") as refused:
+            await h.init("new", messages=[user(filler)])
+        assert refused.value.retry_after
+        assert h.engine.log.store.problem
+        with pytest.raises(Unavailable) as refused:
+            await h.init("newer")
+        assert refused.value.retry_after
+        # Let the problem last while the rollout goes on: nothing small may be committed either.
+        monkeypatch.setattr(writer, "RETRY", 3600.0)
+        go_on.set()
+        await h.until(lambda: h.trainer.completions)
+        await h.until(lambda: record.settled)
+        (completion,) = h.trainer.completions
+        assert (completion.status, len(completion.samples["main"].segments)) == (CompletionStatus.COMPLETED, 1)
+        assert last <= record.last_number < 12
+        assert "Ended" not in h.names("running")
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+        failing.clear()
+        h.engine.log.store.bury("me", "x", 1, 0.0)
+        await h.until(lambda: not h.engine.log.store.problem)
+        assert (await h.run("newer")).status is CompletionStatus.COMPLETED
+        assert h.in_memory == ["running"]
+        assert h.engine.info(h.engine.get("me", "running")).completion.result_id == completion.result_id
+
+
+async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
+    """And told one result, whatever came between."""
+    asked, copy = [], await crashed(folder, Talker(6), 1)
+    for until in (2, 3, 4, 5, 6):
+        async with keeping(copy, Talker(6), policy=Until(until)) as h:
+            await h.until(lambda h=h, until=until: [c.number for c in h.trainer.chats] == [until - 1, until])
+            record = h.engine.get("me", "r1")
+            await h.until(lambda record=record: record.last_number == record.written)
+            asked += [chat.number for chat in h.trainer.chats[:-1]]
+            copy = h.crash()
+    async with keeping(copy, Talker(6)) as h:
+        info = await h.get()
+        assert [*asked, *(chat.number for chat in h.trainer.chats)] == [1, 2, 3, 4, 5, 6]
+        assert [plain(completion) for completion in h.trainer.completions] == [plain(info.completion)]
+        assert info.completion.samples["main"].segments[0].chats == (1, 2, 3, 4, 5, 6)

@@ -1,0 +1,62 @@
+"""Writes rollouts into a journal and drops them, until it is killed: python -m tests.faults.journal_process DIR.
+
+Nine in ten are delivered and dropped after 50 ms, with what the file gives back; one in ten is never delivered. Says
+`open NAME` once such a one is committed, to its last event.
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.journal import JournalStore
+from osmosis_grpc.types import (
+    Completion,
+    CompletionStatus,
+    Entry,
+    EventKind,
+    InitRequest,
+    Outcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
+
+LOGGED = 5
+LASTING = 10
+"""One in so many is never delivered."""
+
+
+async def main(folder: str) -> None:
+    store = JournalStore(Path(folder), record_ttl=0.05)
+    store.unsettled()
+
+    def committed(tokens: Any, ok: bool) -> None:
+        assert ok, store.problem
+        for name in filter(None, tokens):
+            os.write(1, f"open {name}\n".encode())
+
+    store.committed = committed
+    for number in itertools.count(store.last_sequence + 1):
+        name, now = f"j{number}", time.time()
+        init = InitRequest(request=RolloutRequest(rollout_id=name, messages=[]), digest=b"d")
+        ended = Completion(rollout_id=name, status=CompletionStatus.COMPLETED, result_id=name)
+        middle = [events.Logged("step", {"text": "x" * 500, "number": step}) for step in range(LOGGED)]
+        kinds: list[EventKind] = [events.Accepted(init, ()), *middle, events.Ended(ended)]
+        lasts = not number % LASTING
+        if not lasts:
+            kinds.append(events.Delivered(Outcome.RECORDED, "", 1))
+        entry = Entry(init=init, tools=[], owner="", place="p", sequence=number, agent_loop="a", accept_time=now)
+        for at, kind in enumerate(kinds, 1):
+            told = name if lasts and at == len(kinds) else ""
+            store.append(TrajectoryEvent(name, 1, at, now, kind), 0, told, entry if at == 1 else None)
+        if not number % 5:
+            await asyncio.sleep(0.002)
+            store.sweep(time.time())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

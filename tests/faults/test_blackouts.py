@@ -1,0 +1,112 @@
+"""F12, F24: a network that goes dark for seconds, and readers that are too slow."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.soak import resident
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import Callback
+from tests.attach.cutting_proxy import CuttingProxy
+from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
+from tests.attach.servers import ServerProcess
+
+DARK, LIGHT, TIMES = 5.0, 3.0, 4
+
+
+async def blackouts(proxy: CuttingProxy) -> None:
+    """Nothing passes for some seconds, and then all that was held back; connections stay."""
+    for _ in range(TIMES):
+        await asyncio.sleep(LIGHT)
+        proxy.hold("up", "down", new=True)
+        await asyncio.sleep(DARK)
+        proxy.release("up", "down")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+async def test_blackouts_under_load(stack, tmp_path):
+    """Over an attachment and with callbacks at a time; each is dark for five seconds, four times."""
+    server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
+    attached, called, completions = CountingPolicy(), CountingPolicy(), []
+    trainer = await stack.enter_async_context(TrainerServer(called))
+    up = await stack.enter_async_context(CuttingProxy(server.address))
+    back = await stack.enter_async_context(CuttingProxy(trainer.address))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    other = await stack.enter_async_context(attach([up.address], attached))
+    dark = [asyncio.create_task(blackouts(proxy)) for proxy in (up, back)]
+    asked = list(requests("dark", 400, think=0.5))
+    night = list(requests("night", 60, think=4.0))
+
+    async def gather() -> None:
+        async for completion in other.run(asked, max_in_flight=16):
+            completions.append(completion)
+
+    at_work = asyncio.create_task(gather())
+    for request in night:
+        await client.init(request, callback=Callback(target=back.address))
+        await asyncio.sleep(0.1)
+    await asyncio.gather(*dark)
+    ended = [await trainer.completion(request.rollout_id, 60) for request in night]
+    await at_work
+    check_run([request.rollout_id for request in asked], completions, attached)
+    for completion in ended:
+        check_whole(completion, called.replies.get)
+    assert called.asked_twice == []
+    assert {completion.attempt for completion in (*completions, *ended)} == {1}
+
+
+class Chatterer(RolloutAgentLoop):
+    """Logs as fast as it can."""
+
+    name = "chatterer"
+    events = 20_000
+
+    def get_tools(self, request: Any) -> list[Any]:
+        return []
+
+    async def run(self, ctx: RolloutContext) -> RolloutResult:
+        for number in range(self.events):
+            ctx.log_event("chatter", number=number, text="x" * 100)
+            if not number % 50:
+                await asyncio.sleep(0)
+        return ctx.complete([], reward=1.0)
+
+
+@pytest.mark.slow
+async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
+    """They read one event in a tenth of a second; memory is the log's own, and who reads on misses nothing."""
+    readers = 100
+    async with (
+        AgentServer([Chatterer()], port=0, state_dir=tmp_path / "state") as server,
+        attach(server.address, CountingPolicy()) as trainer,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        await asyncio.wait_for(trainer.rollout(rollout_id="alone"), 50)
+        stub, before = services_pb2_grpc.RolloutServiceStub(channel), resident()
+        running = asyncio.create_task(trainer.rollout(rollout_id="watched"))
+        await asyncio.sleep(0.2)
+        streams = [stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="watched")) for _ in range(readers)]
+
+        async def dawdle(stream: Any) -> list[int]:
+            numbers = []
+            while not running.done():
+                numbers.append((await stream.read()).event.number)
+                await asyncio.sleep(0.1)
+            return numbers
+
+        slow = [asyncio.create_task(dawdle(stream)) for stream in streams]
+        assert (await asyncio.wait_for(running, 50)).reward == 1.0
+        for numbers in await asyncio.gather(*slow):
+            assert numbers == list(range(1, len(numbers) + 1))
+        print(f"\n{(resident() - before) / readers / 1e3:.0f} KB a reader, both ends in this process")
+        for stream in streams:
+            stream.cancel()
+        numbers = [event.number async for event in trainer.events("watched")]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) > Chatterer.events

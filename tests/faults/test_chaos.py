@@ -1,0 +1,175 @@
+"""F15, F16: handlers called twice, calls lost on their way there or back, commits that happen and are told as failed.
+
+Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, a completion is applied once.
+"""
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter
+
+import pytest
+
+from benchmarks.kill_agents import Passenger, Traveller
+from benchmarks.kill_trainer import requests
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.journal import schema
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import attachment as attachments
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
+from tests.faults.pure import Counted, check_equal, gathering, undisturbed
+
+COUNT = 20
+P = 0.25
+QUICK = {"outbox_delay": (0.02, 0.1), "retry_delay": (0.02, 0.1), "stop_again_after": (0.05, 0.1)}
+
+
+class Counting:
+    """Both agents of the kill loop, and how often each rollout was run."""
+
+    def __init__(self) -> None:
+        runs = self.runs = Counter()
+
+        class Resting(Passenger):
+            async def run(self, ctx):
+                runs[ctx.request.rollout_id] += 1
+                return await super().run(ctx)
+
+        class Going(Traveller):
+            async def run(self, ctx):
+                runs[ctx.request.rollout_id] += 1
+                return await super().run(ctx)
+
+        self.loops = [Resting(), Going()]
+
+
+async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) -> list:
+    """Rollouts with callbacks; each Init is asked until it is answered."""
+    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+
+        async def one(request):
+            while True:
+                try:
+                    await client.init(request, callback=trainer.callback())
+                    return await trainer.completion(request.rollout_id)
+                except Unavailable:
+                    await asyncio.sleep(0.02)
+
+        ended = await asyncio.gather(*(one(request) for request in requests(count, set())))
+        async with asyncio.timeout(10):
+            while server.engine.capacity().undelivered:
+                await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError):  # nothing more comes
+            async with asyncio.timeout(0.2):
+                await anext(trainer.completions())
+        return ended
+
+
+async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatch):
+    expected = await undisturbed(tmp_path, COUNT)
+    seen = twice(monkeypatch)
+    for way in ("callback", "attach"):
+        agents, policy, completions = Counting(), Counted(tmp_path), []
+        async with AgentServer(agents.loops, port=0, config=EngineConfig(**QUICK)) as server:
+            if way == "callback":
+                completions = await called_back(server, policy)
+            else:
+                async with attach(server.address, policy) as trainer:
+                    await gathering(trainer, COUNT, completions)
+                    numbers = [event.number async for event in trainer.events("r1")]
+                    assert numbers == list(range(1, len(numbers) + 1))
+                    assert len(await trainer.cancel()) == 0
+        check_equal(completions, expected, policy)
+        assert agents.runs == Counter(dict.fromkeys(expected, 1))
+    for name in ("Init", "Chat", "Complete", "init", "init_reply", "chat", "chat_reply", "complete", "complete_reply"):
+        assert seen[name] >= COUNT, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_path, monkeypatch, seed):
+    expected = await undisturbed(tmp_path, COUNT)
+    losing = Losing(P, seed)
+    intercept(monkeypatch, losing.wrap)
+    agents, policy = Counting(), Counted(tmp_path)
+    async with AgentServer(agents.loops, port=0, config=EngineConfig(**QUICK)) as server:
+        completions = await called_back(server, policy)
+    check_equal(completions, expected, policy)
+    assert agents.runs == Counter(dict.fromkeys(expected, 1))
+    for rpc in ("Chat", "Complete", "Init"):
+        print(f"\n{rpc:9}", *(f"{fault} lost {losing.done[rpc, fault]}x" for fault in FAULTS), end="")
+    assert sum(losing.done["Chat", fault] > 0 for fault in FAULTS) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path, monkeypatch, seed):
+    """What is silent is asked again: chats and completions by the server, whose answers are lost here."""
+    expected = await undisturbed(tmp_path, COUNT)
+    monkeypatch.setattr(attachments, "_TICK", 0.05)
+    lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
+    agents, policy, completions = Counting(), Counted(tmp_path), []
+    config = EngineConfig(**QUICK, chat_silence=0.2)
+    async with AgentServer(agents.loops, port=0, config=config) as server, attach(server.address, policy) as trainer:
+        await gathering(trainer, COUNT, completions)
+        async with asyncio.timeout(10):
+            while server.engine.capacity().undelivered:
+                await asyncio.sleep(0.05)
+    check_equal(completions, expected, policy)
+    assert agents.runs == Counter(dict.fromkeys(expected, 1))
+    assert len(lost) == 4, lost
+
+
+class Late(sqlite3.Connection):
+    """Commits, and says now and then that it did not."""
+
+    dice = random.Random(0)
+    probability = 0.0
+    late = 0
+
+    def execute(self, statement, *values):
+        done = super().execute(statement, *values)
+        if statement == "COMMIT" and self.dice.random() < self.probability:
+            type(self).late += 1
+            raise sqlite3.OperationalError("the disk did not answer in time")
+        return done
+
+
+@pytest.fixture
+def late(monkeypatch):
+    real = sqlite3.connect
+    monkeypatch.setattr(schema.sqlite3, "connect", lambda *args, **named: real(*args, **named, factory=Late))
+    monkeypatch.setattr("osmosis_grpc.journal.writer.RETRY", 0.05)
+    yield Late
+    Late.probability, Late.late = 0.0, 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("way", ["attach", "callback"])
+async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, seed, way):
+    """Execute and time out: the journal has what its server thinks it has not."""
+    expected = await undisturbed(tmp_path, COUNT)
+    agents, policy, completions = Counting(), Counted(tmp_path), []
+    late.dice, late.probability = random.Random(seed), 0.1
+    state, config = tmp_path / "state", EngineConfig(**QUICK)
+    async with AgentServer(agents.loops, port=0, config=config, state_dir=state) as server:
+        port = server.port
+        if way == "callback":
+            completions = await called_back(server, policy)
+        else:
+            async with attach(server.address, policy) as trainer:
+                await asyncio.wait_for(gathering(trainer, COUNT, completions), 30)
+                await asyncio.sleep(0.2)
+    assert late.late
+    check_equal(completions, expected, policy)
+    assert agents.runs == Counter(dict.fromkeys(expected, 1)), "an Init that is asked again starts nothing more"
+    late.probability = 0.0
+    async with AgentServer(agents.loops, port=port, config=config, state_dir=state) as server:
+        await asyncio.sleep(0.5)
+        async with RolloutClient(server.address) as client:
+            infos = {info.rollout_id: info async for info in client.rollouts()}
+    for name, info in infos.items():
+        assert name in expected, info

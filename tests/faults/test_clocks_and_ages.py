@@ -1,0 +1,159 @@
+"""F8, F18, F19, F25: clocks that jump, connections that grow old, trainers that move, streams that come and go."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from benchmarks.kill_agents import Passenger, Traveller
+from benchmarks.kill_trainer import requests
+from benchmarks.soak import held, resident
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.engine.engine import SystemClock
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import app as server_app
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import server as trainer_server
+from tests.faults.pure import Counted, check_equal, gathering, undisturbed
+
+COUNT = 20
+AGENTS = (Passenger(), Traveller())
+QUICK = {"outbox_delay": (0.02, 0.2), "retry_delay": (0.02, 0.1), "sweep_interval": 0.05}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jump", [3600.0, -3600.0], ids=["ahead", "back"])
+async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, jump):
+    """F8. Even what is kept for a minute only, and has an hour's jump in its middle."""
+    expected = await undisturbed(tmp_path, COUNT)
+    policy, completions, ahead = Counted(tmp_path), [], [0.0]
+    monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
+    config = EngineConfig(**QUICK, record_ttl=60.0)
+    async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
+        async with attach(server.address, policy) as trainer:
+            policy.gate.clear()
+            at_work = gathering(trainer, COUNT, completions)
+            while policy.open < COUNT:
+                await asyncio.sleep(0.01)
+            ahead[0] = jump
+            await asyncio.sleep(0.2)  # swept, and swept again
+            policy.gate.set()
+            await at_work
+            ahead[0] = 0.0
+            await asyncio.sleep(0.2)
+        assert server.engine.outbox.expired == 0
+    check_equal(completions, expected, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["attach", "callback"])
+async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
+    """F18. Every connection lives for a quarter of a second at most."""
+    expected = await undisturbed(tmp_path, COUNT)
+    old = {"grpc.max_connection_age_ms": 250, "grpc.max_connection_age_grace_ms": 50}
+    for module in (server_app, trainer_server):
+        usual = module.server_options()
+        monkeypatch.setattr(module, "server_options", lambda usual=usual: (*usual, *old.items()))
+    policy, completions = Counted(tmp_path), []
+    async with AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server:
+        if way == "attach":
+            async with attach(server.address, policy, longest_pause=0.05) as trainer:
+                policy.gate.clear()
+                at_work = gathering(trainer, COUNT, completions)
+                reading = asyncio.create_task(_numbers(trainer, "r1"))
+                await asyncio.sleep(1.0)  # four lives
+                policy.gate.set()
+                await at_work
+                numbers = await reading
+                assert numbers == list(range(1, len(numbers) + 1))
+        else:
+            async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+                policy.gate.clear()
+                for request in requests(COUNT, set()):
+                    await client.init(request, callback=trainer.callback())
+                await asyncio.sleep(1.0)
+                policy.gate.set()
+                completions = [await trainer.completion(name, 20) for name in expected]
+    check_equal(completions, expected, policy)
+
+
+async def _numbers(trainer, rollout_id: str) -> list[int]:
+    await asyncio.sleep(0.1)
+    return [event.number async for event in trainer.events(rollout_id)]
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
+    """F19. An equal Init with the new callback is all it takes; replies that were given are given again."""
+    expected = await undisturbed(tmp_path, COUNT)
+    policy, ledger = Counted(tmp_path), tmp_path / "ledger.db"
+    config = EngineConfig(**QUICK)
+    async with (
+        AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server,
+        RolloutClient(server.address) as client,
+    ):
+        async with TrainerServer(policy, ledger=ledger) as first:
+            for request in requests(COUNT, set()):
+                await client.init(request, callback=first.callback())
+            while len(policy.calls) < 3 * COUNT:
+                await asyncio.sleep(0.005)
+            old = first.address
+        async with TrainerServer(policy, ledger=ledger) as second:
+            assert second.address != old
+            for request in requests(COUNT, set()):
+                assert not (await client.init(request, callback=second.callback())).started
+            completions = [await second.completion(name, 20) for name in expected]
+    assert {completion.attempt for completion in completions} == {1}
+    assert max(policy.calls.values()) <= 2, "what was not committed is sampled again, once"
+    policy.calls.clear()
+    check_equal(completions, expected, policy)
+
+
+async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
+    """grpc cancels a stopping server's handlers; to the agent server that is a cut, and no answer."""
+    policy = Counted(tmp_path)
+    async with (
+        AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server,
+        RolloutClient(server.address) as client,
+    ):
+        policy.gate.clear()
+        async with TrainerServer(policy) as trainer:
+            (request,) = list(requests(2, {"r0"}))
+            await client.init(request, callback=trainer.callback())
+            while not policy.open:
+                await asyncio.sleep(0.005)
+        policy.gate.set()
+        async with TrainerServer(policy, port=trainer.port) as trainer:
+            assert (await trainer.completion("r1", 20)).status == "COMPLETED"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
+    """F25. Streams of events, opened by somebody who never reads and leaves."""
+    streams, warm = 10_000, 2_000
+    policy, completions = Counted(tmp_path), []
+    async with AgentServer(AGENTS, port=0) as server, attach(server.address, policy) as trainer:
+        await gathering(trainer, COUNT, completions)
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = services_pb2_grpc.RolloutServiceStub(channel)
+
+            async def come_and_go(count: int) -> None:
+                for number in range(count):
+                    one = control_pb2.StreamEventsRequest(rollout_id=f"r{number % COUNT}")
+                    call = stub.StreamEvents(one if number % 2 else control_pb2.StreamEventsRequest())
+                    if number % 4 > 1:
+                        await call.read()
+                    call.cancel()
+
+            await come_and_go(warm)
+            await asyncio.sleep(1.0)
+            before, size = held(), resident()
+            await come_and_go(streams)
+            await asyncio.sleep(1.0)
+            after, grown = held(), resident() - size
+    print(f"\n{grown / streams:.0f} bytes a stream, both ends in this process; {before} -> {after}")
+    assert after == before
+    assert grown / streams < 1000, "500 at each end: grpc#43360 leaks some of its own"

@@ -1,0 +1,189 @@
+"""F4, F5: the disk is full, read-only, torn or spoiled. Nothing is taken in that cannot be kept; what runs goes on."""
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.trainer import RolloutClient, attach
+from osmosis_grpc.types import Callback
+from tests.attach.policies import CountingPolicy, check_run, requests
+from tests.attach.servers import ServerProcess, until
+from tests.faults.disks import Limited, mounted, small_disk
+from tests.processes import run
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-http", "--grpc-port", "0")
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(address: str, service: str = "") -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        return answer.status
+
+
+async def healthy(address: str) -> None:
+    async with asyncio.timeout(10):
+        while await health(address) != SERVING:
+            await asyncio.sleep(0.05)
+
+
+def running(trainer, asked, completions) -> asyncio.Task:
+    async def gather() -> None:
+        async for completion in trainer.run(asked, max_in_flight=len(asked)):
+            completions.append(completion)
+
+    return asyncio.create_task(gather())
+
+
+@pytest.fixture(params=["limit", "small disk"])
+def disk(request, tmp_path):
+    if request.param == "limit":
+        yield Limited(tmp_path / "state")
+        return
+    with small_disk(tmp_path) as disk:
+        yield disk
+
+
+@pytest.mark.slow
+async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
+    server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
+    policy, completions = CountingPolicy(), []
+    policy.gate.clear()
+    trainer = await stack.enter_async_context(attach([server.address], policy))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    asked = list(requests("full", 8))
+    at_work = running(trainer, asked, completions)
+    await until(lambda: policy.open == 8, "a chat open in each")
+
+    disk.fill(server.process.pid)
+    for number in range(3):
+        with pytest.raises(Unavailable, match="the journal cannot be written"):
+            (request,) = requests(f"refused-{number}", 1)
+            await client.init(request, callback=Callback(target="127.0.0.1:9"))
+    assert await health(server.address) == NOT_SERVING
+    assert await health(server.address, "liveness") == SERVING
+    policy.gate.set()
+    await at_work  # from memory
+    check_run([request.rollout_id for request in asked], completions, policy)
+    known = [info.rollout_id async for info in client.rollouts()]
+    assert not [name for name in known if name.startswith("refused")]
+
+    disk.free()
+    await healthy(server.address)
+    more = list(requests("more", 4))
+    await running(trainer, more, completions)
+    check_run([request.rollout_id for request in asked + more], completions, policy)
+
+    await server.end(signal.SIGKILL)
+    await server.start()
+    await healthy(server.address)
+    last = list(requests("last", 2))
+    await running(trainer, last, completions)
+    check_run([request.rollout_id for request in asked + more + last], completions, policy)
+    async with asyncio.timeout(20):
+        while [info async for info in client.rollouts(undelivered=True)]:
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
+    """What is refused for want of room is put back by the trainer, and runs once there is room."""
+    with small_disk(tmp_path) as disk:
+        server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
+        policy, completions = CountingPolicy(latency=(0.0, 0.002)), []
+        trainer = await stack.enter_async_context(attach([server.address], policy))
+        asked = list(requests("many", 600, think=0.002))
+        async with asyncio.timeout(50):
+            at_work = running(trainer, asked, completions)
+            while await health(server.address) == SERVING:
+                await asyncio.sleep(0.05)
+                assert not at_work.done(), "4 MiB were enough: ask for more"
+            before = len(completions)
+            await until(lambda: not policy.open, "what ran is over")
+            disk.folder.parent.joinpath("ballast").touch()
+            os.system(f"mount -o remount,size=64m {disk.folder.parent}")
+            await at_work
+        assert before < 600
+        check_run([request.rollout_id for request in asked], completions, policy)
+        await server.end(signal.SIGTERM)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "state").mkdir()
+    with mounted(tmp_path / "state", "-t", "tmpfs", "-o", "ro", "none"):
+        result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--state-dir", str(tmp_path / "state"))
+    assert result.returncode == 2
+    assert "Read-only file system" in result.stderr
+    assert "--state-dir chooses another" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_is_no_journal_is_said(tmp_path):
+    (tmp_path / "journal.db").write_bytes(b"this is my diary, and no journal" * 300)
+    result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--state-dir", str(tmp_path))
+    assert result.returncode == 2
+    assert "cannot be used as a journal" in result.stderr
+    assert "--no-journal" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "journal.db").read_bytes().startswith(b"this is my diary"), "nobody's file is overwritten"
+
+
+async def written(folder, stack, count: int = 12) -> list[str]:
+    """A journal with rollouts, half of them open, its server killed."""
+    server = ServerProcess("--state-dir", str(folder))
+    policy, completions = CountingPolicy(), []
+    async with server, attach([server.address], policy) as trainer:
+        done = list(requests("done", count))
+        await running(trainer, done, completions)
+        policy.gate.clear()
+        left = running(trainer, list(requests("open", count)), completions)
+        await until(lambda: policy.open == count, "chats open")
+        await server.end(signal.SIGKILL)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+    return [request.rollout_id for request in done]
+
+
+@pytest.mark.slow
+async def test_a_spoiled_journal_is_said_and_left_alone(stack, tmp_path):
+    await written(tmp_path, stack)
+    with sqlite3.connect(tmp_path / "journal.db") as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    whole = (tmp_path / "journal.db").read_bytes()
+    dice = random.Random(5)
+    for _ in range(3):
+        spoiled = bytearray(whole)
+        for page in range(1, len(whole) // 4096):  # the first one holds the schema
+            spoiled[page * 4096 : page * 4096 + 64] = dice.randbytes(64)
+        (tmp_path / "journal.db").write_bytes(spoiled)
+        result = await asyncio.to_thread(run, "-m", "osmosis_grpc.serve", *CALCULATOR, "--state-dir", str(tmp_path))
+        assert result.returncode == 2, result.stderr[-2000:]
+        assert "journal" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert (tmp_path / "journal.db").read_bytes() == spoiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["torn", "garbage"])
+async def test_a_torn_tail_costs_what_was_torn_and_no_more(stack, tmp_path, how):
+    done = await written(tmp_path, stack)
+    wal = tmp_path / "journal.db-wal"
+    assert wal.stat().st_size > 4096, "the last commits are there"
+    if how == "torn":
+        os.truncate(wal, wal.stat().st_size - 1500)
+    else:
+        with wal.open("ab") as file:
+            file.write(random.Random(6).randbytes(3 * 4120 + 100))
+    server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    states = {info.rollout_id: info.state async for info in client.rollouts()}
+    assert {states[name] for name in done} == {"COMPLETED"}
+    assert await health(server.address) == SERVING

@@ -1,0 +1,137 @@
+"""F6: SIGTERM under load. Nothing is lost: what can go on goes on at the next start, what cannot fails and says so."""
+
+import asyncio
+import json
+import signal
+import subprocess
+
+import pytest
+
+from osmosis_grpc.trainer import RolloutClient, attach
+from tests.attach.cutting_proxy import CuttingProxy
+from tests.attach.servers import ServerProcess, until
+from tests.faults.pure import AGENTS, Counted, check_equal, digest, gathering, passengers, undisturbed
+
+LIMIT = 1
+EXIT = LIMIT + 5
+"""Seconds in which the process has to be gone: its own promise."""
+
+
+async def stopped(server: ServerProcess) -> dict:
+    """SIGTERM, and what the process says at its end."""
+    server.signal(signal.SIGTERM)
+    out, _ = await asyncio.to_thread(server.process.communicate, timeout=EXIT)
+    return json.loads(out.splitlines()[-1])
+
+
+def serving(tmp_path, limit: float = LIMIT) -> ServerProcess:
+    arguments = ("--state-dir", str(tmp_path / "state"), "--drain-timeout", str(limit), "--max-concurrent", "20")
+    return ServerProcess(*arguments, agents=AGENTS)
+
+
+@pytest.mark.slow
+async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
+    """40 rollouts, half of them queued, a chat open in each that runs."""
+    expected = await undisturbed(tmp_path, 40)
+    server = await stack.enter_async_context(serving(tmp_path))
+    policy, completions = Counted(tmp_path), []
+    trainer = await stack.enter_async_context(attach(server.address, policy, longest_pause=0.5))
+    at_work = gathering(trainer, 40, completions)
+    await until(lambda: len(policy.calls) > 60, "all have begun")
+    policy.gate.clear()
+    await until(lambda: policy.open >= 20, "a chat open in each that runs")
+    before = {completion.rollout_id for completion in completions}
+    told = await stopped(server)
+    assert server.process.returncode == 0
+    failed = [completion for completion in completions if completion.status == "FAILED"]
+    assert {(c.finish_reason, c.failure.boundary, c.failure.retryable) for c in failed} <= {
+        ("shutdown", "server", True)
+    }
+    assert {c.rollout_id for c in failed} <= passengers(40)
+    assert told["kept"] == 40 - len(completions)
+    assert told["undelivered"] == 0
+    policy.gate.set()
+    await server.start()
+    await at_work
+    assert sorted(c.rollout_id for c in completions) == sorted(expected)
+    for completion in completions:
+        if completion not in failed:
+            assert (completion.status, digest(completion)) == ("COMPLETED", expected[completion.rollout_id])
+        assert completion.attempt == 1
+    assert {c.rollout_id for c in completions} > before
+    assert policy.asked_twice == []
+
+
+@pytest.mark.slow
+async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
+    expected = await undisturbed(tmp_path, 40)
+    server = await stack.enter_async_context(serving(tmp_path, limit=20))
+    policy, completions = Counted(tmp_path), []
+    trainer = await stack.enter_async_context(attach(server.address, policy))
+    at_work = gathering(trainer, 40, completions)
+    await until(lambda: len(policy.calls) > 60, "all have begun")
+    server.signal(signal.SIGTERM)
+    out, _ = await asyncio.to_thread(server.process.communicate, timeout=25)
+    told = json.loads(out.splitlines()[-1])
+    assert (server.process.returncode, told["undelivered"], told["kept"]) == (0, 0, 0)
+    await at_work
+    check_equal(completions, expected, policy)
+
+
+@pytest.mark.slow
+async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
+    expected = await undisturbed(tmp_path, 20)
+    server = await stack.enter_async_context(serving(tmp_path))
+    proxy = await stack.enter_async_context(CuttingProxy(server.address))
+    policy, completions = Counted(tmp_path), []
+    trainer = await stack.enter_async_context(attach(proxy.address, policy, longest_pause=0.5))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    at_work = gathering(trainer, 20, completions)
+    await until(lambda: len(completions) > 3, "some are over")
+    proxy.refusing = True
+    proxy.cut()
+    info = await client.info()
+    told = await stopped(server)
+    assert server.process.returncode == 0
+    assert told["kept"] + told["undelivered"] + len(completions) >= 20
+    assert told["undelivered"]
+    await server.start()
+    proxy.refusing = False
+    await at_work
+    assert (await client.info()).journal_id == info.journal_id
+    ended = {completion.rollout_id: completion for completion in completions}
+    assert sorted(ended) == sorted(expected)
+    assert len(completions) == 20
+    for name, completion in ended.items():
+        if name not in passengers(20) or completion.status == "COMPLETED":
+            assert digest(completion) == expected[name]
+    assert policy.asked_twice == []
+
+
+@pytest.mark.slow
+async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
+    expected = await undisturbed(tmp_path, 20)
+    server = await stack.enter_async_context(serving(tmp_path, limit=600))
+    policy, completions = Counted(tmp_path), []
+    trainer = await stack.enter_async_context(attach(server.address, policy, longest_pause=0.5))
+    at_work = gathering(trainer, 20, completions)
+    await until(lambda: len(policy.calls) > 30, "all have begun")
+    policy.gate.clear()
+    server.signal(signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    server.signal(signal.SIGTERM)
+    try:
+        assert await asyncio.to_thread(server.process.wait, 5) == 128 + signal.SIGTERM
+    except subprocess.TimeoutExpired:
+        pytest.fail("it drains on")
+    server.process.stdout.close()
+    policy.gate.set()
+    await server.start()
+    await at_work
+    assert sorted(c.rollout_id for c in completions) == sorted(expected)
+    for completion in completions:
+        if completion.rollout_id not in passengers(20) or completion.status == "COMPLETED":
+            assert digest(completion) == expected[completion.rollout_id]
+        else:
+            assert (completion.status, completion.finish_reason) == ("FAILED", "restart")
+    assert policy.asked_twice == []

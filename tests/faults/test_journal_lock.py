@@ -1,0 +1,44 @@
+"""A14: two servers on one journal, or on one port: the second one refuses, and says why."""
+
+import signal
+
+import pytest
+
+from tests.processes import run, server_process
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+
+
+def second(*arguments: str):
+    return run("-m", "osmosis_grpc.serve", *CALCULATOR, "--no-http", *arguments)
+
+
+@pytest.mark.slow
+def test_a_second_server_on_one_journal_names_the_first(tmp_path):
+    state = ("--state-dir", str(tmp_path / "state"))
+    with server_process(*CALCULATOR, *state) as (process, _):
+        result = second("--grpc-port", "0", *state)
+        assert result.returncode == 2
+        assert f"in use by process {process.pid}" in result.stderr
+        assert "--state-dir chooses another" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_no_lock(tmp_path):
+    state = ("--state-dir", str(tmp_path / "state"))
+    for _ in range(2):
+        with server_process(*CALCULATOR, *state) as (process, _):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert (tmp_path / "state" / "lock").read_text() == str(process.pid)
+
+
+@pytest.mark.slow
+def test_a_second_server_on_one_port_is_refused(tmp_path):
+    with server_process(*CALCULATOR) as (_, address):
+        result = second("--grpc-port", address.rpartition(":")[2], "--state-dir", str(tmp_path / "state"))
+    assert result.returncode == 2
+    assert f"cannot listen on {address}: in use" in result.stderr
+    assert "--grpc-port chooses another" in result.stderr

@@ -1,0 +1,97 @@
+"""F1, F2: the kill loop, small. `make faults` runs it with hundreds of kills."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.history import History, read
+from benchmarks.promises import Evidence, Kept
+from osmosis_grpc.types import Outcome, events
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def killed(who: str, kills: int, seed: int) -> dict:
+    command = ["-m", "benchmarks.kill_loop", "--who", who, "--kills", str(kills), "--rollouts", "40",
+               "--in-flight", "8", "--seed", str(seed), "--json"]  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-2000:]
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param("server", marks=pytest.mark.slow),
+        *(pytest.param(w, marks=pytest.mark.long) for w in ("trainer", "both")),
+    ],
+)
+def test_six_kills_lose_nothing(who):
+    told = killed(who, 6, seed=11)
+    assert sum(told["kills"].values()) == 6
+    assert (told["accepted"], told["delivered"], told["applied"]) == (40, 40, 40)
+    assert (told["lost"], told["applied_twice"], told["sampled_twice"], told["other_breaks"]) == (0, 0, 0, {})
+    assert told["replayed_equal"] == told["replayable"] == 32
+    if who == "server":
+        assert told["resampled"] == 0
+
+
+# The judge is judged, too: each promise that is broken is named, with the lines that show it.
+
+ENDED = {"status": "COMPLETED", "reason": "stop", "digest": "d"}
+
+
+def history(path: Path, *lines: tuple) -> Evidence:
+    for who, op, name, key, outcome in lines:
+        History(path, who).tell(op, name, *key, outcome=outcome)
+    recorded = [(1.0, events.Delivered(Outcome.RECORDED, "", 1))]
+    return Evidence(list(read(path)), [Kept("r", 1, 0.0, 0.5, True, recorded)], {"r": "d"}, {"r"})
+
+
+GOOD = (
+    ("trainer", "sampled", "r", (1, "main", 1), "1-1"), ("server", "got", "r", ("main", 1), "1-1"),
+    ("trainer", "applied", "r", (1, "result"), ENDED), ("trainer", "confirmed", "r", (1, "result"), None),
+)  # fmt: skip
+BROKEN = {
+    "lost": GOOD[:2],
+    "applied twice": (*GOOD, ("trainer", "applied", "r", (1, "another"), ENDED)),
+    "sampled twice": (*GOOD, ("trainer", "sampled", "r", (1, "main", 1), "1-2")),
+    "replayed": (*GOOD[:2], ("trainer", "applied", "r", (1, "result"), ENDED | {"digest": "other"})),
+    "attempt kept": (*GOOD[:2], ("trainer", "applied", "r", (2, "result"), ENDED)),
+}
+
+
+def test_a_good_history_is_good(tmp_path):
+    assert history(tmp_path / "history", *GOOD).broken() == []
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_a_broken_promise_is_named_with_its_lines(tmp_path, promise):
+    (found,) = history(tmp_path / "history", *BROKEN[promise]).broken()
+    assert found.promise == promise
+    assert "r" in found.what
+    assert all("line " in text for text in str(found).splitlines()[1:])
+
+
+def test_a_chat_that_died_with_its_trainer_may_be_sampled_again(tmp_path):
+    killed = ("supervisor", "killed", "", ("trainer", "any time", 7), None)
+    again = ("trainer", "sampled", "r", (1, "main", 1), "2-1")
+    evidence = history(tmp_path / "history", GOOD[0], killed, again, *GOOD[2:])
+    assert evidence.broken() == []
+    (found,) = history(tmp_path / "history", GOOD[1], ("server", "got", "r", ("main", 1), "2-1")).broken()
+    assert found.promise == "sampled twice"
+
+
+def test_what_is_not_delivered_is_named(tmp_path):
+    evidence = history(tmp_path / "history", *GOOD)
+    evidence.journal[0].delivered[:] = [(1.0, events.Delivered(None, "expired", 1))]
+    (found,) = evidence.broken()
+    assert found.promise == "delivered"

@@ -1,0 +1,76 @@
+"""F7: the server stands still for 30 s, or the trainer does. Nothing is lost, and nothing fails for it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.history import VARIABLE, read
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
+from tests.attach.servers import ServerProcess, until
+from tests.faults.pure import AGENTS, undisturbed
+from tests.processes import ROOT
+
+STILL = 30.0
+
+
+async def still(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(STILL)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+async def test_a_server_that_stands_still(stack, tmp_path):
+    """60 rollouts over an attachment, and 20 with callbacks, go on beside each other."""
+    server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
+    attached, called, completions = CountingPolicy(), CountingPolicy(), []
+    trainer = await stack.enter_async_context(attach([server.address], attached))
+    callback = await stack.enter_async_context(TrainerServer(called))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    asked = list(requests("still", 60))
+
+    async def gather() -> None:
+        async for completion in trainer.run(asked, max_in_flight=20):
+            completions.append(completion)
+
+    at_work = asyncio.create_task(gather())
+    other = list(requests("called", 20, think=0.2))
+    for request in other:
+        await client.init(request, callback=callback.callback())
+    await until(lambda: completions and attached.open and called.open, "something open everywhere")
+    await still(server.process.pid)
+    async with asyncio.timeout(90):
+        await at_work
+        ended = [await callback.completion(request.rollout_id) for request in other]
+    check_run([request.rollout_id for request in asked], completions, attached)
+    assert {completion.attempt for completion in completions} == {1}
+    for completion in ended:
+        check_whole(completion, called.replies.get)
+    assert called.asked_twice == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+async def test_a_trainer_that_stands_still(stack, tmp_path):
+    expected = await undisturbed(tmp_path, 60)
+    server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path / "state"), agents=AGENTS))
+    path = tmp_path / "history.jsonl"
+    path.touch()
+    command = ["-m", "benchmarks.kill_trainer", "--target", server.address, "--rollouts", "60", "--in-flight", "10"]
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=os.environ | {VARIABLE: str(path)}) as trainer:
+        await until(lambda: sum(line.op == "applied" for line in read(path)) > 5, "some over")
+        await still(trainer.pid)
+        assert await asyncio.to_thread(trainer.wait, 60) == 0
+    applied = [line for line in read(path) if line.op == "applied"]
+    assert len(applied) == 60
+    assert {line.id: line.outcome["digest"] for line in applied} == expected
+    sampled = [(line.id, *line.key) for line in read(path) if line.op == "sampled"]
+    assert len(sampled) == len(set(sampled))

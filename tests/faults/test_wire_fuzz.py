@@ -1,0 +1,172 @@
+"""Invariant: whatever bytes come, the answer is OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED or a status that the RPC
+documents; never INTERNAL, UNKNOWN or a crash; and health and an innocent rollout go on afterwards (F30, F37).
+
+Every method of both services and every kind of frame of Attach and Accept, from the descriptors, so
+that a new one cannot be forgotten. Random bytes, damaged bytes, unknown fields, valid messages with
+hostile values. Several at once make an example. `slow` runs thousands of examples of each, and
+prints how to repeat the one that fails.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
+from tests.faults.fuzzed import House, Serverly, Trainerly
+from tests.faults.messages import hostile
+
+METHODS = {
+    (service.name, method.name): method
+    for service in services_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+UNARY = [key for key, method in METHODS.items() if not method.client_streaming]
+STREAMS = [key for key, method in METHODS.items() if method.client_streaming]
+DOCUMENTED = {
+    "Init": {"NOT_FOUND", "ALREADY_EXISTS", "ABORTED"},
+    "Cancel": set(),
+    "GetRollout": {"NOT_FOUND"},
+    "ListRollouts": set(),
+    "StreamEvents": {"NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION"},
+    "GetServerInfo": set(),
+    "Drain": set(),
+    "Attach": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
+    "Chat": {"ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED"},
+    "Complete": {"ABORTED"},
+    "Accept": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
+}  # fmt: skip
+"""Beside OK, INVALID_ARGUMENT and RESOURCE_EXHAUSTED. CANCELLED is what the fuzzing itself cut."""
+ALWAYS = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
+SINGLY = {code.value[0] for code in grpc.StatusCode} - {
+    grpc.StatusCode.UNKNOWN.value[0],
+    grpc.StatusCode.INTERNAL.value[0],
+}
+TRAINER_FRAMES = [field.name for field in attach_pb2.TrainerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
+SERVER_FRAMES = [field.name for field in attach_pb2.ServerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
+LOST = "Internal error from Core"
+"""What grpc.aio's client makes of a write that met the end of its stream: the status that came is not told then."""
+QUICK, LONG = 12, 2000
+
+
+@pytest.fixture(scope="module")
+def house():
+    built = House()
+    built.begin()
+    yield built
+    built.end()
+
+
+@pytest.fixture(scope="module")
+def trainerly(house):
+    async def begin():
+        return Trainerly(house)
+
+    built = house.run(begin())
+    yield built
+    house.run(built.raw.__aexit__())
+
+
+@pytest.fixture(scope="module")
+def serverly(house):
+    async def begin():
+        return Serverly(house)
+
+    built = house.run(begin())
+    yield built
+    house.run(built.raw.__aexit__())
+
+
+def repeat(test: Any, examples: int) -> None:
+    """Run a test of drawn data so often: the same examples each time where there are few."""
+    few = examples == QUICK
+    settings(
+        max_examples=examples, deadline=None, derandomize=few, database=None, print_blob=not few,
+        suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate],
+    )(given(st.data())(test))()  # fmt: skip
+
+
+EXAMPLES = [QUICK, pytest.param(LONG, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+
+
+def test_every_method_is_tried_and_says_what_it_answers():
+    assert {name for _, name in METHODS} == set(DOCUMENTED)
+    assert {name for _, name in STREAMS} == {"Attach", "Accept"}
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize(("service", "name"), UNARY)
+def test_methods(house, service, name, examples):
+    method = METHODS[service, name]
+    path = f"/{method.containing_service.full_name}/{name}"
+    allowed = ALWAYS | DOCUMENTED[name]
+
+    def test(data: Any) -> None:
+        drawn = [hostile(_request(house, name, method), data.draw) for _ in range(data.draw(st.integers(1, 4)))]
+        address = name if name in house.addresses else service
+        calls = [house.call(address, path, one, stream=method.server_streaming) for one in drawn]
+        codes = house.run(_gathered(calls))
+        assert set(codes) <= allowed, (codes, drawn)
+
+    repeat(test, examples)
+    house.check()
+
+
+async def _gathered(calls: Any) -> list[str]:
+    return await asyncio.gather(*calls)
+
+
+def _request(house: House, name: str, method: Any) -> Any:
+    if name == "Init":
+        return house.request()
+    if name == "Chat":
+        return house.chat()
+    if name == "Complete":
+        return house.completion()
+    request = getattr(control_pb2, method.input_type.name)()
+    for field in ("rollout_id", "page_token", "cursor"):
+        if field in request.DESCRIPTOR.fields_by_name:
+            setattr(request, field, "r00000001" if field == "rollout_id" else "")
+    return request
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("kind", TRAINER_FRAMES)
+def test_frames_of_a_trainer(house, trainerly, kind, examples):
+    _frames(house, trainerly, kind, examples, services_pb2.AttachRequest, DOCUMENTED["Attach"])
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("kind", SERVER_FRAMES)
+def test_frames_of_an_agent_server(house, serverly, kind, examples):
+    _frames(house, serverly, kind, examples, services_pb2.AcceptRequest, DOCUMENTED["Accept"])
+
+
+def _frames(house: House, side: Any, kind: str, examples: int, request: Any, documented: set[str]) -> None:
+    def test(data: Any) -> None:
+        drawn = []
+        for _ in range(data.draw(st.integers(1, 3))):
+            template = request(frames=[house.run(side.template(kind))])
+            drawn.append(hostile(template, data.draw))
+            if kind == "hello":
+                house.run(side.reopen(drawn[-1]))
+            else:
+                house.run(_sent(side, drawn[-1]))
+                house.run(side.settle(kind))
+            over = side.raw.stream.over
+            if side.raw.stream.details == LOST:
+                over = None
+            assert over is None or over in ALWAYS | documented, (over, side.raw.stream.details, drawn)
+            assert side.codes() <= SINGLY, drawn
+
+    repeat(test, examples)
+    house.check()
+
+
+async def _sent(side: Any, data: bytes) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # what came before has ended it
+        await side.raw.stream.send_bytes(data)

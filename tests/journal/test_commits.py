@@ -1,0 +1,261 @@
+"""A token is told after its commit and not before; what cannot be committed is told, too."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from osmosis_grpc.types import events
+from tests.journal.kept import CALLBACK, Kept, keeping
+from tests.processes import ROOT
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from tests.journal.kept import Kept
+from osmosis_grpc.types import events
+
+async def main(folder):
+    kept = Kept(Path(folder))
+    told = kept.store.committed
+    def tell(tokens, ok):
+        told(tokens, ok)
+        sys.stdout.write("".join(f"{token}\\n" for token in tokens if ok))
+        sys.stdout.flush()
+    kept.store.committed = tell
+    for name in range(10_000):
+        kept.accept(f"r{name}")
+        for number in range(20):
+            kept.append(events.Logged(f"{number}", {"filler": "x" * 500}), f"r{name}")
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+        kept.end(f"r{name}")
+        kept.deliver(f"r{name}")
+        await asyncio.sleep(0.002)  # or this loop would be done before the second commit
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("tokens", [1, 300, 2000])
+async def test_what_was_told_survives_kill_9(tmp_path, tokens):
+    """Killed at once, by a signal that nobody can catch: everything told is there, and no hole before it."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with child:
+        told = [int(child.stdout.readline()) for _ in range(tokens)]
+        child.send_signal(signal.SIGKILL)
+        told += [int(line) for line in child.stdout if line.endswith("\n")]
+    assert told == list(range(1, len(told) + 1))
+    async with keeping(tmp_path) as kept:
+        kept.store.unsettled()
+        assert kept.store.last_position >= told[-1]
+        found = []
+        while batch := kept.store.all_events(found[-1][0] if found else 0, 1000):
+            found += batch
+        assert [position for position, _ in found] == list(range(1, kept.store.last_position + 1))
+        numbers = {}
+        for _, event in found:
+            numbers.setdefault(event.rollout_id, []).append(event.number)
+        assert all(row == list(range(1, len(row) + 1)) for row in numbers.values())
+        for name in numbers:
+            assert [event.number for event in kept.trajectory(name)] == numbers[name]
+
+
+async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
+    from osmosis_grpc.journal import Reader
+
+    async with keeping(tmp_path) as kept:
+        told = kept.store.committed
+        seen = []
+
+        def tell(tokens, ok):
+            told(tokens, ok)
+            reader = Reader.look(tmp_path)  # another connection sees them: they are committed
+            seen.append((max(tokens), reader.number("SELECT max(position) FROM events")))
+            reader.close()
+
+        kept.store.committed = tell
+        kept.accept()
+        for number in range(300):
+            kept.append(events.Logged(str(number)))
+            if number % 7 == 0:
+                await asyncio.sleep(0.001)
+        await kept.all_told()
+        assert kept.told == [(token, True) for token in range(1, 302)]
+        assert all(newest >= token for token, newest in seen)
+        assert len(seen) < 301  # many share a commit
+
+
+async def test_nothing_is_shown_before_its_commit(tmp_path):
+    async with keeping(tmp_path) as kept:
+        kept.accept()
+        assert (kept.trajectory(), kept.store.all_events(0, 10), kept.store.last_position) == ([], [], 0)
+        assert kept.store.find("r1") == []
+        await kept.all_told()
+        assert len(kept.trajectory()) == len(kept.store.all_events(0, 10)) == kept.store.last_position == 1
+
+
+async def test_closing_commits_what_waits(tmp_path):
+    kept = Kept(tmp_path)
+    kept.accept()
+    kept.append(events.Started())
+    kept.store.close()
+    async with keeping(tmp_path) as again:
+        assert len(again.store.unsettled()) == 1
+        assert len(again.trajectory()) == 2
+
+
+class Disk:
+    """Fails when it is told to: the file may grow no further."""
+
+    def __init__(self, kept, monkeypatch):
+        self.fails = False
+        from osmosis_grpc.journal import writer
+
+        real = writer._execute
+
+        def execute(database, statement, rows):
+            pages = database.execute("PRAGMA page_count").fetchone()[0] if self.fails else 2**30
+            database.execute(f"PRAGMA max_page_count = {pages}")
+            real(database, statement, rows)
+
+        monkeypatch.setattr(writer, "_execute", execute)
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+
+
+BIG = events.Logged("x" * 50_000)
+
+
+async def test_what_cannot_be_written_is_told(tmp_path, monkeypatch):
+    async with keeping(tmp_path) as kept:
+        disk, problems = Disk(kept, monkeypatch), []
+        kept.store.told_problem = problems.append
+        kept.accept("r1")
+        kept.accept("r2")
+        await kept.all_told()
+        disk.fails = True
+        failing = kept.append(BIG, "r1")
+        await kept.until(lambda: (failing, False) in kept.told)
+        await kept.until(lambda: problems)
+        assert "full" in problems[0]
+        disk.fails = False
+        await kept.until(lambda: problems[-1] == "")
+        assert kept.store.problem == ""
+        later, other = kept.append(events.Logged("small"), "r1"), kept.append(BIG, "r2")
+        await kept.all_told()
+        assert {(later, False), (other, True)} < set(kept.told)
+        assert [len(kept.kinds(name)) for name in ("r1", "r2")] == [1, 2]
+        kept.accept("r3")
+        kept.end("r2")
+        await kept.all_told()
+        assert kept.told[-2:] == [(kept.tokens - 1, True), (kept.tokens, True)]
+    async with keeping(tmp_path) as kept:
+        kept.store.unsettled()
+        assert [len(kept.kinds(name)) for name in ("r1", "r2", "r3")] == [1, 3, 1]
+        assert [event.number for event in kept.trajectory("r2")] == [1, 2, 3]
+
+
+async def test_a_rollout_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+    async with keeping(tmp_path) as kept:
+        disk = Disk(kept, monkeypatch)
+        disk.fails = True
+        kept.accept("r1", callback=CALLBACK, messages=[{"role": "user", "content": "x" * 50_000}])
+        await kept.all_told()
+        assert kept.told == [(1, False)]
+        assert list((tmp_path / "credentials").iterdir()) == []
+        assert (kept.store.find("r1"), kept.trajectory()) == ([], [])
+        assert kept.store._open_size == 0
+        disk.fails = False
+        await kept.until(lambda: not kept.store.problem)
+        kept.accept("r1", callback=CALLBACK)
+        await kept.all_told()
+        assert kept.told[-1] == (2, True)
+
+
+async def test_a_failing_disk_loses_no_count_of_what_it_holds(tmp_path, monkeypatch):
+    """What a sweep could not delete is deleted later, and counted once."""
+    async with keeping(tmp_path, record_ttl=10.0) as kept:
+        from osmosis_grpc.journal import writer
+
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+        kept.accept()
+        kept.end(time=1000.0)
+        kept.deliver()
+        await kept.all_told()
+        size = kept.store._size
+        kept.store._writer.batch().statements.append(("INSERT INTO nowhere VALUES (1)", ()))
+        kept.store.sweep(1e6)
+        kept.store.sweep(1e6)
+        await kept.commit()
+        await kept.until(lambda: kept.store._size == size)
+        assert kept.store.find("r1")
+        await kept.until(lambda: not kept.store.problem)
+        kept.store.sweep(1e6)
+        await kept.commit()
+        assert (kept.store.find("r1"), kept.store._size) == ([], 0)
+
+
+async def test_whatever_goes_wrong_in_the_thread_is_told(tmp_path, monkeypatch):
+    """A value that SQLite cannot hold is no reason to wait for ever."""
+    async with keeping(tmp_path) as kept:
+        from osmosis_grpc.journal import writer
+
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+        kept.store.bury("me", "r1", 2**70, 1.0)
+        kept.accept()
+        await kept.all_told()
+        assert kept.told == [(1, False)]
+        await kept.until(lambda: not kept.store.problem)
+        kept.accept("r2")
+        await kept.all_told()
+        assert kept.told[-1] == (2, True)
+
+
+LIMITED = """
+import asyncio, json, resource, signal, sys
+from pathlib import Path
+from tests.journal.kept import Kept
+from osmosis_grpc.types import events
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+async def main(folder):
+    kept = Kept(Path(folder))
+    kept.accept("r1")
+    kept.accept("r2")
+    await kept.all_told()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+    count = 0
+    while all(ok for _, ok in kept.told):
+        kept.append(events.Logged("x" * 20_000), "r1")
+        await kept.all_told()
+        count += 1
+    await kept.until(lambda: kept.store.problem)
+    problem = kept.store.problem
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await kept.until(lambda: not kept.store.problem)
+    last = kept.append(events.Logged("x" * 20_000), "r2")
+    await kept.all_told()
+    print(json.dumps([problem, count, kept.told[-1][1], len(kept.trajectory("r1"))]))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_full_disk_in_earnest(tmp_path):
+    """A file that may not grow: the kernel says no, and later yes."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, cwd=ROOT,
+        timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    problem, count, ok, length = json.loads(done.stdout)
+    assert problem
+    assert ok
+    assert length == count  # its Accepted, and all but the one that failed
+    async with keeping(tmp_path) as kept:
+        kept.store.unsettled()
+        assert len(kept.trajectory("r1")) == count
+        assert len(kept.trajectory("r2")) == 2

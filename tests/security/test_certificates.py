@@ -1,0 +1,250 @@
+"""TLS and mTLS on every way that two sides connect; files that are replaced while a server runs."""
+
+import asyncio
+import logging
+import ssl
+from contextlib import asynccontextmanager
+
+import grpc
+import httpx
+import pytest
+
+from osmosis_gateway.door import open_door
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.link.credentials import channel
+from osmosis_grpc.link.tls import client_context
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.server import Access, AgentServer, ClientTls, Security, ServerTls
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import CompletionStatus
+from tests.security.conftest import TOKEN
+
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+QUICK = EngineConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
+PATIENCE = 20.0
+DOORS = ("gRPC", "HTTPS")
+
+
+@asynccontextmanager
+async def opened(tls: ServerTls, door: str):
+    """A server behind one of its doors: whether a caller gets in, by its TLS."""
+    async with AgentServer([CalculatorAgent()], port=0, security=Security(tls=tls)) as server:
+        if door == "gRPC":
+            yield lambda client: grpc_opens(server.address, client)
+            return
+        async with open_door(server, port=0) as http:
+            yield lambda client: https_opens(http.address, client)
+
+
+async def grpc_opens(address: str, tls: ClientTls | None) -> bool:
+    async with channel(address, tls, (("grpc.use_local_subchannel_pool", 1),)) as known:
+        try:
+            await services_pb2_grpc.RolloutServiceStub(known).GetServerInfo(control_pb2.GetServerInfoRequest())
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+        return True
+
+
+async def https_opens(address: str, tls: ClientTls | None) -> bool:
+    scheme, verify = ("http", True) if tls is None else ("https", client_context(tls))
+    async with httpx.AsyncClient(base_url=f"{scheme}://{address}", verify=verify, trust_env=False) as client:
+        try:
+            answer = await client.get("/openapi.json")
+        except (httpx.TransportError, ssl.SSLError):
+            return False
+        return answer.status_code == 200
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_server_is_believed_by_its_ca_and_name(files, stranger, door):
+    async with opened(files.server(), door) as opens:
+        assert await opens(files.client())
+        assert await opens(files.client(ca=stranger.ca)) is False
+        assert await opens(ClientTls()) is False, "the public CAs did not sign it"
+        assert await opens(None) is False
+        if door == "gRPC":
+            assert await opens(files.client(server_name="localhost"))
+            assert await opens(files.client(server_name="elsewhere.example")) is False
+    async with opened(files.server("expired"), door) as opens:
+        assert await opens(files.client()) is False
+    async with opened(files.server("client"), door) as opens:
+        assert await opens(files.client()) is False, "another name is in it"
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_callers_need_a_certificate_of_the_ca(files, stranger, door):
+    async with opened(files.server(client_ca=files.ca), door) as opens:
+        assert await opens(files.client("client"))
+        assert await opens(files.client()) is False
+        assert await opens(files.client("expired")) is False
+        theirs = ClientTls(ca=files.ca, cert=stranger.folder / "client.pem", key=stranger.folder / "client.key")
+        assert await opens(theirs) is False
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_where_both_are_asked_for_both_are_needed(files, door):
+    security = Security.of(TOKEN, files.server(client_ca=files.ca))
+    async with AgentServer([CalculatorAgent()], port=0, security=security) as server, open_door(server, port=0) as http:
+
+        async def opens(tls: ClientTls, token: str) -> bool:
+            if door == "HTTPS":
+                shown = {"authorization": f"Bearer {token}"}
+                async with httpx.AsyncClient(verify=client_context(tls), trust_env=False, headers=shown) as client:
+                    return (await client.get(f"https://{http.address}/openapi.json")).status_code == 200
+            async with channel(server.address, tls, ()) as known:
+                stub = services_pb2_grpc.RolloutServiceStub(known)
+                try:
+                    shown = (("authorization", f"Bearer {token}"),)
+                    await stub.GetServerInfo(control_pb2.GetServerInfoRequest(), metadata=shown)
+                except grpc.aio.AioRpcError:
+                    return False
+                return True
+
+        assert await opens(files.client("client"), TOKEN)
+        assert not await opens(files.client("client"), "wrong")
+        assert not await opens(files.client(), TOKEN)
+        assert not await opens(files.client(), "wrong")
+
+
+async def test_https_health_needs_no_certificate(files):
+    security = Security(tls=files.server(client_ca=files.ca))
+    async with (
+        AgentServer([CalculatorAgent()], port=0, security=security) as server,
+        open_door(server, port=0) as http,
+        httpx.AsyncClient(
+            base_url=f"https://{http.address}", verify=client_context(files.client()), trust_env=False
+        ) as client,
+    ):
+        assert (await client.get("/health")).status_code == 200
+        for path in ("/openapi.json", "/platform/health", "/nowhere"):
+            assert (await client.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_files_are_replaced_while_the_server_runs(fresh, stranger, door, caplog):
+    caplog.set_level(logging.INFO)
+    mine, theirs = fresh.client(), fresh.client(ca=stranger.ca)
+    async with opened(fresh.server(), door) as opens:
+        assert (await opens(mine), await opens(theirs)) == (True, False)
+        fresh.issue("server", "127.0.0.1", by=stranger)
+        assert (await opens(mine), await opens(theirs)) == (False, True)
+        for broken in ("", "no certificate", (fresh.folder / "client.pem").read_text()):
+            (fresh.folder / "server.pem").write_text(broken)
+            assert (await opens(mine), await opens(theirs)) == (False, True), "what was read before stays"
+            assert "server.pem" in caplog.text
+        (fresh.folder / "server.pem").unlink()
+        assert await opens(theirs)
+        fresh.issue("server", "127.0.0.1")
+        assert (await opens(mine), await opens(theirs)) == (True, False)
+    assert "PRIVATE KEY" not in caplog.text
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger, door):
+    mine = fresh.client("client")
+    theirs = ClientTls(ca=fresh.ca, cert=stranger.folder / "client.pem", key=stranger.folder / "client.key")
+    accepted = fresh.folder / "callers.pem"
+    for text, ends in (
+        (fresh.ca.read_text(), (True, False)), (fresh.ca.read_text() + stranger.ca.read_text(), (True, True)),
+        (stranger.ca.read_text(), (False, True)),
+    ):  # fmt: skip
+        if not accepted.exists():
+            accepted.write_text(text)
+            opening = opened(fresh.server(client_ca=accepted), door)
+            opens = await opening.__aenter__()
+        accepted.write_text(text)
+        assert (await opens(mine), await opens(theirs)) == ends
+    await opening.__aexit__(None, None, None)
+
+
+async def test_an_attachment_over_mtls_with_a_token(files):
+    security = Security.of(f"lab={TOKEN}", files.server(client_ca=files.ca))
+    async with AgentServer([CalculatorAgent()], port=0, security=security) as server:
+        async with attach([server.address], ToolCallingMock(), token=TOKEN, tls=files.client("client")) as trainer:
+            completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
+            seen = [event.number async for event in trainer.events("r")]
+        async with RolloutClient(server.address, token=TOKEN, tls=files.client("client")) as client:
+            assert (await client.get("r")).completion.status is CompletionStatus.COMPLETED
+        assert server.engine.get("token:lab", "r")
+    assert completion.status is CompletionStatus.COMPLETED
+    assert seen == list(range(1, len(seen) + 1))
+
+
+@pytest.mark.parametrize("name", ["client", "nameless"])
+async def test_a_certificate_is_an_owner(files, name):
+    """By its alternative name, else by its common name; over HTTPS the same."""
+    owner = {"client": "cert:trainer-7@lab.example", "nameless": "cert:trainer-8"}[name]
+    security = Security(tls=files.server(client_ca=files.ca))
+    async with (
+        AgentServer([CalculatorAgent()], port=0, security=security, config=QUICK) as server,
+        open_door(server, port=0) as http,
+        RolloutClient(server.address, tls=files.client(name)) as client,
+        httpx.AsyncClient(
+            base_url=f"https://{http.address}", verify=client_context(files.client(name)), trust_env=False
+        ) as session,
+        TrainerServer(ToolCallingMock()) as trainer,
+    ):
+        await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+        body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
+        answer = await session.post("/v1/rollout/init", json=body | {"rollout_id": "h"})
+        assert answer.status_code == 202
+        assert {record.rollout_id for record in server.engine.rollouts(owner)[0]} == {"r", "h"}
+        await asyncio.wait_for(trainer.completion("r"), PATIENCE)
+
+
+async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
+    options = {"listen_on": "127.0.0.1:0", "listen_tokens": [TOKEN], "listen_tls": files.server(client_ca=files.ca)}
+    async with attach([], ToolCallingMock(), **options) as trainer:
+        for access, problem in (
+            (Access(token="wrong", tls=files.client("client")), "no credential, or a wrong one"),
+            (Access(token=TOKEN, tls=files.client()), "trying again"),
+            (Access(token=TOKEN, tls=files.client("client", ca=stranger.ca)), "CERTIFICATE_VERIFY_FAILED"),
+            (Access(token=TOKEN), "trying again"),
+        ):
+            caplog.clear()
+            async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
+                async with asyncio.timeout(PATIENCE):
+                    while problem not in caplog.text:
+                        await asyncio.sleep(0.01)
+            assert trainer.servers == []
+            assert TOKEN not in caplog.text
+        access = Access(token=TOKEN, tls=files.client("client"))
+        async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
+            completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
+            assert completion.status is CompletionStatus.COMPLETED
+
+
+async def called_back(files, trainer_tls, server_tls, *, server_name=""):
+    """How a rollout ends whose trainer speaks TLS."""
+    trainers = Access(tls=server_tls)
+    async with (
+        AgentServer([CalculatorAgent()], port=0, config=QUICK, trainers=trainers) as server,
+        TrainerServer(ToolCallingMock(), tls=trainer_tls, tokens=TOKEN) as trainer,
+        RolloutClient(server.address) as client,
+    ):
+        callback = trainer.callback(server_name=server_name)
+        assert callback.tls is not None
+        await client.init(rollout_id="r", messages=QUESTION, callback=callback)
+        return (await asyncio.wait_for(client.wait("r"), PATIENCE)).status
+
+
+async def test_callbacks_over_tls(files, stranger):
+    completed, failed = CompletionStatus.COMPLETED, CompletionStatus.FAILED
+    ends = {
+        "by its host": await called_back(files, files.server(), files.client()),
+        "by its name": await called_back(files, files.server(), files.client(), server_name="localhost"),
+        "by another name": await called_back(files, files.server(), files.client(), server_name="other.example"),
+        "by another CA": await called_back(files, files.server(), files.client(ca=stranger.ca)),
+        "by the public CAs": await called_back(files, files.server(), None),
+        "expired": await called_back(files, files.server("expired"), files.client()),
+        "mTLS": await called_back(files, files.server(client_ca=files.ca), files.client("client")),
+        "no certificate": await called_back(files, files.server(client_ca=files.ca), files.client()),
+    }
+    assert ends == {
+        "by its host": completed, "by its name": completed, "by another name": failed, "by another CA": failed,
+        "by the public CAs": failed, "expired": failed, "mTLS": completed, "no certificate": failed,
+    }  # fmt: skip

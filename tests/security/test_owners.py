@@ -1,0 +1,243 @@
+"""A rollout belongs to the credential it came with: what others see of it, over every way."""
+
+import asyncio
+
+import grpc
+import httpx
+import pytest
+
+from osmosis_gateway.door import open_door
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import Callback, CompletionStatus
+from tests.security.conftest import SECOND, TOKEN
+from tests.server.raw_trainer import ATTACH, RawStream, RawTrainer
+
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
+PATIENCE = 20.0
+
+
+class Waiter(RolloutAgentLoop):
+    """Runs until it is let go."""
+
+    name = "waiter"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await self.go.wait()
+        return ctx.complete([])
+
+
+@pytest.fixture
+async def house(stack):
+    """A server with a rollout of the first token's, and everybody's clients."""
+    agent = Waiter()
+    server = await stack.enter_async_context(AgentServer([agent], port=0, security=Security.of(TOKENS)))
+    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock()))
+    clients = [
+        await stack.enter_async_context(RolloutClient(server.address, token=token))
+        for token in (TOKEN, "rotated-in", SECOND)
+    ]
+    await clients[0].init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+    return server, agent, trainer, clients
+
+
+async def rows(client):
+    return [row.rollout_id async for row in client.rollouts()]
+
+
+async def test_to_others_it_is_not_there(house):
+    _, agent, trainer, (owner, _, other) = house
+    with pytest.raises(AlreadyExists):
+        await other.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+    with pytest.raises(AlreadyExists):
+        await other.init(rollout_id="r", attempt=2, messages=QUESTION, callback=trainer.callback())
+    with pytest.raises(NotFound) as theirs:
+        await other.get("r")
+    with pytest.raises(NotFound) as nobodys:
+        await other.get("s")
+    assert str(theirs.value).removesuffix("r") == str(nobodys.value).removesuffix("s")
+    with pytest.raises(NotFound):
+        await anext(other.events("r"))
+    assert await rows(other) == []
+    assert [row.state for row in await other.cancel("r", reason="mine now")] == [None]
+    assert await other.cancel(everything=True) == []
+    stream = other.all_events()
+    assert (await anext(stream))[1] is None, "a sign of life first"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await anext(stream)
+    await stream.aclose()
+    assert (await owner.get("r")).activity.description
+    agent.go.set()
+    assert (await asyncio.wait_for(trainer.completion("r"), PATIENCE)).status is CompletionStatus.COMPLETED
+
+
+async def test_a_rotated_token_keeps_its_rollouts(house):
+    _, _, trainer, (owner, rotated, _) = house
+    again = await rotated.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(state=b"re-pointed"))
+    assert not again.started
+    assert await rows(rotated) == await rows(owner) == ["r"]
+    assert len(await rotated.cancel("r")) == 1
+    assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED
+
+
+async def test_http_callers_are_owners_as_well(house, stack):
+    server, _, trainer, (owner, _, other) = house
+    http = await stack.enter_async_context(open_door(server, port=0))
+    client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False))
+    body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
+
+    async def init(rollout_id, token):
+        shown = {"authorization": f"Bearer {token}"}
+        return (
+            await client.post("/v1/rollout/init", json=body | {"rollout_id": rollout_id}, headers=shown)
+        ).status_code
+
+    assert await init("r", SECOND) == 409
+    assert await init("h", SECOND) == 202
+    assert await init("h", TOKEN) == 409
+    assert await rows(other) == ["h"]
+    assert await rows(owner) == ["r"]
+
+
+async def test_an_attachment_is_its_credentials(house):
+    server, *_ = house
+
+    def opened(trainer, token):
+        call = trainer._channel.stream_stream(ATTACH, None, trainer._answer)(
+            metadata=(("authorization", f"Bearer {token}"),)
+        )
+        return RawStream(call)
+
+    async with RawTrainer(server.address) as trainer:
+        first = opened(trainer, TOKEN)
+        await first.send(trainer.hello())
+        await first.next("hello")
+        second = opened(trainer, SECOND)
+        await second.send(trainer.hello())
+        assert await second.ended() == "UNAUTHENTICATED"
+        assert first.over is None
+        third = opened(trainer, "rotated-in")
+        await third.send(trainer.hello())
+        await third.next("hello")
+        assert await first.ended() == "ABORTED"
+        await third.cut()
+
+
+async def test_over_attachments_rollouts_are_their_owners(house):
+    server, agent, _, (owner, _, other) = house
+    async with attach([server.address], ToolCallingMock(), token=SECOND) as trainer:
+        with pytest.raises(AlreadyExists):
+            await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
+        running = asyncio.ensure_future(trainer.rollout(rollout_id="a", messages=QUESTION))
+        async with asyncio.timeout(PATIENCE):
+            while await rows(other) != ["a"]:
+                await asyncio.sleep(0.01)
+        assert await rows(owner) == ["r"]
+        with pytest.raises(NotFound):
+            await owner.get("a")
+        agent.go.set()
+        assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
+
+
+async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
+    """What one has run is not told to another credential that names its journal."""
+    tokens = ["one=1-secret", "two=2-secret"]
+    trainer = await stack.enter_async_context(
+        attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=tokens)
+    )
+    from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2
+
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
+    hello = attach_pb2.ServerHello(
+        process_uuid="p", journal_id="journal-of-one", version="x", protocol_min=1, protocol_max=1, max_open_rollouts=1
+    )
+
+    async def dial(token):
+        call = channel.stream_stream(
+            "/osmosis.rollout.v1.TrainerService/Accept",
+            services_pb2.AcceptRequest.SerializeToString, services_pb2.AcceptResponse.FromString,
+        )(metadata=(("authorization", f"Bearer {token}"),))  # fmt: skip
+        await call.write(services_pb2.AcceptRequest(frames=[attach_pb2.ServerFrame(hello=hello)]))
+        try:
+            return (await call.read()).frames[0].hello.attachment_id
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        finally:
+            call.cancel()
+
+    mine = await dial("1-secret")
+    assert len(mine) > 16
+    assert await dial("2-secret") == "UNAUTHENTICATED"
+    assert await dial("1-secret") == mine
+
+
+async def test_a_callback_has_a_credential_of_its_own(stack, serve):
+    server = await serve(CalculatorAgent())
+    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock(), tokens=[f"lab={TOKEN}", SECOND]))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+
+    async def ends(rollout_id, callback):
+        await client.init(rollout_id=rollout_id, messages=QUESTION, callback=callback)
+        completion = await asyncio.wait_for(client.wait(rollout_id), PATIENCE)
+        return completion.status, completion.failure and completion.failure.boundary
+
+    made = trainer.callback()
+    assert TOKEN not in made.credential
+    assert made.credential != trainer.callback().credential
+    completed, failed = (CompletionStatus.COMPLETED, None), (CompletionStatus.FAILED, "trainer")
+    assert await ends("r1", made) == completed
+    assert await ends("r2", trainer.callback(rollout_id="r2")) == completed
+    assert await ends("r3", trainer.callback(rollout_id="r2")) == failed
+    assert await ends("r4", trainer.callback(credential=SECOND)) == completed
+    for credential in ("", "wrong", made.credential[:-1], TOKEN[:-1]):
+        assert await ends(f"r{credential[:3]}{len(credential)}", Callback(target=trainer.address,
+                          credential=credential)) == failed  # fmt: skip
+    with pytest.raises(ValueError, match="none of this trainer's tokens"):
+        trainer.callback(credential="wrong")
+    open_to_all = await stack.enter_async_context(TrainerServer(ToolCallingMock()))
+    assert open_to_all.callback().credential == ""
+    assert await ends("r5", open_to_all.callback(credential="whatever")) == completed
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authenticated):
+    """Private and public addresses are for callers who are known; link-local ones are for nobody."""
+    security = Security.of(TOKEN) if authenticated else Security()
+    server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
+    client = await stack.enter_async_context(RolloutClient(server.address, token=TOKEN if authenticated else ""))
+    for number, (target, allowed) in enumerate((
+        ("10.1.2.3:1", authenticated), ("192.0.2.7:1", authenticated), ("[2001:db8::1]:1", authenticated),
+        ("127.0.0.1:1", True), ("169.254.169.254:80", False), ("0.0.0.0:1", False), ("100.100.100.200:1", False),
+    )):  # fmt: skip
+        try:
+            await client.init(rollout_id=f"r{number}", callback=Callback(target=target))
+            accepted = True
+        except InvalidArgument as error:
+            accepted = error.violations[0][0] != "callback.target"
+        assert accepted is allowed, target
+
+
+async def test_a_url_as_callback_is_for_who_has_shown_a_token(stack):
+    for security, allowed in ((Security.of(TOKEN), True), (Security(), False)):
+        server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
+        await stack.enter_async_context(open_door(server, port=0))
+        client = RolloutClient(server.address, token=TOKEN if allowed else "")
+        await stack.enter_async_context(client)
+        try:
+            await client.init(rollout_id="r", callback=Callback(target="http://10.1.2.3:1"))
+            accepted = True
+        except InvalidArgument:
+            accepted = False
+        assert accepted is allowed

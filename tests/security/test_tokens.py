@@ -1,0 +1,140 @@
+"""Tokens by themselves: which are accepted, whose they are, and that nothing tells them."""
+
+import ast
+import inspect
+import pickle
+
+import pytest
+
+from osmosis_grpc.link import tokens as module
+from osmosis_grpc.link.commandline import access_of, check_trace, security_of
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.link.tokens import Tokens, for_rollout
+from osmosis_grpc.settings import RolloutServerSettings
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+
+
+def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
+    tokens = Tokens(["lab=old", "lab=new", "alone", "base64==", "x=a=b=="])
+    assert tokens.owner("Bearer old") == tokens.owner("Bearer new") == "token:lab"
+    assert tokens.owner("Bearer a=b==") == "token:x"
+    others = {tokens.owner("Bearer alone"), tokens.owner("Bearer base64==")}
+    assert len(others) == 2
+    assert not any("alone" in owner or "base64" in owner for owner in others)
+    assert others == {Tokens(text).owner(text) for text in ("alone", "base64==")}, "the same in every process"
+    for shown in ("", "Bearer", "Bearer lab", "Bearer lab=old", "Bearer ol", "Bearer old ,", "lab", "Bearer x"):
+        assert tokens.owner(shown) is None, shown
+    assert Tokens().owner("") is None
+
+
+def test_only_what_fits_a_header_is_a_token():
+    for text in ("", " ", "a ", " a", "a\nb", "ü", "name= a"):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            Tokens([text])
+
+
+def test_a_credential_is_good_for_its_rollout_while_its_token_is_accepted():
+    tokens = Tokens(["n=one", "two"])
+    bound, free = tokens.make("r1"), tokens.make()
+    assert tokens.make() != free
+    for made in (bound, free):
+        assert tokens.made(f"Bearer {made}")
+        assert tokens.owner(made) is None
+        assert Tokens(["other", "one"]).made(made), "after a rotation, in another process"
+        assert not Tokens(["other", "two"]).made(made)
+        body, _, signature = made.rpartition(".")
+        for bad in (made[:-1], made + "0", body, f"{body}x.{signature}", "", ".", "cb1...", f"cb1.{signature}"):
+            assert not tokens.made(bad), bad
+    assert for_rollout(bound, "r1")
+    assert not for_rollout(f"Bearer {bound}", "r2")
+    assert for_rollout(free, "r2")
+    assert for_rollout("two", "r2")
+    nonce = bound.split(".")[1]
+    assert not tokens.made(f"cb1.{nonce}..{bound.split('.')[3]}"), "what binds it is signed"
+
+
+def test_tokens_are_compared_as_digests_in_constant_time():
+    """Read from the source: all of them are compared, and with nothing but compare_digest."""
+    tree = ast.parse(inspect.getsource(module))
+    (owner,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "owner"]
+    (loop,) = [node for node in ast.walk(owner) if isinstance(node, ast.For)]
+    assert not [node for node in ast.walk(loop) if isinstance(node, ast.Return | ast.Break | ast.Compare)]
+    assert "hmac.compare_digest(digest, known)" in ast.unparse(loop)
+
+
+def test_nothing_shows_a_secret(tmp_path):
+    canary = "canary-of-the-tokens"
+    tokens = Tokens([canary, f"name={canary}2"])
+    shown = [
+        tokens, Security.of([canary]), Access(token=canary), TrainerServer(lambda request: None, tokens=canary),
+        RolloutServerSettings(token=canary, connect_token=canary), tokens._rows, tokens._keys,
+        attach([], lambda request: None, token=canary, listen_tokens=canary),
+    ]  # fmt: skip
+    for value in shown:
+        assert canary not in repr(value)
+        assert canary not in str(value)
+    assert canary.encode() not in pickle.dumps((tokens._rows, tokens._keys))
+    for make in (lambda: Tokens([canary + "\n"]), lambda: Access(token=canary + "\n"), lambda: RolloutClient(
+        "10.0.0.1:1", token=canary
+    ), lambda: RolloutServerSettings(token=canary + "\t")):  # fmt: skip
+        with pytest.raises(ValueError) as caught:
+            make()
+        assert canary not in str(caught.value)
+
+
+def test_several_tokens_stand_on_a_line_each():
+    assert RolloutServerSettings(token="one\nlab=two\n").tokens == ("one", "lab=two")
+    assert RolloutServerSettings(token="with, comma").tokens == ("with, comma",)
+    assert RolloutServerSettings().tokens == ()
+    for text in ("", "\n", "one\n two"):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            RolloutServerSettings(token=text)
+
+
+async def test_a_token_goes_in_plain_text_to_this_machine_only():
+    for target in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
+        async with RolloutClient(target, token="t"):
+            pass
+    for target in ("10.0.0.1:1", "trainer.example:1", "0.0.0.0:1", "[2001:db8::1]:1"):
+        with pytest.raises(ValueError, match="plain text"):
+            RolloutClient(target, token="t")
+        with pytest.raises(ValueError, match="plain text"):
+            attach([target], lambda request: None, token="t")
+        async with RolloutClient(target, token="t", insecure=True), RolloutClient(target, token="t", tls=ClientTls()):
+            pass
+
+
+def test_where_a_trainer_may_listen(tmp_path):
+    for tokens, text in (((), "needs a token or TLS"), ("t", "plain text")):
+        with pytest.raises(ValueError, match=text):
+            TrainerServer(lambda request: None, host="0.0.0.0", tokens=tokens)
+    TrainerServer(lambda request: None, host="0.0.0.0", tokens="t", insecure=True)
+
+
+def test_options_that_do_not_go_together_are_named(tmp_path, files):
+    pem, key, none = files.folder / "server.pem", files.folder / "server.key", tmp_path / "none"
+    other = files.folder / "client.key"
+    for options, text in (
+        (([], pem, None, None), "--tls-cert and --tls-key"), (([], None, None, pem), "--tls-client-ca needs"),
+        (([], none, key, None), "none cannot be read"), (([], key, pem, None), "not a certificate and its key"),
+        (([], pem, other, None), "not a certificate and its key"), (([], pem, key, key), "holds no certificate"),
+        ((["a "], None, None, None), "--token"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            security_of(*options, insecure=False)
+    for options, text in (
+        (("", None, pem, None), "--x-cert and --x-key"), (("", none, None, None), "--x-ca.*none cannot be read"),
+        (("a ", None, None, None), "--x-token"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            access_of(*options, tls=False, insecure=False, names=("--x-token", "--x"))
+
+
+def test_tracers_that_print_tokens():
+    for tracers in ("all", "http", "api", "timer,http", "*", "tcp", "new_one"):
+        with pytest.raises(ValueError, match="GRPC_TRACE"):
+            check_trace(tracers)
+    for tracers in ("", "timer", "connectivity_state, subchannel", "timer,-http"):
+        check_trace(tracers)

@@ -1,0 +1,145 @@
+"""An agent server that is killed at the worst moments, and one whose disk fails: real processes, real files."""
+
+import asyncio
+import os
+from collections import Counter
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from osmosis_grpc.errors import AlreadyExists, Unavailable
+from osmosis_grpc.journal import Reader, writer
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.types import CompletionStatus, Outcome, events
+from tests.processes import server_process
+
+AGENT = """
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+class Agent(RolloutAgentLoop):
+    name = "agent"
+    replayable = True
+    def get_tools(self, request):
+        return []
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        for _ in range(3):
+            messages.append((await ctx.chat(messages)).message)
+            messages.append({"role": "user", "content": "go on"})
+        return ctx.complete(messages, reward=0.5)
+
+agent_loop = Agent()
+"""
+QUESTION = [{"role": "user", "content": "hello"}]
+PLACES = ["init.committed", "rollout.started", "chat.open:2", "result.before", "result.committed", "outcome.before"]
+
+
+async def killed_once(tmp_path, place):
+    """One rollout, on a server that dies at a place and is started again: what its trainer saw."""
+    (tmp_path / "agents.py").write_text(AGENT)
+    sampled = Counter()
+
+    async def policy(request):
+        sampled[request.rollout_id, request.number] += 1
+        return answer(request, f"reply {request.number}")
+
+    command = ("-m", "agents:agent_loop", "--state-dir", "state")
+    environment = os.environ | {"OSMOSIS_FAILPOINT": place}
+    async with TrainerServer(policy) as trainer:
+        init = {"rollout_id": "r1", "messages": QUESTION, "callback": trainer.callback()}
+        with server_process(*command, cwd=tmp_path, env=environment) as (process, address):
+            async with RolloutClient(address) as client:
+                try:
+                    await client.init(**init)
+                except Unavailable:
+                    assert place in ("init.committed", "rollout.started")
+            await asyncio.to_thread(process.wait, 30)
+        assert process.returncode == -9
+        with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
+            async with RolloutClient(address) as client:
+                assert not (await client.init(**init)).started
+                completion = await trainer.completion("r1", timeout=30)
+                async for event in client.events("r1"):
+                    last = event
+                with pytest.raises(AlreadyExists):
+                    await client.init(**init | {"label": "another"})
+    assert isinstance(last.kind, events.Delivered)
+    assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 0.5)
+    assert [m["content"] for m in completion.messages] == [
+        "hello", "reply 1", "go on", "reply 2", "go on", "reply 3", "go on"
+    ]  # fmt: skip
+    assert set(sampled) == {("r1", number) for number in (1, 2, 3)}
+    assert set(sampled.values()) == {1}
+    assert last.kind.outcome is (Outcome.ALREADY_RECORDED if place == "outcome.before" else Outcome.RECORDED)
+    reader = Reader.look(tmp_path / "state")
+    numbers = [event.number for event in reader.trajectory("r1", 1)]
+    reader.close()
+    assert numbers == list(range(1, last.number + 1))
+    assert list((tmp_path / "state" / "credentials").iterdir()) == []
+
+
+async def test_a_server_that_is_killed_in_a_chat(tmp_path):
+    await killed_once(tmp_path, "chat.open:2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_server_that_is_killed_anywhere(tmp_path, place):
+    await killed_once(tmp_path, place)
+
+
+async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch):
+    failing, real, go_on = asyncio.Event(), writer._execute, asyncio.Event()
+
+    def execute(database, statement, rows):
+        pages = database.execute("PRAGMA page_count").fetchone()[0] if failing.is_set() else 2**30
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        real(database, statement, rows)
+
+    async def policy(request):
+        await go_on.wait()
+        return answer(request, "x" * 100_000)
+
+    monkeypatch.setattr(writer, "_execute", execute)
+    monkeypatch.setattr(writer, "RETRY", 0.02)
+    async with (
+        TrainerServer(policy) as trainer,
+        AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path) as server,
+        RolloutClient(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        seen = []
+
+        async def watch():
+            async for status in stub.Watch(health_pb2.HealthCheckRequest(service="")):
+                seen.append(health_pb2.HealthCheckResponse.ServingStatus.Name(status.status))
+
+        async def until(condition):
+            async with asyncio.timeout(30):
+                while not condition():
+                    await asyncio.sleep(0.01)
+
+        watching = asyncio.create_task(watch())
+        try:
+            await client.init(rollout_id="running", messages=QUESTION, callback=trainer.callback())
+            await until(lambda: seen == ["SERVING"])
+            failing.set()
+            large = [{"role": "user", "content": "x" * 100_000}]
+            with pytest.raises(Unavailable, match="the journal cannot be written") as refused:
+                await client.init(rollout_id="new", messages=large, callback=trainer.callback())
+            assert refused.value.retry_after
+            await until(lambda: "NOT_SERVING" in seen)
+            go_on.set()
+            assert (await trainer.completion("running", timeout=30)).status is CompletionStatus.COMPLETED
+            failing.clear()
+            await until(lambda: seen[-1] == "SERVING" and not server.engine.log.store.problem)
+            await client.init(rollout_id="new", messages=QUESTION, callback=trainer.callback())
+            assert (await trainer.completion("new", timeout=30)).status is CompletionStatus.COMPLETED
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,83 @@
+"""A trainer with a ledger in a process of its own, to be killed:
+
+python -m tests.trainer.ledger_process attach|callback TARGET LEDGER NAME COUNT [FAILPOINTS]
+
+Takes what an earlier process left, then runs those of COUNT rollouts of the Talker's that were never applied. Appends a
+JSON line to LEDGER.told for each chat that it samples, before its reply is anywhere, and for each completion that it
+applies, before that is confirmed; one that was applied before is confirmed and told as "again".
+"""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import aclosing
+
+from osmosis_grpc.engine import failpoints
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer, attach
+from tests.attach.policies import CountingPolicy, requests
+
+
+class Application:
+    """Samples and applies, and writes down both."""
+
+    def __init__(self, ledger: str) -> None:
+        self._policy = CountingPolicy((0.0, 0.01))
+        self._told = os.open(f"{ledger}.told", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        lines = map(json.loads, os.read(self._told, 1 << 26).splitlines())
+        self.applied = {line["applied"]: line["result"] for line in lines if "applied" in line}
+
+    def _tell(self, **what: object) -> None:
+        os.write(self._told, json.dumps(what).encode() + b"\n")
+
+    async def policy(self, request: ChatRequest, /) -> ChatResponse:
+        response = await self._policy(request)
+        self._tell(sampled=[request.rollout_id, request.attempt, request.sample, request.number])
+        return response
+
+    async def apply(self, completion: Completion) -> None:
+        if self.applied.get(completion.rollout_id) == completion.result_id:
+            self._tell(again=completion.rollout_id)
+        else:
+            self._apply(completion)
+        await completion.confirm()
+
+    def _apply(self, completion: Completion) -> None:
+        self.applied[completion.rollout_id] = completion.result_id
+        text = [message["content"] for message in completion.messages]
+        self._tell(applied=completion.rollout_id, attempt=completion.attempt, status=completion.status,
+                   result=completion.result_id, text=text, reward=completion.reward,
+                   tokens=[chat.tokens.ids.tolist() for chat in completion.samples["main"].chats],
+                   sampled=sum(segment.sampled for segment in completion.samples["main"].segments))  # fmt: skip
+
+
+async def attached(app: Application, target: str, ledger: str, name: str, count: int) -> None:
+    async with attach([target], app.policy, ledger=ledger) as trainer:
+        async with aclosing(trainer.unconfirmed()) as completions:
+            async for completion in completions:
+                await app.apply(completion)
+        asked = [request for request in requests(name, count) if request.rollout_id not in app.applied]
+        async with aclosing(trainer.run(asked)) as completions:
+            async for completion in completions:
+                await app.apply(completion)
+
+
+async def called_back(app: Application, target: str, ledger: str, name: str, count: int) -> None:
+    asked = {request.rollout_id: request for request in requests(name, count)}
+    async with TrainerServer(app.policy, ledger=ledger) as trainer, RolloutClient(target) as client:
+        for request in asked.values():
+            if request.rollout_id not in app.applied:
+                await client.init(request, callback=trainer.callback())
+        async with aclosing(trainer.completions()) as completions:
+            while asked.keys() - app.applied.keys():
+                await app.apply(await anext(completions))
+
+
+async def main(way: str, target: str, ledger: str, name: str, count: str, armed: str = "") -> None:
+    failpoints.arm(armed)
+    run = attached if way == "attach" else called_back
+    await run(Application(ledger), target, ledger, name, int(count))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,590 @@
+"""The ledger's file, what a disk that is full does, and what a trainer with one yields, holds and forgets."""
+
+import asyncio
+import copy
+import os
+import pickle
+import shutil
+import sqlite3
+import threading
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.ledger import Ledger
+from osmosis_grpc.trainer.ledger_file import MIGRATIONS, open_file
+from osmosis_grpc.types import ChatRequest, CompletionStatus
+from tests.processes import run
+from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+
+COMPLETED = CompletionStatus.COMPLETED
+
+
+def requests(count, **changes):
+    return [RolloutRequest(rollout_id=f"r{n}", messages=[USER], **changes) for n in range(count)]
+
+
+def copied(ledger: Path, name: str = "copy") -> Path:
+    """The ledger as a process that is killed now leaves it."""
+    target = ledger.with_name(name)
+    for suffix in ("", "-wal"):
+        if Path(f"{ledger}{suffix}").exists():
+            shutil.copy(f"{ledger}{suffix}", f"{target}{suffix}")
+    return target
+
+
+def rows(ledger: Path, query: str) -> list:
+    with closing(sqlite3.connect(ledger)) as connection:
+        return connection.execute(query).fetchall()
+
+
+async def collect(completions):
+    async with asyncio.timeout(PATIENCE), aclosing(completions):
+        return [completion async for completion in completions]
+
+
+# The file.
+
+
+async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
+    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    try:
+        other = "import asyncio, sys; from osmosis_grpc.trainer import attach\n"
+        other += "async def main():\n    async with attach([], print, ledger=sys.argv[1]): pass\nasyncio.run(main())"
+        told = await asyncio.to_thread(run, "-c", other, str(tmp_path / "ledger"))
+        assert told.returncode == 1
+        assert f"{tmp_path / 'ledger'} is in use by process {os.getpid()}: end that one, or name" in (told.stderr)
+        with pytest.raises(LedgerError, match=rf"process {os.getpid()} \(this one\)"):
+            await Ledger.open(tmp_path / "ledger", 60.0)
+    finally:
+        await ledger.close()
+    await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
+
+
+async def test_a_forked_child_does_not_hold_the_ledger(tmp_path):
+    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    waits, wakes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(wakes)
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        await ledger.close()
+        await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
+    finally:
+        os.close(wakes)
+        os.close(waits)
+        os.waitpid(child, 0)
+
+
+async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
+    (tmp_path / "text").write_text("not a database at all, but long enough to be looked at" * 100)
+    with closing(sqlite3.connect(tmp_path / "other")) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    with pytest.raises(LedgerError, match="is a database of another program: name another file"):
+        await Ledger.open(tmp_path / "other", 60.0)
+    with pytest.raises(LedgerError, match="cannot be read: file is not a database"):
+        await Ledger.open(tmp_path / "text", 60.0)
+    with pytest.raises(LedgerError, match="is a folder: name a file"):
+        await Ledger.open(tmp_path, 60.0)
+    assert rows(tmp_path / "other", "SELECT name FROM sqlite_schema") == [("mine",)]
+
+
+async def test_an_older_schema_is_migrated_and_a_newer_one_refused(tmp_path):
+    path = tmp_path / "ledger"
+    await (await Ledger.open(path, 60.0)).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO rollout (rollout_id, attempt, init) VALUES ('r', 3, x'00')")
+    newer = (*MIGRATIONS, "ALTER TABLE rollout ADD COLUMN more TEXT NOT NULL DEFAULT 'as before'")
+    lock, connection = open_file(path, newer)
+    connection.close()
+    lock.release()
+    assert rows(path, "SELECT rollout_id, attempt, more FROM rollout") == [("r", 3, "as before")]
+    assert rows(path, "PRAGMA user_version") == [(len(newer),)]
+    with pytest.raises(LedgerError, match=f"has version {len(newer)} .* this release knows {len(MIGRATIONS)}"):
+        await Ledger.open(path, 60.0)
+
+
+async def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "ledger"
+    await (await Ledger.open(path, 60.0)).close()
+    with pytest.raises(LedgerError):
+        open_file(path, (*MIGRATIONS, "ALTER TABLE rollout ADD COLUMN more TEXT; ALTER TABLE nothing ADD COLUMN x"))
+    await (await Ledger.open(path, 60.0)).close()
+
+
+async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path):
+    server, path = await serve(talker()), tmp_path / "deep" / "ledger"
+    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
+        callback = trainer.callback(credential="hush-hush-credential", state=b"hush-hush-state")
+        await client.init(rollout_id="r", messages=[USER], callback=callback)
+        completion = await trainer.completion("r", PATIENCE)
+        assert completion.status is COMPLETED
+        files = [file for file in path.parent.iterdir() if file.suffix != ".lock"]
+        assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
+        assert not any(b"hush-hush" in file.read_bytes() for file in files)
+
+
+# An application and its trainer, started again.
+
+
+async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path):
+    server, path, asked = await serve(talker()), tmp_path / "ledger", []
+    async with attach([server.address], reply, ledger=path) as trainer:
+        first = await collect(trainer.run(requests(4, metadata={"turns": 3})))
+        await first[0].confirm()
+        await first[0].confirm()
+    sampled = lambda request: asked.append(request) or reply(request)  # noqa: E731
+    async with attach([server.address], sampled, ledger=path) as trainer:
+        left = {request.rollout_id: request for request in requests(4, metadata={"turns": 3})}
+        with pytest.raises(AlreadyExists, match="is over"):
+            await trainer.rollout(left.pop(first[0].rollout_id))
+        again = await collect(trainer.run(left.values()))
+        assert sorted(again, key=lambda c: c.rollout_id) == sorted(first[1:], key=lambda c: c.rollout_id)
+        for completion in again:
+            await completion.confirm()
+        assert await collect(trainer.unconfirmed()) == []
+    assert asked == []
+    async with attach([server.address], reply, ledger=path) as trainer:
+        assert await collect(trainer.unconfirmed()) == []
+    assert rows(path, "SELECT count(*) FROM chat") == [(0,)], "the chats of what is confirmed are deleted"
+    assert rows(path, "SELECT count(*) FROM rollout") == [(0,)]
+    results = {completion.rollout_id: completion.result_id for completion in first}
+    kept = rows(path, "SELECT rollout_id, attempt, result_id FROM confirmed ORDER BY 1")
+    assert kept == [(f"r{n}", 1, results[f"r{n}"]) for n in range(4)]
+
+
+async def test_another_request_under_an_id_that_is_held_is_refused(serve, tmp_path):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    async with attach([server.address], reply, ledger=path) as trainer:
+        await trainer.rollout(rollout_id="r", messages=[USER])
+    async with attach([server.address], reply, ledger=path) as trainer:
+        with pytest.raises(AlreadyExists, match="another request"):
+            await trainer.rollout(rollout_id="r", messages=[])
+        assert (await trainer.rollout(rollout_id="r", messages=[USER], api_key="not sent")).status is COMPLETED
+        again = await trainer.rollout(rollout_id="r", messages=[USER], attempt=2)
+        assert (again.status, again.attempt) == (COMPLETED, 2)
+        assert rows(path, "SELECT DISTINCT attempt FROM chat") == [(2,)]
+        assert (await trainer.rollout(rollout_id="r", messages=[USER])).attempt == 2
+
+
+@pytest.mark.parametrize("ask", ["run", "unconfirmed"])
+async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment(serve, tmp_path, ask):
+    agent, path = talker(tools=[{"type": "function", "function": {"name": "f"}}]), tmp_path / "ledger"
+    server, asked, gate = await serve(agent), [], asyncio.Event()
+
+    async def halting(request):
+        if request.number > 1:
+            await gate.wait()
+        asked.append(request)
+        return reply(request)
+
+    async with attach([server.address], halting, ledger=path) as trainer:
+        running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
+        await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
+        await until(lambda: len(trainer._pool.book._rollouts["r0"]._samples["main"].asked) == 2)
+        ids = [s.attachment_id for s in trainer._pool.servers]
+        left = copied(path)
+        async with attach([server.address], halting, ledger=left) as other:
+            assert [s.attachment_id for s in other._pool.servers] == ids
+            gate.set()
+            got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
+            assert sorted(completion.rollout_id for completion in got) == ["r0", "r1", "r2"]
+            for completion in got:
+                assert (completion.status, completion.attempt) == (COMPLETED, 1)
+                assert [chat.number for chat in completion.samples["main"].chats] == [1, 2]
+                assert completion.samples["main"].trainable
+                await completion.confirm()
+        running.cancel()
+    assert agent.attempts == [("r0", 1), ("r1", 1), ("r2", 1)]
+
+
+async def test_leaving_unconfirmed_cancels_nothing_and_what_another_asks_for_is_theirs(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    server = await serve(agent)
+    async with attach([server.address], reply, ledger=path) as trainer:
+        await collect(trainer.run(requests(3)))
+    async with attach([server.address], reply, ledger=path) as trainer:
+        async with aclosing(trainer.unconfirmed()) as completions:
+            async for completion in completions:
+                assert completion.rollout_id == "r0"
+                break
+        assert (await trainer.rollout(requests(3)[1])).rollout_id == "r1"
+        assert [completion.rollout_id for completion in await collect(trainer.unconfirmed())] == ["r2"]
+
+
+async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(serve, stack, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    async with attach([(await serve(agent)).address], reply, ledger=path) as trainer:
+        running = asyncio.create_task(collect(trainer.run(requests(1))))
+        await until(lambda: agent.running["r0"])
+        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        await asyncio.sleep(0.05)
+        left = copied(path)
+        running.cancel()
+    with closing(sqlite3.connect(left)) as connection, connection:
+        port = (other := await serve(agent)).address
+        connection.execute("UPDATE rollout SET place = ?", (f"target {port}",))
+        connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
+    agent.let_go()
+    async with attach([other.address], reply, ledger=left) as trainer:
+        (completion,) = await collect(trainer.run(requests(1)))
+        assert (completion.status, completion.attempt) == (COMPLETED, 2)
+
+
+async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    async with attach([(await serve(agent)).address], reply, ledger=path) as trainer:
+        running = asyncio.create_task(collect(trainer.run(requests(1))))
+        await until(lambda: agent.running["r0"])
+        left = copied(path)
+        running.cancel()
+    agent.let_go()
+    async with attach([(await serve(agent)).address], reply, ledger=left) as trainer:
+        (completion,) = await collect(trainer.run(requests(1)))
+        assert (completion.status, completion.attempt) == (COMPLETED, 2)
+
+
+async def test_no_server_after_the_start_is_told_to_whoever_waits(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    server = await serve(agent)
+    async with attach([server.address], reply, ledger=path) as trainer:
+        running = asyncio.create_task(collect(trainer.run(requests(1))))
+        await until(lambda: agent.running["r0"])
+        left = copied(path)
+        running.cancel()
+    await server.__aexit__(None, None, None)
+    async with attach([server.address], reply, ledger=left, lost_after=0.2) as trainer, asyncio.timeout(PATIENCE):
+        with pytest.raises(Unavailable, match="no agent server was there"):
+            await trainer.rollout(requests(1)[0])
+
+
+async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    server = await serve(agent)
+    async with attach([server.address], reply, ledger=path) as trainer:
+        waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
+        await until(lambda: agent.running["r0"])
+        waiting.cancel()
+        await until(lambda: "r0" not in trainer._pool.rollouts)
+    assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
+    async with attach([server.address], reply, ledger=path) as trainer:
+        assert await collect(trainer.unconfirmed()) == []
+
+
+async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, stack, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    async with attach([], reply, listen_on="127.0.0.1:0", ledger=path) as trainer:
+        await stack.enter_async_context(AgentServer([agent], port=0, connect=[trainer.address]))
+        address = trainer.address
+        running = asyncio.create_task(collect(trainer.run(requests(1))))
+        await until(lambda: agent.running["r0"])
+        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        await asyncio.sleep(0.05)
+        ids = [s.attachment_id for s in trainer._pool.servers]
+        left = copied(path)
+        running.cancel()
+        trainer._pool.servers[0]._stream.end(Unavailable("as if killed"))
+        agent.gates["r0"].clear()
+        await trainer._server.stop(0)
+        async with attach([], reply, listen_on=address, ledger=left) as other:
+            assert [s.attachment_id for s in other._pool.servers] == ids
+            task = asyncio.create_task(collect(other.run(requests(1))))
+            await until(lambda: other.servers[0].attached)
+            agent.let_go()
+            (completion,) = await task
+            assert completion.attempt == 1
+
+
+async def test_callbacks_what_is_not_confirmed_is_yielded_again(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    server, asked = await serve(agent), []
+    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
+        for request in requests(3):
+            await client.init(request, callback=trainer.callback())
+        first = [await trainer.completion(f"r{n}", PATIENCE) for n in range(3)]
+        assert await trainer.completion("r1", PATIENCE) == first[1], "as long as it is not confirmed"
+        await first[0].confirm()
+        with pytest.raises(TimeoutError):
+            await trainer.completion("r0", 0.05)
+    async with TrainerServer(asked.append, ledger=path) as trainer:
+        assert await trainer.completion("r2", PATIENCE) == first[2]
+        async with aclosing(trainer.completions()) as completions:
+            left = await anext(completions)
+        assert left == first[1]
+        await left.confirm()
+    assert asked == []
+
+
+async def test_callbacks_a_higher_attempt_takes_the_place_of_what_is_not_confirmed(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    server = await serve(agent)
+    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
+        await client.init(requests(1)[0], callback=trainer.callback())
+        await until(lambda: trainer._recorded)
+    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
+        await client.init(replace(requests(1)[0], attempt=2), callback=trainer.callback())
+        completion = await trainer.completion("r0", PATIENCE, attempt=2)
+        assert completion.attempt == 2
+        await completion.confirm()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(trainer.completions()), 0.1)
+    assert rows(path, "SELECT attempt FROM confirmed") == [(2,)]
+    assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
+
+
+async def test_callbacks_a_full_disk_holds_completions_up(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    server = await serve(agent)
+    async with TrainerServer(long_reply, ledger=path) as trainer, RolloutClient(server.address) as client:
+        await client.init(requests(1)[0], callback=trainer.callback())
+        await until(lambda: agent.running["r0"])
+        fill(trainer._ledger, True)
+        agent.let_go()
+        with pytest.raises(TimeoutError):
+            await trainer.completion("r0", 0.3)
+        fill(trainer._ledger, False)
+        assert (await trainer.completion("r0", PATIENCE)).status is COMPLETED
+        async with asyncio.timeout(PATIENCE):
+            while [info async for info in client.rollouts(undelivered=True)]:
+                await asyncio.sleep(0.01)
+
+
+def test_a_recorder_and_a_ledger_are_refused_together(tmp_path):
+    with pytest.raises(ValueError, match="a recorder and a ledger"):
+        TrainerServer(reply, recorder=print, ledger=tmp_path / "ledger")
+
+
+async def test_without_a_ledger_confirm_does_nothing(serve):
+    server = await serve(talker())
+    async with attach([server.address], reply) as trainer:
+        completion = await trainer.rollout(rollout_id="r", messages=[USER])
+        await completion.confirm()
+        assert await collect(trainer.unconfirmed()) == []
+
+
+async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
+    server = await serve(talker())
+    async with attach([server.address], reply, ledger=tmp_path / "ledger") as trainer:
+        completion = await trainer.rollout(rollout_id="r", messages=[USER])
+        assert "receipt" not in repr(completion)
+        assert copy.copy(completion) == completion
+        far = pickle.loads(pickle.dumps(completion.receipt))
+        with pytest.raises(LedgerError, match="in the trainer's process"):
+            await replace(completion, receipt=far).confirm()
+        await replace(completion, receipt=copy.deepcopy(completion.receipt)).confirm()
+        assert trainer._ledger.unconfirmed == {}
+
+
+async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    async with attach([server.address], reply, ledger=path) as trainer:
+        first = await collect(trainer.run(requests(2)))
+        await first[0].confirm()
+    await asyncio.sleep(0.05)
+    await (await Ledger.open(path, 0.01)).close()
+    assert rows(path, "SELECT rollout_id FROM rollout") == [(first[1].rollout_id,)]
+    assert rows(path, "SELECT rollout_id FROM confirmed") == []
+    assert {row[0] for row in rows(path, "SELECT rollout_id FROM chat")} == {first[1].rollout_id}
+
+
+async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_path):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    async with attach([server.address], reply, ledger=path, ttl=0.2) as trainer:
+        first = await collect(trainer.run(requests(2)))
+        await first[0].confirm()
+        await until(lambda: len(trainer._book._rollouts) == 1)
+        await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
+        assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
+
+
+async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    sizes = []
+    async with attach([server.address], reply, ledger=path) as trainer:
+        for n in range(6):
+            long = USER | {"content": "x" * 4000}
+            asked = [RolloutRequest(rollout_id=f"{n}-{k}", messages=[long]) for k in range(20)]
+            for completion in await collect(trainer.run(asked)):
+                await completion.confirm()
+            await until(lambda n=n: rows(path, "SELECT count(*) FROM chat") == [(0,)])
+            sizes.append(rows(path, "PRAGMA page_count")[0][0])
+    assert sizes[-1] <= sizes[0] * 1.5 + 4
+
+
+# What waits for a commit.
+
+
+@contextmanager
+def held_up(ledger: Ledger):
+    """Nothing is committed meanwhile."""
+    go_on = threading.Event()
+    ledger._writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
+    agent = talker()
+    agent.gate("r0")
+    server, asked = await serve(agent), []
+
+    def policy(request):
+        asked.append(request)
+        return reply(request)
+
+    async def undelivered():
+        return [info async for info in client.rollouts(undelivered=True)]
+
+    path = tmp_path / "ledger"
+    async with attach([server.address], policy, ledger=path) as trainer, RolloutClient(server.address) as client:
+        await until(lambda: trainer.servers[0].attached)
+        with held_up(trainer._ledger):
+            running = asyncio.create_task(trainer.rollout(requests(1)[0]))
+            await asyncio.sleep(0.1)
+            assert agent.started == [], "the Init waits"
+        await until(lambda: agent.started)
+        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        with held_up(trainer._ledger):
+            agent.let_go()
+            await until(lambda: asked)
+            await asyncio.sleep(0.1)
+            assert agent.running["r0"], "the reply waits"
+            assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
+        await until(lambda: rows(path, "SELECT count(*) FROM chat") == [(1,)])
+        completion = await running
+        assert rows(path, "SELECT result_id FROM rollout") == [(completion.result_id,)]
+        agent.gate("r9")
+        running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
+        await until(lambda: agent.running["r9"] and trainer._pool.rollouts["r9"].opened)
+        with held_up(trainer._ledger):
+            agent.let_go("r9")
+            await until(lambda: "r9" in agent.ended_ones)
+            await asyncio.sleep(0.1)
+            assert not running.done(), "the completion waits"
+            assert [info.rollout_id for info in await undelivered()] == ["r9"]
+        assert (await running).status is COMPLETED
+
+
+# A disk that is full.
+
+
+def fill(ledger: Ledger, full: bool) -> None:
+    """Let the file not grow any more, or grow again: on the ledger's own thread."""
+
+    def limit(connection):
+        (count,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {count if full else 1 << 30}").fetchone()
+
+    ledger._writer.read(limit, lambda value, error: None)
+
+
+LONG = "x" * 100_000
+
+
+def long_reply(request):
+    made = reply(request)
+    made.message["content"] = LONG
+    return made
+
+
+async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_again(tmp_path, caplog):
+    asked = []
+
+    def policy(request):
+        asked.append(request)
+        return long_reply(request)
+
+    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    try:
+        book = ChatBook(policy, ledger)
+        fill(ledger, True)
+        question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+        for _ in range(3):
+            chat = book.chat(question, 0.0)
+            await asyncio.wait({chat.done})
+            with pytest.raises(Unavailable, match="the trainer's ledger cannot be written now") as caught:
+                chat.done.result()
+            assert caught.value.retry_after == 1.0
+        fill(ledger, False)
+        chat = book.chat(question, 0.0)
+        await asyncio.wait({chat.done})
+        assert chat.done.exception() is None
+        assert len(asked) == 1
+    finally:
+        await ledger.close()
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("ledger_writer")]
+    assert len(told) == 2
+    assert "cannot be written: database or disk is full" in told[0]
+    assert "can be written again" in told[1]
+
+
+async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_path):
+    agent, path = talker(), tmp_path / "ledger"
+    agent.gate("r0")
+    server = await serve(agent)
+    async with attach([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
+        running = asyncio.create_task(trainer.rollout(requests(1)[0]))
+        await until(lambda: agent.running["r0"])
+        fill(trainer._ledger, True)
+        agent.let_go()
+        with pytest.raises(LedgerError, match=f"the ledger {path} cannot be written"):
+            await trainer.rollout(rollout_id="new", messages=[USER | {"content": LONG}])
+        (refused,) = await collect(trainer.run([RolloutRequest(rollout_id="n", messages=[USER | {"content": LONG}])]))
+        assert refused.finish_reason == "refused"
+        assert refused.failure.boundary == "trainer"
+        assert refused.failure.retryable
+        assert str(path) in refused.failure.message
+        assert not running.done()
+        fill(trainer._ledger, False)
+        assert (await running).status is COMPLETED
+        assert (await trainer.rollout(rollout_id="new", messages=[USER])).status is COMPLETED
+
+
+@pytest.mark.slow
+async def test_a_limit_of_the_system_on_the_file_is_survived(tmp_path):
+    """RLIMIT_FSIZE in a process of its own: writing beyond it is EFBIG, as a full disk is ENOSPC."""
+    code = """
+import asyncio, resource, signal, sys
+from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+async def main():
+    ledger = await Ledger.open(sys.argv[1], 60.0)
+    loop = asyncio.get_running_loop()
+    def write(n):
+        done = loop.create_future()
+        chat = KeptChat("r", 1, "main", n, 0, "", b"", bytes(60_000))
+        ledger.chat(chat, lambda _, error: done.set_result(error), enter=n == 1)
+        return done
+    assert await write(1) is None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, resource.RLIM_INFINITY))
+    errors = [await write(n) for n in range(2, 6)]
+    assert errors[-1] is not None and sys.argv[1] in str(errors[-1]), errors
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert await write(9) is None
+    await ledger.close()
+    ledger = await Ledger.open(sys.argv[1], 60.0)
+    (row,) = ledger.take_restored()
+    assert {1, 9} <= {chat.number for chat in row.chats}, row.chats
+    await ledger.close()
+
+asyncio.run(main())
+"""
+    told = await asyncio.to_thread(run, "-c", code, str(tmp_path / "ledger"))
+    assert told.returncode == 0, told.stderr

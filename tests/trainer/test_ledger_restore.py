@@ -1,0 +1,162 @@
+"""What comes out of a ledger is what went in: chats answer as they did, completions are what they were."""
+
+import asyncio
+import copy
+import itertools
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.ledger import Ledger
+from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.types import CompletionStatus, RolloutRequest
+from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
+
+names = itertools.count(1)
+A, B = Ask("main", ("x",)), Ask("main", ())
+QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
+
+
+class Listening(ChatBook):
+    """A book that writes down what it is asked."""
+
+    def chat(self, request, now):
+        self.heard.append(copy.deepcopy(request))
+        return super().chat(request, now)
+
+    heard: list = []  # noqa: RUF012 - replaced before every use
+
+
+class House:
+    """An agent server, and two trainers with ledgers at it: one attached, one that is called back."""
+
+    async def open(self, stack, folder):
+        config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05))
+        self.agent, self.sampler = Planned(), Sampler()
+        server = await stack.enter_async_context(AgentServer([self.agent], port=0, config=config))
+        self.attached = await stack.enter_async_context(
+            attach([server.address], self.sampler, ledger=folder / "attached")
+        )
+        self.attached._book.__class__ = Listening
+        self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))
+        self.called._book.__class__ = Listening
+        self.client = await stack.enter_async_context(RolloutClient(server.address))
+        return self
+
+    async def play(self, plan, odd, waits, delta):
+        """One plan: its completion as it was handed out, and as it stands in the ledger."""
+        name = f"r{next(names)}"
+        self.agent.plans[name] = plan
+        self.sampler.begin(odd, waits)
+        Listening.heard = []
+        request = RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}])
+        async with asyncio.timeout(PATIENCE):
+            if delta is None:
+                handed, held = await self.attached.rollout(request), self.attached._pool.held
+            else:
+                await self.client.init(request, callback=self.called.callback(delta=delta))
+                handed, held = await self.called.completion(name), self.called._held
+            assert handed.status is CompletionStatus.COMPLETED, handed.failure
+            read = await held.fetch(name)
+            await handed.confirm()
+            with pytest.raises(AlreadyExists):
+                await held.fetch(name)
+        return handed, read
+
+
+@pytest.fixture(scope="module")
+def house():
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
+        stack = AsyncExitStack()
+        house = runner.run(House().open(stack, Path(folder)))
+        try:
+            yield runner, house
+        finally:
+            runner.run(stack.aclose())
+
+
+def plain(completion):
+    """Everything that is in a completion, and comparable."""
+    return repr(replace(completion, receipt=None, messages=list(completion.messages), samples={
+        name: replace(sample, messages=list(sample.messages)) for name, sample in completion.samples.items()
+    }))  # fmt: skip
+
+
+DOORS = st.sampled_from([None, False, True])
+WAITS = st.lists(st.integers(0, 9), max_size=4)
+
+
+@settings(max_examples=30, **QUICK)
+@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DOORS)
+@example([A, A, A], {2: "drift"}, [], None)
+@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], None)
+@example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], None)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, [], False)
+@example([A, Ask("main", ("is it?",), judge=True), A], {}, [], True)
+def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(house, plan, odd, waits, delta):
+    runner, home = house
+    handed, read = runner.run(home.play(plan, odd, waits, delta))
+    assert handed == read
+    assert plain(handed) == plain(read)
+
+
+async def ask_all(book, requests):
+    """Every chat's reply as it is sent."""
+    replies = []
+    for request in requests:
+        asked = book.chat(request, 0.0)
+        await asyncio.wait({asked.done})
+        asked.done.result()
+        replies.append(reply_of(asked, request.continues))
+    return replies
+
+
+async def stopped_and_not(requests, replies, stop, folder):
+    """The same chats, of a trainer that is started anew after `stop` of them, and of one that is not."""
+    seen = []
+
+    def policy(request):
+        seen.append(request)
+        return replies[request.sample, request.number]
+
+    whole = await ask_all(ChatBook(policy), requests)
+    all_seen, path = seen.copy(), folder / f"{next(names)}"
+    seen.clear()
+    ledger = await Ledger.open(path, 60.0)
+    try:
+        assert await ask_all(ChatBook(policy, ledger), requests[:stop]) == whole[:stop]
+    finally:
+        await ledger.close()
+    assert seen == all_seen[:stop]
+    seen.clear()
+    ledger = await Ledger.open(path, 60.0)
+    try:
+        book = ChatBook(policy, ledger)
+        book.restore(ledger.take_restored(), 0.0)
+        assert await ask_all(book, requests[:stop]) == whole[:stop]
+        assert seen == [], "what was answered is not sampled again"
+        assert await ask_all(book, requests) == whole
+        assert seen == all_seen[stop:], "what comes after it is asked as if nothing had happened"
+    finally:
+        await ledger.close()
+
+
+@settings(max_examples=15, **QUICK)
+@given(LOOPS, ODDITIES, DOORS, st.integers(0, 9))
+@example([A, A, A, A], {2: "drift"}, None, 2)
+@example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, None, 3)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, False, 2)
+def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(house, tmp_path, plan, odd, delta, stop):
+    runner, home = house
+    runner.run(home.play(plan, odd, (), delta))
+    runner.run(stopped_and_not(Listening.heard, home.sampler.replies, stop, tmp_path))
