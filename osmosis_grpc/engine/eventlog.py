@@ -62,7 +62,10 @@ class EventLog:
             else:
                 record.journaled = False
             if then is not None:
-                then(record)
+                try:
+                    then(record)
+                except Exception:  # one rollout's trouble must not keep the others of its transaction waiting
+                    log.exception("what follows a commit of rollout %s failed", record.rollout_id)
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
         record.last_number = event.number

@@ -34,6 +34,11 @@ class Secrets:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # or a power cut could take the name back, after the row that needs it was committed
+        finally:
+            os.close(folder)
 
     def add_to(self, init: InitRequest) -> InitRequest:
         """An Init with its secrets put back."""

@@ -145,6 +145,8 @@ def serve(
     targets = [_target(text) for text in connect or ()]
     if not module and not legacy:
         _usage("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR")
+    if no_journal and state_dir is not None:
+        _usage("--no-journal does not go with --state-dir")
     if no_http and http_port is not None:
         _usage("--no-http does not go with -p")
     try:

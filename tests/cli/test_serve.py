@@ -145,6 +145,7 @@ def test_the_banner_for_people(folder):
         ((*CALCULATOR, "--host", "192.168.0.1"), 2, "needs a token or TLS"),
         ((*CALCULATOR, "--allow-target", "10.0.0.0/99"), 2, "--allow-target"),
         ((*CALCULATOR, "--max-concurrent", "0"), 2, "--max-concurrent"),
+        ((*CALCULATOR, "--no-journal", "--state-dir", "x"), 2, "--no-journal does not go with --state-dir"),
         (("-m", "nowhere:agent"), 2, "there is no module 'nowhere'"),
         (("-m", "osmosis_grpc.testing.calculator"), 2, "is not MODULE:ATTRIBUTE"),
         (("-m", "osmosis_grpc.testing.calculator:nope"), 2, "agent_loop"),

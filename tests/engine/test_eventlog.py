@@ -1,0 +1,22 @@
+"""What follows a commit, for each rollout of it by itself."""
+
+from types import SimpleNamespace
+
+from osmosis_grpc.engine.engine import SystemClock
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.memory import MemoryStore
+from osmosis_grpc.types import TrajectoryEvent, events
+
+
+def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
+    log, told = EventLog(MemoryStore(), SystemClock(), (), 15.0), []
+    records = [SimpleNamespace(rollout_id=name, journaled=True, waiters=set(), last_number=0) for name in "ab"]
+
+    def fail(record):
+        raise RuntimeError("trouble")
+
+    event = TrajectoryEvent("x", 1, 1, 0.0, events.Started())
+    log.store.committed([(records[0], event, fail), (records[1], event, told.append)], True)
+    assert told == [records[1]]
+    assert [record.last_number for record in records] == [1, 1]
+    assert "rollout a" in caplog.text
