@@ -28,7 +28,7 @@ from benchmarks.history import History, Line, read
 from benchmarks.kill_agents import CHATS, Traveller
 from benchmarks.kill_trainer import agent_loop
 from benchmarks.promises import RANDOM, Evidence, kept_in
-from benchmarks.victims import Schedule, Victim, Window
+from benchmarks.victims import Schedule, Victim, Window, start_takes
 
 INIT_KEPT = "ledger.init.committed"
 """Over an attachment only: with a callback, the application sends its Inits itself."""
@@ -70,9 +70,10 @@ async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[di
         left = sum(schedule.wanted - schedule.kills for schedule in schedules.values())
         return (given.rollouts - tail.applied() - 2 * given.in_flight) / max(1, left)
 
+    start = await start_takes() if kills else 0.0
     for who, some in kills.items():
         windows = [window for window in WINDOWS[who] if given.mode == "attach" or window.name != INIT_KEPT]
-        schedules[who] = Schedule(windows, some, f"{given.seed} {who}", pace)
+        schedules[who] = Schedule(windows, some, f"{given.seed} {who}", pace, start)
     server = Victim("server", serve, folder, history, schedules.get("server"), ready=True)
     trainer = Victim("trainer", train, folder, history, schedules.get("trainer"), ready=False)
     over = asyncio.Event()

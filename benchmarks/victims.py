@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,6 @@ from benchmarks.history import VARIABLE, History
 from benchmarks.processes import ROOT
 from benchmarks.promises import RANDOM
 
-START = 2.0
-"""Seconds within which a kill from outside may come before the process is ready."""
 REACHED = 5.0
 """Seconds in which a failpoint is reached, or the process is killed from outside."""
 
@@ -36,16 +35,19 @@ class Window:
 class Schedule:
     """Which kill comes next: every window gets its share, soon enough that the rollouts last for all of them.
 
-    `pace` tells how many rollouts may end until the next kill.
+    `pace` tells how many rollouts may end until the next kill, `start` how many seconds a process takes to start.
     """
 
-    def __init__(self, windows: Sequence[Window], kills: int, seed: str, pace: Callable[[], float]) -> None:
+    def __init__(
+        self, windows: Sequence[Window], kills: int, seed: str, pace: Callable[[], float], start: float
+    ) -> None:
         self.by_window: Counter[str] = Counter()
         """Kills so far."""
         self.wanted = kills
         self._windows = windows
         self._random = random.Random(seed)
         self._pace = pace
+        self._start = start
 
     @property
     def kills(self) -> int:
@@ -61,8 +63,9 @@ class Schedule:
         window = min(self._windows, key=lambda w: (self.by_window[w.name] / w.share, random.random()))
         pace = max(1.0, self._pace())
         nth = random.randint(1, max(1, round(2 * pace * window.per_rollout) - 1))
-        seconds = random.uniform(0.0, 0.25 + pace / 60) if random.random() < 0.75 else -random.uniform(0.1, START)
-        return window, nth, seconds
+        if random.random() < 0.75:
+            return window, nth, random.uniform(0.0, 0.25 + pace / 60)
+        return window, nth, -random.uniform(0.1, 1.0) * self._start
 
 
 class Victim:
@@ -162,6 +165,18 @@ class Victim:
             found = re.findall(r"^killed at failpoint (\S+)$", log.read(), re.MULTILINE)
             self._told = log.tell()
         return found[-1] if found else ""
+
+
+async def start_takes() -> float:
+    """Seconds from the start of a process to its first own work, on this machine and now."""
+    began = time.monotonic()
+    imports = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import osmosis_grpc.serve.command, osmosis_grpc.server, osmosis_grpc.trainer",
+        env=os.environ | {"PYTHONPATH": _path()},
+    )  # fmt: skip
+    if await imports.wait():
+        raise Broken("a process that only imports osmosis_grpc does not end well")
+    return time.monotonic() - began
 
 
 def _path() -> str:

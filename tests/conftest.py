@@ -1,13 +1,18 @@
 """What several rooms' tests need: a real server, a real trainer, on free ports."""
 
+import asyncio
+import gc
 import os
+import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import uvicorn.server
 
 from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.link import options
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import TrainerServer
@@ -15,11 +20,25 @@ from osmosis_grpc.trainer import TrainerServer
 os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder
 
 
+async def _sleep(seconds: float, *result: Any) -> Any:
+    return await asyncio.sleep(seconds / 20, *result)
+
+
+uvicorn.server.asyncio = types.SimpleNamespace(**(vars(asyncio) | {"sleep": _sleep}))
+"""uvicorn sees ten times a second whether it is to stop; hundreds of HTTP servers end here."""
+
+
 @pytest.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
     """Closes in the end what a test entered."""
     async with AsyncExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients do not try again for seconds what is UNAVAILABLE: the refusal itself is what is tested."""
+    monkeypatch.setitem(options._CLIENT, "grpc.enable_retries", 0)
 
 
 @pytest.fixture
@@ -46,3 +65,9 @@ def train(stack: AsyncExitStack) -> Callable[..., Any]:
         return await stack.enter_async_context(TrainerServer(policy, **options))
 
     return start
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()

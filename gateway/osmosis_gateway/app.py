@@ -56,7 +56,7 @@ def create_app(
                 await on_startup()
             try:
                 yield
-                await engine.stop(DRAIN_TIMEOUT)
+                await engine.shutdown.stop(DRAIN_TIMEOUT)
             finally:
                 if on_shutdown is not None:
                     await on_shutdown()

@@ -1,11 +1,16 @@
-"""Who may use the HTTP routes: every path but /health asks who is there, whether it leads to a route or not."""
+"""Who may use the HTTP routes: every path but /health asks who is there, whether it leads to a route or not.
 
+Where nobody is asked, at least not every page in a browser may.
+"""
+
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.link.tokens import WRONG, Tokens
 
 OPEN = frozenset(("/health",))
@@ -40,6 +45,40 @@ class Guarded:
             await refused(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+
+class Local:
+    """ASGI middleware for a server on loopback that asks nobody who they are: callers call this machine by its name.
+
+    A page in a browser here can have a name of its own lead to this machine, and then no other rule of the browser's is
+    in its way. Addresses are nobody's names.
+    """
+
+    def __init__(self, app: ASGIApp, *, loopback: bool | None) -> None:
+        self.app = app
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
+            host = Headers(scope=scope).get("host", "")
+            if bound_to_loopback(scope, self._loopback) and not _is_local(host):
+                detail = f"Host: {host[:256]!r} is no name of this machine; who calls it by another one needs a token"
+                await JSONResponse({"detail": detail}, 421)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def bound_to_loopback(scope: Scope, known: bool | None) -> bool:
+    """Whether a server listens on loopback; where that is not known, by the connection."""
+    return is_loopback(str((scope.get("server") or ("",))[0])) if known is None else known
+
+
+def _is_local(host: str) -> bool:
+    name = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return name.lower().rstrip(".") in ("localhost", "") or name.lower().rstrip(".").endswith(".localhost")
 
 
 def certificate_owner(certificate: Any) -> str | None:

@@ -24,7 +24,7 @@ class HostedRollouts:
     async def health(self) -> dict[str, Any]:
         left = self._engine.capacity()
         return {
-            "status": "draining" if self._engine.draining else "healthy",
+            "status": "draining" if self._engine.shutdown.draining else "healthy",
             "agent_loop": ", ".join(sorted(self._engine.agent_loops)), "active_rollouts": left.running + left.queued,
             "completed_rollouts": left.completed, "undelivered": left.undelivered,
         }  # fmt: skip

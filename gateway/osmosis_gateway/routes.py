@@ -12,11 +12,10 @@ from starlette.middleware import Middleware
 from osmosis_gateway import contract
 from osmosis_gateway.bodies import Bounds, internal, read_json, refusal
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
-from osmosis_gateway.guard import Guarded
+from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, NotFound
-from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
@@ -31,6 +30,7 @@ _WORDS = {
     410: "The rollout has ended.",
     413: "The body is too large.",
     415: "The body is not plain application/json.",
+    421: "The server is on loopback, asks nobody who they are, and was called by a name that is not this machine's.",
     424: "The trainer gave no reply, and is not to be asked again.",
     429: "At capacity; ask again later.",
     500: "The agent's get_tools failed.",
@@ -98,20 +98,22 @@ def add_routes(app: FastAPI, door: Door) -> None:
     guarded = [bearer] if door.tokens else []
     if door.guarded:  # within OneBody, which ends the connection of a body that nobody reads
         app.user_middleware.append(Middleware(Guarded, tokens=door.tokens, certificates=door.certificates))
+    else:
+        app.user_middleware.append(Middleware(Local, loopback=door.loopback))
 
     @app.post(
         contract.INIT_PATH, status_code=202, response_model=InitAnswer, dependencies=guarded,
-        responses=responses(400, 401, 404, 408, 409, 413, 415, 429, 500, 503) | invalid(),
+        responses=responses(400, 401, 404, 408, 409, 413, 415, 421, 429, 500, 503) | invalid(),
         openapi_extra=body_of(InitBody),
     )  # fmt: skip
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, door.bounds)
         init = contract.read_init(body, size, door.max_metadata_bytes, _trace(request))
-        local = is_loopback(str((request.scope.get("server") or ("",))[0])) if door.loopback is None else door.loopback
         rollout_id, tools = await behind(request).init(
-            init, owner=getattr(request.state, "owner", ""), authenticated=door.guarded, loopback=local
-        )
+            init, owner=getattr(request.state, "owner", ""), authenticated=door.guarded,
+            loopback=bound_to_loopback(request.scope, door.loopback),
+        )  # fmt: skip
         return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))

@@ -23,7 +23,8 @@ class HttpTrainers:
         if callback is None:
             raise InvalidArgument(field, "is missing: say where chats and the result go")
         trainer = await self.trainer(callback.target, callback.credential, init.trace, field=field, **caller)
-        return Peer(trainer.chat, trainer.complete, (callback.target, callback.credential, callback.state))
+        key = (callback.target, callback.credential, callback.state)
+        return Peer(trainer.chat, trainer.complete, key, trainer=callback.target)
 
     async def trainer(
         self, server_url: str, api_key: str, trace: TraceContext | None = None, *, field: str, **caller: bool

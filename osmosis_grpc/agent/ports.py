@@ -66,6 +66,9 @@ class Store(Protocol):
         A rollout's first event comes with its entry.
         """
 
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        """Tell when all that was taken so far is committed, at once where it is; false when some of it cannot be."""
+
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """A rollout's events with numbers above `after`; at most `limit`, or what is good to read at once."""
 
@@ -88,7 +91,11 @@ class Store(Protocol):
 
 
 class Journal(Store, Protocol):
-    """A store that outlives the process. What ended need not stay in memory: it is found here."""
+    """A store that outlives the process. What ended need not stay in memory: it is found here.
+
+    What reads it, the methods of Store included, raises Unavailable when the disk cannot be read;
+    forget and sweep then leave what they do not find to the next sweep.
+    """
 
     def repoint(self, entry: Entry) -> None:
         """A rollout's calls go elsewhere from now on."""

@@ -17,6 +17,8 @@ class EngineConfig:
     """How much the ended rollouts may take together."""
     tombstone_ttl: float = 600.0
     """How long a cancel waits for its Init."""
+    max_tombstones: int = 16_384
+    """How many of one owner's may wait so."""
     get_tools_timeout: float = 10.0
     """How long an awaitable get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.types import Entry, EventKind, TrajectoryEvent, events
 from osmosis_grpc.types.messages import text_size
 
@@ -53,6 +53,23 @@ class EventLog:
             self._show(record, event)
             if then is not None:
                 then(record)
+
+    def barrier(self, then: Callable[[CallError | None], None]) -> None:
+        """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
+
+        def told(ok: bool) -> None:
+            why = f"the journal cannot be written: {self.store.problem}"
+            then(None if ok else Unavailable(f"{why}; what was asked holds in this process", retry_after=5.0))
+
+        self.store.barrier(told)
+
+    async def flush(self) -> None:
+        """Wait for the same. Raises Unavailable."""
+        done: asyncio.Future[CallError | None] = asyncio.get_running_loop().create_future()
+        self.barrier(lambda error: None if done.done() else done.set_result(error))
+        error = await done
+        if error is not None:
+            raise error
 
     def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
         """Events were committed some time after they were appended, or cannot be."""

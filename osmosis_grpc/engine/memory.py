@@ -52,6 +52,10 @@ class MemoryStore:
         kept.size += size
         return True
 
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        """Nothing is ever on its way."""
+        then(True)
+
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """A rollout's events with numbers above `after`."""
         kept = self._rollouts.get((rollout_id, attempt))

@@ -8,6 +8,7 @@ from functools import partial
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.absences import Absences
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Record
@@ -32,6 +33,8 @@ class Outbox:
         self._settled = settled
         self._closed = False
         self._retries: set[asyncio.Task[None]] = set()
+        self.absences = Absences()
+        """Trainers for whose return completions wait."""
         self.undelivered = 0
         self.expired = 0
         """Completions that were given up because their time was up."""
@@ -69,10 +72,12 @@ class Outbox:
         await asyncio.gather(*self._retries, return_exceptions=True)
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
-        assert record.completion is not None
-        completion = record.completion if record.peer.refers else whole(record.completion, self._log.trajectory)
+        completion = record.completion
+        assert completion is not None
         call: asyncio.Future[Outcome]
         try:
+            if not record.peer.refers:
+                completion = whole(completion, self._log.trajectory)
             call = asyncio.ensure_future(record.peer.complete(completion))
         except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
@@ -84,6 +89,7 @@ class Outbox:
         """The first try is over."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
+            self.absences.reached(record.peer.trainer)
             self._settle(record, events.Delivered(call.result(), tries=1))
         elif not self._closed:
             task = asyncio.create_task(self._deliver(record, call))
@@ -95,20 +101,24 @@ class Outbox:
         assert record.ended is not None
         gives_up = record.ended + self._config.record_ttl
         delay, longest = self._config.outbox_delay
-        tries, peer = 1, record.peer
+        tries, peer, woken = 1, record.peer, False
         while True:
+            reached, told = False, False
             try:
-                return self._settle(record, events.Delivered(await call, tries=tries))
+                outcome = await call
+                reached = True
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
                 pause = 0.0 if record.peer is not peer or record.dropped else delay
             except FINAL as error:
+                reached = True
                 log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
             except Exception as error:
                 retry_after = getattr(error, "retry_after", None)
+                told = retry_after is not None
                 pause = delay * random.uniform(0.5, 1.0) if retry_after is None else min(retry_after, longest)
                 if tries == 1:
                     log.warning(
@@ -117,6 +127,9 @@ class Outbox:
                     )  # fmt: skip
             finally:
                 record.calls.discard(call)
+                self.absences.tried(record, peer.trainer, reached=reached)
+            if reached:
+                return self._settle(record, events.Delivered(outcome, tries=tries))
             left = gives_up - self._clock.monotonic()
             if left <= 0:
                 self.expired += 1
@@ -124,7 +137,12 @@ class Outbox:
                 return self._settle(record, events.Delivered(None, "expired", tries))
             delay = min(longest, delay * 2)
             if record.peer is peer and not record.dropped:
-                await _wait(record.next_turn(), min(pause, left))
+                # Who was told how long to wait does so; who was woken in vain waits out the next pause.
+                trainer = None if told or woken else peer.trainer
+                woken = await self.absences.wait(record, min(pause, left), trainer)
+            if record.peer is not peer or record.dropped:  # that trainer is not tried again
+                self.absences.tried(record, peer.trainer, reached=False)
+                woken = False
             if record.dropped:
                 return self._settle(record, events.Delivered(None, "superseded", tries))
             tries += 1
@@ -136,11 +154,3 @@ class Outbox:
         self.undelivered -= 1
         record.tenant.undelivered -= 1
         self._log.append(record, kind, self._settled)
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -53,6 +53,8 @@ class Peer:
     """None: one of those that only have a callback."""
     place: str = ""
     """The attachment that it is, by its id; empty for a callback."""
+    trainer: object = None
+    """Equal for all that goes to one trainer, whatever its credential or state; None: nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +163,14 @@ class Record:
             self.repointed = asyncio.Event()
         return self.repointed
 
-    def turn(self) -> None:
-        """Where its calls go has changed: those on their way are given up and made anew."""
+    def wake(self) -> None:
+        """Whoever waits with a call for it waits no longer."""
         if self.repointed is not None:
             self.repointed.set()
+
+    def turn(self) -> None:
+        """Where its calls go has changed: those on their way are given up and made anew."""
+        self.wake()
         for call in list(self.calls):
             call.cancel()
 

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import dataclasses
 import logging
-import uuid
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +40,7 @@ class Runner:
     def __init__(
         self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
         event_log: EventLog, clock: Clock, on_end: Callable[[Record], None], on_dropped: Callable[[Record], None],
+        on_reached: Callable[[object], None],
     ) -> None:  # fmt: skip
         self._agent_loops = agent_loops
         self._config = config
@@ -48,6 +49,7 @@ class Runner:
         self._clock = clock
         self._on_end = on_end
         self._on_dropped = on_dropped
+        self._on_reached = on_reached
         self.abandoned: set[asyncio.Task[Any]] = set()
         """Agents that did not stop."""
 
@@ -79,6 +81,11 @@ class Runner:
             self._stop(record)
         return True
 
+    def cancel(self, record: Record, reason: str) -> None:
+        """Somebody asked for it: it is written first, so that no process forgets it."""
+        self._log.append(record, events.CancelAsked(reason))
+        self.decide(record, verdicts.cancelled(reason))
+
     def supersede(self, record: Record) -> None:
         """A higher attempt stands: this one ends CANCELLED and sends nothing."""
         if record.ended is not None:
@@ -97,7 +104,9 @@ class Runner:
         waited = record.meter.started(self._clock.monotonic())
         self._log.append(record, events.Started(waited))
         request = record.init.request
-        session = RolloutSession(record, self._log, self._config, self._clock, self.supersede, self._diverge)
+        session = RolloutSession(
+            record, self._log, self._config, self._clock, self.supersede, self._diverge, self._on_reached
+        )
         record.session = session
         context = RolloutContext(
             request=own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
@@ -177,11 +186,11 @@ class Runner:
             session.close()
         now = self._clock.monotonic()
         try:
-            completion = verdicts.completion(record, record.verdict, session, uuid.uuid4().hex, now)
+            completion = verdicts.completion(record, record.verdict, session, f"{random.getrandbits(128):032x}", now)
         except Exception as error:
             log.exception("the completion of rollout %s could not be built", record.rollout_id)
             failed = verdicts.failed("server", f"the completion could not be built: {describe(error)}", retryable=True)
-            completion = verdicts.completion(record, failed, None, uuid.uuid4().hex, now)
+            completion = verdicts.completion(record, failed, None, f"{random.getrandbits(128):032x}", now)
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._log.append(record, events.SegmentClosed(

@@ -68,15 +68,19 @@ class _SampleState:
 class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
 
-    __slots__ = ("_clock", "_config", "_log", "_on_diverged", "_on_superseded", "_record", "_samples", "open")
+    __slots__ = (
+        "_clock", "_config", "_log", "_on_diverged", "_on_reached", "_on_superseded", "_record", "_samples", "open",
+    )  # fmt: skip
 
     def __init__(
         self, record: Record, log: EventLog, config: EngineConfig, clock: Clock,
         on_superseded: Callable[[Record], None], on_diverged: Callable[[Record, str], None],
+        on_reached: Callable[[object], None],
     ) -> None:  # fmt: skip
         self._record = record
         self._on_superseded = on_superseded
         self._on_diverged = on_diverged
+        self._on_reached = on_reached
         self._log = log
         self._config = config
         self._clock = clock
@@ -236,6 +240,7 @@ class RolloutSession:
         failpoints.reach("chat.open")
         try:
             response: ChatResponse = await call
+            self._on_reached(peer.trainer)
             return response
         except asyncio.CancelledError:
             task = asyncio.current_task()

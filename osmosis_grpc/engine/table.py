@@ -14,7 +14,6 @@ from osmosis_grpc.types import Entry, RolloutRequest
 
 PAGE = 256
 """Entries read from the journal at once."""
-_ANY_ATTEMPT = 2**32
 
 
 async def _nobody(asked: Any, /) -> Any:
@@ -25,7 +24,7 @@ _NOBODY = Peer(_nobody, _nobody)
 
 
 class RecordTable:
-    """All records, their aliases, and the tombstones of cancels that came too early."""
+    """All records, and their aliases."""
 
     def __init__(self, config: EngineConfig, store: Store, journal: Journal | None, clock: Clock) -> None:
         self._config = config
@@ -40,10 +39,6 @@ class RecordTable:
         self._ended_size = 0
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
-        self._tombstones: dict[tuple[str, str], tuple[int, float]] = {}
-        ahead = clock.monotonic() - clock.time()
-        for owner, rollout_id, attempt, until in journal.tombstones() if journal is not None else ():
-            self._tombstones[owner, rollout_id] = (attempt, until + ahead)
 
     def find(self, rollout_id: str, attempt: int) -> Record | None:
         """One attempt."""
@@ -54,6 +49,11 @@ class RecordTable:
         """The newest attempt, be it accepted or still on its way there."""
         attempts = [*self._records.get(rollout_id, {}).values(), *self._cold(rollout_id)]
         return max(attempts, key=lambda record: record.attempt, default=None)
+
+    def newest(self, rollout_id: str) -> Record:
+        """The newest attempt of a rollout of which one is live: then memory holds all that are newer."""
+        attempts = self._records[rollout_id]
+        return attempts[max(attempts)]
 
     def accepted(self, rollout_id: str) -> Record | None:
         """The newest accepted attempt."""
@@ -159,24 +159,6 @@ class RecordTable:
                 f"rollout {request.rollout_id} has another idempotency_key", rollout_id=request.rollout_id
             )
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, now: float) -> None:
-        """Remember a cancel whose Init may still come; without an attempt it means any."""
-        before = self._tombstones.get((owner, rollout_id), (0, 0.0))
-        upto = max(attempt or _ANY_ATTEMPT, before[0] if before[1] > now else 0)
-        self._tombstones[owner, rollout_id] = (upto, now + self._config.tombstone_ttl)
-        if self._journal is not None:
-            self._journal.bury(owner, rollout_id, upto, self._clock.time() + self._config.tombstone_ttl)
-
-    def dig_up(self, record: Record, now: float) -> bool:
-        """Whether a cancel came before this Init; it is used up."""
-        attempt, until = self._tombstones.get((record.owner, record.rollout_id), (0, 0.0))
-        if attempt < record.attempt or until <= now:
-            return False
-        del self._tombstones[record.owner, record.rollout_id]
-        if self._journal is not None:
-            self._journal.bury(record.owner, record.rollout_id, attempt, 0.0)
-        return True
-
     def ended(self, record: Record) -> None:
         """A record ended: it counts against the budget from now on."""
         self._live.pop(record, None)
@@ -212,9 +194,6 @@ class RecordTable:
             assert record.ended is not None
             if record.settled and record.ended + self._config.record_ttl <= now:
                 self.remove(record)
-        for key, (_, until) in list(self._tombstones.items()):
-            if until <= now:
-                del self._tombstones[key]
         if self._journal is not None:
             self._journal.sweep(self._clock.time())
 

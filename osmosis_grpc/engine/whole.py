@@ -1,29 +1,73 @@
 """Completions that only refer to their chats, made whole again from the log."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from osmosis_grpc.types import Completion, TrajectoryEvent, events
+from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
+
+ChatName = tuple[str, int]
+"""Sample and number."""
 
 
 def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> Completion:
-    """The completion with the tokens of its segments; `trajectory` gives an attempt's events."""
-    if not any(segment.referred for sample in completion.samples.values() for segment in sample.segments):
+    """The completion with the messages it begins with and the tokens of its segments.
+
+    `trajectory` gives an attempt's events.
+    """
+    samples = completion.samples.values()
+    referred = any(segment.referred for sample in samples for segment in sample.segments)
+    if not referred and not any(map(_left_out, (completion.begins, *(sample.begins for sample in samples)))):
         return completion
-    assemblers = {name: Assembler() for name in completion.samples}
-    asked: dict[tuple[str, int], events.ChatRequested] = {}
+    asked: dict[ChatName, events.ChatRequested] = {}
+    answered: dict[ChatName, events.ChatAnswered] = {}
     for event in trajectory(completion.rollout_id, completion.attempt):
         kind = event.kind
         if isinstance(kind, events.Resumed):  # what follows tells everything again
             asked.clear()
-            assemblers = {name: Assembler() for name in completion.samples}
+            answered.clear()
         elif isinstance(kind, events.ChatRequested):
             asked[kind.sample, kind.number] = kind
-        elif isinstance(kind, events.ChatAnswered) and kind.sample in assemblers:
-            question = asked[kind.sample, kind.number]
-            assemblers[kind.sample].add(kind.number, question.continues, kind.response, question.purpose)
-    samples = {
-        name: replace(sample, segments=assemblers[name].segments()) for name, sample in completion.samples.items()
-    }
-    return replace(completion, samples=samples)
+        elif isinstance(kind, events.ChatAnswered):
+            answered[kind.sample, kind.number] = kind
+    made = {}
+    for name, sample in completion.samples.items():
+        begins, messages = _told(sample.begins, sample.messages, asked, answered)
+        made[name] = replace(sample, begins=begins, messages=messages)
+        if referred:
+            made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
+    begins, messages = _told(completion.begins, completion.messages, asked, answered)
+    return replace(completion, samples=made, begins=begins, messages=messages)
+
+
+def _left_out(begins: ChatRef | None) -> bool:
+    return begins is not None and not begins.covered
+
+
+def _told(
+    begins: ChatRef | None, messages: Sequence[Message], asked: Mapping[ChatName, events.ChatRequested],
+    answered: Mapping[ChatName, events.ChatAnswered],
+) -> tuple[ChatRef | None, Sequence[Message]]:  # fmt: skip
+    """A conversation with what it begins with."""
+    if begins is None or begins.covered:
+        return begins, messages
+    line, number = [begins.number], asked[begins.sample, begins.number].continues
+    while number:
+        line.append(number)
+        number = asked[begins.sample, number].continues
+    known: list[Message] = []
+    for number in reversed(line):
+        known += [*asked[begins.sample, number].messages, answered[begins.sample, number].response.message]
+    return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
+
+
+def _assembled(
+    sample: str, asked: Mapping[ChatName, events.ChatRequested], answered: Mapping[ChatName, events.ChatAnswered]
+) -> Assembler:
+    """The tokens of a sample's chats, in the order of their replies."""
+    assembler = Assembler()
+    for (name, number), reply in answered.items():
+        if name == sample:
+            question = asked[name, number]
+            assembler.add(number, question.continues, reply.response, question.purpose)
+    return assembler

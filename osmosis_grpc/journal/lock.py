@@ -1,27 +1,60 @@
-"""One process for a folder."""
+"""One process for a file or a folder: a lock that names its holder and dies with it."""
 
 import fcntl
 import os
+import weakref
+from contextlib import suppress
 from pathlib import Path
 
-from osmosis_grpc.journal.schema import JournalError
+
+class Locked(Exception):
+    """Somebody else holds the lock. `holder` follows "in use by process": an id, or that it is not known."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
 
 
 class Lock:
-    """Held from its making to close(), or to the process's end, however that comes."""
+    """Held from its making to close(), or to the process's end, however that comes. Raises Locked, OSError.
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "lock"
+    A child that the process forks does not hold it.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(self._file, 32).decode(errors="replace").strip() or "unknown"
+        except OSError as error:
+            holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "of unknown id"
             os.close(self._file)
-            raise JournalError(f"{folder} is in use by process {holder}: stop it, or choose another folder") from None
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise Locked(f"{holder} (this one)" if holder == str(os.getpid()) else holder) from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        _held.add(self)
 
     def close(self) -> None:
-        """Let others in."""
-        os.close(self._file)
+        """Let others in. Idempotent."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked child may not have come to leave it yet
+            self.leave()
+
+    def leave(self) -> None:
+        """In a forked child: the lock is the parent's, and ends with it."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for lock in list(_held):
+        with suppress(OSError):
+            lock.leave()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.database import look
 from osmosis_grpc.types import Callback, CallbackTls, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_from_bytes
 
@@ -32,7 +33,13 @@ class Reader:
     @classmethod
     def look(cls, folder: Path) -> "Reader":
         """The journal in a folder as it stands now, also while a server holds it. Raises JournalError."""
-        return cls(schema.look(folder / schema.FILE))
+        path = folder / schema.FILE
+        if not path.exists():
+            raise schema.JournalError(f"there is no journal {path}")
+        try:
+            return cls(look(path, schema.JOURNAL))
+        except sqlite3.Error as error:
+            raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
 
     def close(self) -> None:
         """Look no longer."""
@@ -119,10 +126,14 @@ class Reader:
                     break
         return found
 
+    def fact(self, name: str) -> Any:
+        """A fact's value; None when there is none."""
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
     def number(self, statement: str) -> int:
-        """What a statement gives, being one whole number; 0 for none."""
-        row = self._database.execute(statement).fetchone()
-        return int(row[0] or 0) if row else 0
+        """What a statement gives, being one whole number; 0 for NULL."""
+        return int(self._database.execute(statement).fetchone()[0] or 0)
 
     def _entry(self, row: Sequence[Any], *, whole: bool = True) -> Entry:
         (sequence, _, _, owner, place, target, delta, tls, agent_loop, digest, accept_time, start_time, end_time,

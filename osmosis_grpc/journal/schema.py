@@ -1,12 +1,10 @@
-"""The tables, and how a file of an older version becomes one of this."""
+"""The journal's tables, and what is written to them of many rollouts at once."""
 
-import sqlite3
-import uuid
-from pathlib import Path
+from osmosis_grpc.journal.database import Schema
 
 
 class JournalError(Exception):
-    """The journal cannot be opened, and this is why."""
+    """The journal is of no use, and this is why."""
 
 
 FIRST = """
@@ -67,71 +65,7 @@ SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
 
 FILE = "journal.db"
 """What it is called in its folder."""
-MIGRATIONS = (FIRST,)
-"""What leads from each version to the next, from 0, an empty file, on."""
-
-
-def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
-    """A connection for one thread."""
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    database.execute("PRAGMA busy_timeout = 5000")
-    if not writes:
-        database.execute("PRAGMA query_only = 1")
-    else:
-        database.execute("PRAGMA synchronous = FULL")
-        database.execute("PRAGMA journal_size_limit = 67108864")
-    return database
-
-
-def look(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing, and sees what is there now and no later. Raises JournalError."""
-    if not path.exists():
-        raise JournalError(f"there is no journal {path}")
-    try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        try:
-            database.execute("PRAGMA busy_timeout = 5000")
-            database.execute("BEGIN")
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version != len(MIGRATIONS):
-                raise JournalError(
-                    f"{path} is of schema {version}, and this version reads {len(MIGRATIONS)}: "
-                    "use the version that wrote it, or let a server of this one open it first"
-                )
-        except BaseException:
-            database.close()
-            raise
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be read as a journal: {error}") from None
-    return database
-
-
-def prepare(path: Path) -> str:
-    """Make or migrate the file; returns its journal id. Raises JournalError."""
-    try:
-        database = connect(path, writes=True)
-        try:
-            return _prepare(path, database)
-        finally:
-            database.close()
-    except sqlite3.Error as error:
-        raise JournalError(f"{path} cannot be used as a journal: {error}") from None
-
-
-def _prepare(path: Path, database: sqlite3.Connection) -> str:
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise JournalError(
-            f"{path} was written by a newer version (schema {version}, this one knows {len(MIGRATIONS)}): "
-            "use that version, or another folder"
-        )
-    if version == 0:
-        database.execute("PRAGMA page_size = 8192")  # three replies of 256 tokens fit, of 4,096 one would
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    database.execute("PRAGMA journal_mode = WAL")
-    for number in range(version, len(MIGRATIONS)):
-        database.executescript(f"BEGIN;\n{MIGRATIONS[number]}\nPRAGMA user_version = {number + 1};\nCOMMIT;")
-    made = uuid.uuid4().hex
-    database.execute("INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0)", (made,))
-    (journal_id,) = database.execute("SELECT value FROM facts WHERE name = 'journal_id'").fetchone()
-    return str(journal_id)
+JOURNAL = Schema(
+    migrations=(FIRST,), error=JournalError, instead="another folder",
+    first=("page_size = 8192", "auto_vacuum = INCREMENTAL"),  # three replies of 256 tokens fit, of 4,096 one would
+)  # fmt: skip

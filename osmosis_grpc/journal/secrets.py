@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,8 +54,9 @@ class Secrets:
         return replace(init, request=request)
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        """Forget those of a rollout."""
-        self._path(rollout_id, attempt).unlink(missing_ok=True)
+        """Forget those of a rollout; what cannot be deleted now is at the next start."""
+        with suppress(OSError):
+            self._path(rollout_id, attempt).unlink()
 
     def keep(self, rollouts: Iterable[tuple[str, int]]) -> None:
         """Forget all but those of these rollouts."""

@@ -5,21 +5,24 @@ positions of its events, so that the table of events needs no other index. What 
 read from here by whoever asks; of what is not, memory holds the positions.
 """
 
-import contextlib
+import functools
+import logging
 import sqlite3
 import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
-from osmosis_grpc.journal.lock import Lock
+from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
-from osmosis_grpc.journal.secrets import Secrets, has_secrets
-from osmosis_grpc.journal.writer import Batch, Token, Writer
+from osmosis_grpc.journal.secrets import has_secrets
+from osmosis_grpc.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
@@ -28,9 +31,29 @@ CACHED = 256
 SWEPT = 200
 """Rollouts dropped at a time."""
 _FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
 _BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
 
 Key = tuple[str, int]
+_Dropped = tuple[int, str, int, bytes | None, int]
+"""A rollout's sequence, id and attempt, the positions of its events, and what is no longer counted, in bytes."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+
+def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Concatenate[JournalStore, P], R]":
+    """Who asked is not to blame for a disk that cannot be read, and may ask again: Unavailable."""
+
+    @functools.wraps(method)
+    def read(self: "JournalStore", /, *args: P.args, **named: P.kwargs) -> R:
+        try:
+            return method(self, *args, **named)
+        except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
+            raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+
+    return read
 
 
 @dataclass(slots=True)
@@ -52,18 +75,14 @@ class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
     def __init__(self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3) -> None:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = Lock(folder)
-        except OSError as error:
-            raise schema.JournalError(f"{folder} cannot be used for a journal: {error.strerror}") from None
-        try:
-            self._open_folder(folder)
-        except BaseException as error:
-            self._lock.close()
-            if not isinstance(error, OSError):
-                raise
-            raise schema.JournalError(f"{folder} cannot be used for a journal: {error.strerror}") from None
+        self._folder = found = Folder(folder)
+        self._database, self._secrets = found.reads, found.secrets
+        self._reader = Reader(found.reads)
+        self.journal_id = found.journal_id
+        self.forgotten_position, self.last_sequence = found.forgotten_position, found.last_sequence
+        self.last_position = self._written = found.last_position
+        self._size = found.settled_size
+        """Bytes of the events of what is settled."""
         self.durable = True
         self.problem = ""
         self.told_problem: Callable[[str], None] = lambda problem: None
@@ -71,36 +90,18 @@ class JournalStore:
         self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
         self._ttl = record_ttl
         self._budget = budget
-        self.forgotten_position = self._reader.number("SELECT value FROM facts WHERE name = 'forgotten_position'")
-        newest = self._reader.number("SELECT max(position) FROM events")
-        self.last_position = self._written = max(newest, self.forgotten_position)
-        self.last_sequence = max(
-            self._reader.number("SELECT max(sequence) FROM rollouts"),
-            self._reader.number("SELECT value FROM facts WHERE name = 'last_sequence'"),
-        )
-        self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
-        """Bytes of the events of what is settled."""
         self._open_size = 0
         """Bytes of the events of what is not."""
         self._open: dict[Key, _Open] = {}
         self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
-        self._writer = Writer(folder / schema.FILE, self._told, self._told_problem)
-
-    def _open_folder(self, folder: Path) -> None:
-        path = folder / schema.FILE
-        path.touch(mode=0o600)
-        self.journal_id = schema.prepare(path)
-        self._secrets = Secrets(folder / "credentials")
-        self._database = schema.connect(path, writes=False)
-        self._reader = Reader(self._database)
+        self._writer = Writer(self._folder.writes, self._folder.path, self._told, self._told_problem)
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
         self._writer.close()
-        self._database.close()
-        self._lock.close()
+        self._folder.close()
 
     # What is written.
 
@@ -163,41 +164,50 @@ class JournalStore:
         rollout = self._open.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
-        statement = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
-        batch = self._writer.batch()
-        batch.statements.append((statement, (entry.place, *_address(init), entry.sequence)))
-        batch.before.append(lambda: self._secrets.put(init))
+        values = (entry.place, *_address(init), entry.sequence)
+        self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
     def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
         """See Journal."""
-        self._writer.batch().statements.append((_BURY, (owner, rollout_id, attempt, until)))
+        self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, (owner, rollout_id, attempt, until))
+
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        """See Store."""
+        self._writer.batch().barriers.append(then)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
-        """See Store."""
+        """See Store. What cannot be read now is left to the sweep."""
         rollout = self._open.pop((rollout_id, attempt), None)
         self._open_size -= rollout.size if rollout else 0
-        rows = self._database.execute(
-            "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
-            "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
-        )  # fmt: skip
-        self._drop(rows.fetchall())
+        with suppress(sqlite3.Error):
+            self._drop(self._database.execute(
+                "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
+                "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
+            ).fetchall())  # fmt: skip
 
     def sweep(self, now: float) -> None:
-        """See Journal."""
+        """See Journal. What cannot be read now is swept another time."""
+        try:
+            self._drop(self._overdue(now))
+        except sqlite3.Error as error:
+            log.warning("the journal %s cannot be read: %s; nothing is dropped", self._folder.path, error)
+        self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+
+    def _overdue(self, now: float) -> list[_Dropped]:
         statement = "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts WHERE settled AND end_time < ?"
-        overdue = self._database.execute(f"{statement} ORDER BY end_time LIMIT ?", (now - self._ttl, SWEPT)).fetchall()
+        statement += " ORDER BY end_time LIMIT ?"
+        overdue: list[_Dropped] = self._database.execute(statement, (now - self._ttl, SWEPT)).fetchall()
         beyond = self._size + self._open_size - self._budget - sum(row[4] for row in overdue)
         if beyond > 0:
-            oldest = self._database.execute(f"{statement} ORDER BY end_time LIMIT ?", (now, SWEPT)).fetchall()
+            oldest = self._database.execute(statement, (now, SWEPT)).fetchall()
             for row in oldest[len(overdue) :]:
                 if beyond <= 0:
                     break
                 overdue.append(row)
                 beyond -= row[4]
-        self._drop(overdue)
-        self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+        return overdue
 
-    def _drop(self, rows: Sequence[tuple[int, str, int, bytes | None, int]]) -> None:
+    def _drop(self, rows: Sequence[_Dropped]) -> None:
         """Delete rollouts, the room they took given back."""
         statements: list[tuple[str, tuple[Any, ...]]] = []
         highest = self.forgotten_position
@@ -257,12 +267,13 @@ class JournalStore:
     def _told_problem(self, problem: str) -> None:
         self.problem = problem
         self._dropping.clear()  # what was to be deleted may be there still: it is asked for again
-        with contextlib.suppress(sqlite3.Error):  # a disk that cannot be read, either
+        with suppress(sqlite3.Error):  # a disk that cannot be read, either
             self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
         self.told_problem(problem)
 
     # What is read.
 
+    @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """See Store."""
         rollout = self._open.get((rollout_id, attempt))
@@ -272,6 +283,7 @@ class JournalStore:
             positions = self._reader.positions(rollout_id, attempt)[after : after + limit]
         return self._reader.events(rollout_id, attempt, positions)
 
+    @_reads
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
         """See Store."""
         return self._reader.all_events(after, self.last_position, limit)
@@ -281,6 +293,7 @@ class JournalStore:
         rollout = self._open.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
+    @_reads
     def find(self, rollout_id: str) -> Sequence[Entry]:
         """See Journal."""
         found = self._found.get(rollout_id)
@@ -292,14 +305,17 @@ class JournalStore:
                     self._found.popitem(last=False)
         return found
 
+    @_reads
     def named(self, owner: str, idempotency_key: str) -> str:
         """See Journal."""
         return self._reader.named(owner, idempotency_key)
 
+    @_reads
     def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
         """See Journal."""
         return self._reader.entries(owner, after, limit)
 
+    @_reads
     def unsettled(self) -> Sequence[Entry]:
         """See Journal. From here on they are open again; secrets of anything else are gone."""
         entries = {entry.sequence: self._told_secrets(entry) for entry in self._reader.unsettled()}
@@ -316,6 +332,7 @@ class JournalStore:
         self._secrets.keep(rollout.key for rollout in opened.values())
         return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
 
+    @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
         return self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()

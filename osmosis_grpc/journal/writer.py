@@ -7,15 +7,14 @@ sooner than GATHER after the one before: a commit costs the same for one event a
 import asyncio
 import contextlib
 import logging
-import queue
 import sqlite3
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from osmosis_grpc.journal.schema import SEQUENCES, connect
+from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
 
 log = logging.getLogger(__name__)
 
@@ -38,38 +37,48 @@ Token = tuple[Rollout, int, Any]
 """A rollout, a position, and what whoever appended wants to be told again."""
 
 
+class Latest(NamedTuple):
+    """What is so from now on, whatever was written of the same thing before. `before` is done outside the database."""
+
+    statement: str
+    values: Row
+    before: Callable[[], None] | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is written together, in this order: before() outside the database, rows, statements."""
+    """What is written together, in this order: before() outside the database, rows, statements, latest."""
 
     rows: dict[str, list[Row]] = field(default_factory=lambda: {statement: [] for statement in SEQUENCES})
     """By statements that take many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
+    latest: dict[Hashable, Latest] = field(default_factory=dict)
+    """By what it is about, a rollout by its sequence. Written with the next batch where the disk failed."""
     tokens: list[Token] = field(default_factory=list)
     """Who is told once it is committed, or cannot be."""
+    barriers: list[Callable[[bool], None]] = field(default_factory=list)
+    """Told the same in the event loop, after the tokens; and that it cannot be, where the batch before could not."""
     before: list[Callable[[], None]] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
     """Done once it is committed."""
     shrinks: bool = False
     """Whether the file may give room back."""
-    stop: bool = False
 
 
-class Writer:
-    """One thread with the only connection that writes.
+class Writer(Committer[Batch]):
+    """Commits a batch at a time, over the only connection that writes.
 
     `told` gets tokens in the event loop, and whether they are committed; `told_problem` why
     nothing can be written, and an empty text when that is over.
     """
 
     def __init__(
-        self, path: Path, told: Callable[[list[Token], bool], None], told_problem: Callable[[str], None]
-    ) -> None:
+        self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
+        told_problem: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._path = path
         self._told = told
         self._told_problem = told_problem
-        self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
@@ -77,8 +86,9 @@ class Writer:
         self._problem = ""
         self._broken: set[int] = set()
         """Rollouts of which an event could not be committed: none that follows may be, either."""
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
+        self._owed: dict[Hashable, Latest] = {}
+        """What the disk did not take, and is written again."""
+        super().__init__(database, "journal")
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
@@ -90,9 +100,8 @@ class Writer:
         """Write what waits, and end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._batch.stop = True
         self._queue.put(self._batch)
-        self._thread.join()
+        self._end()
 
     def _arm(self) -> None:
         self._timer = self._loop.call_later(max(0.0, self._flushed + GATHER - self._loop.time()), self._flush)
@@ -104,60 +113,63 @@ class Writer:
         batch, self._batch = self._batch, Batch()
         self._queue.put(batch)
 
-    def _written(self, tokens: list[Token], ok: bool) -> None:
+    def _written(self, batch: Batch, ok: bool) -> None:
         """In the event loop: a batch is done with."""
         self._busy = False
         waiting = self._batch
-        if self._timer is None and (waiting.tokens or waiting.statements):
+        if not ok:
+            batch.barriers += waiting.barriers
+            waiting.barriers.clear()
+        if self._timer is None and (waiting.tokens or waiting.statements or waiting.latest or waiting.barriers):
             self._arm()
-        if tokens:
-            self._told(tokens, ok)
+        if batch.tokens:
+            self._told(batch.tokens, ok)
+        for then in batch.barriers:
+            then(ok)
 
-    def _run(self) -> None:
-        database = connect(self._path, writes=True)
-        try:
-            batch = Batch()
-            while not batch.stop:
-                batch = self._next()
-                self._write(database, batch)
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            database.close()
+    def _patience(self) -> float | None:
+        return RETRY if self._problem else None
 
-    def _next(self) -> Batch:
-        """What waits, or, after a while without, a try whether it can be written again."""
-        try:
-            return self._queue.get(timeout=RETRY if self._problem else None)
-        except queue.Empty:
-            return Batch(statements=[("INSERT OR REPLACE INTO facts VALUES ('tried', strftime('%s'))", ())])
+    def _commit(self, items: Sequence[Batch]) -> None:
+        for batch in items:
+            self._write(batch)
+        if self._problem and not items:  # can it be written again?
+            self._write(Batch(statements=[("INSERT OR REPLACE INTO facts VALUES ('tried', strftime('%s'))", ())]))
 
-    def _write(self, database: sqlite3.Connection, batch: Batch) -> None:
+    def _write(self, batch: Batch) -> None:
+        database = self._database
         if self._broken:
             self._leave_out(batch)
+        latest = self._owed | batch.latest if self._owed else batch.latest
         problem = ""
         try:
             for call in batch.before:
                 call()
+            for _, _, before in latest.values():
+                if before is not None:
+                    before()
             database.execute("BEGIN IMMEDIATE")
             for statement, rows in batch.rows.items():
                 _execute(database, statement, rows)
             for statement, values in batch.statements:
                 database.execute(statement, values)
+            for statement, values, _ in latest.values():
+                database.execute(statement, values)
             database.execute("COMMIT")
+            self._owed = {}
         except Exception as error:  # whatever it was, whoever waits has to be told
             problem = str(error) or type(error).__name__
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
+            self._roll_back()
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
-        if problem or self._problem:
+            refused = {row[0] for row in batch.rows[ACCEPT]}
+            self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
+        if problem or (self._problem and (batch.tokens or batch.statements or latest)):  # nothing is always written
             self._set_problem(problem)
-        self._tell(self._written, batch.tokens, not problem)
+        self._tell(self._written, batch, not problem)
         if problem:
             return
         for call in batch.after:
-            with contextlib.suppress(OSError):
-                call()
+            call()
         if batch.shrinks:
             with contextlib.suppress(sqlite3.Error):
                 database.execute("PRAGMA incremental_vacuum(1024)").fetchall()
@@ -180,10 +192,6 @@ class Writer:
         if problem != self._problem:
             self._problem = problem
             self._tell(self._told_problem, problem)
-
-    def _tell(self, told: Callable[..., None], *what: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
-            self._loop.call_soon_threadsafe(told, *what)
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:

@@ -135,7 +135,14 @@ def _unary(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
 
 def _streaming(behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     if inspect.iscoroutinefunction(behavior):  # it reads and writes its context by itself
-        return _unary(behavior)
+
+        async def begun(request: Any, context: Any) -> Any:
+            # With its first message, grpc.aio would send metadata again when that write was given up for an error,
+            # which Core refuses: the caller would never be told how the call ended.
+            await context.send_initial_metadata(())
+            return await behavior(request, context)
+
+        return _unary(begun)
 
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
         try:

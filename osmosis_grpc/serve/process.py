@@ -19,7 +19,7 @@ import typer
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig, failpoints
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.journal import JournalError
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
@@ -98,7 +98,7 @@ async def run_process(
             out.write("draining", limit=options.drain_timeout)
             log.info("draining for at most %g s; a second signal stops at once", options.drain_timeout)
             await server.stop(options.drain_timeout)
-            left, kept = server.engine.capacity(), len(server.engine.parked)
+            left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     except _NotStarted as error:
         typer.echo(f"serve: {error}", err=True)
         return 2
@@ -139,7 +139,7 @@ async def _grpc(
             connect=options.connect, security=options.security, trainers=options.trainers, state_dir=options.state_dir,
         )  # fmt: skip
         return await stack.enter_async_context(server)
-    except JournalError as error:
+    except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
         raise _NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
     except OSError as error:
         raise _NotStarted(f"{error}; --grpc-port chooses another") from None

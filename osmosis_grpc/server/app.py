@@ -53,8 +53,9 @@ class AgentServer:
 
     With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
     goes on with what the process before left there. Made within the running event loop, then.
-    Raises JournalError when that folder cannot be used, OSError when the port is taken, ValueError
-    when the host is public and not guarded enough for that, or a file of TLS cannot be used.
+    Raises JournalError when that folder cannot be used, Unavailable when what it holds cannot be
+    read, OSError when the port is taken, ValueError when the host is public and not guarded enough
+    for that, or a file of TLS cannot be used.
     """
 
     def __init__(
@@ -123,11 +124,11 @@ class AgentServer:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        left_over = self.engine.left_over()
+        left_over = self.engine.recovery.left_over()
         for entry in left_over:
             attached = entry.place and not entry.init.callback
             peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
-            self.engine.go_on(entry, peer)
+            self.engine.recovery.go_on(entry, peer)
         if left_over:
             log.info("going on with %d rollouts of the process before", len(left_over))
         await self._server.start()
@@ -147,8 +148,8 @@ class AgentServer:
 
     async def drain(self) -> None:
         """Take no new rollouts from now on."""
-        if not self.engine.draining:
-            self.engine.drain()
+        if not self.engine.shutdown.draining:
+            self.engine.shutdown.drain()
             self.attachments.drain()
             await self._tell_health()
 
@@ -159,7 +160,7 @@ class AgentServer:
         task.add_done_callback(self._telling.discard)
 
     async def _tell_health(self) -> None:
-        ready = not self.engine.draining and not self.engine.log.store.problem
+        ready = not self.engine.shutdown.draining and not self.engine.log.store.problem
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
@@ -167,7 +168,7 @@ class AgentServer:
         """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
         self._stopped = True
         await self.drain()
-        await self.engine.stop(limit)
+        await self.engine.shutdown.stop(limit)
         await self.attachments.close()
         await self._server.stop(0.25)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.errors import (
     Aborted,
@@ -27,14 +27,16 @@ from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import cancel
 from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
-from osmosis_grpc.wire.attach import chat_frame, refusal, refused, server_frame
+from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import check_served, completion_to_wire, fit, init_from_wire, wants_delta
+from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 
 _TICK = 5.0
 MAX_ASKED = 64
 """Equal Inits that may wait for the same answer."""
+MAX_CANCELLING = 4 * 1024 * 1024
+"""Bytes of answers to cancels that may wait for the journal."""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -72,8 +74,9 @@ class Attachment:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
-            self.chat, self.complete, ("attachment", attachment_id), True, True, self.tenant, attachment_id
-        )
+            self.chat, self.complete, ("attachment", attachment_id), knows=True, refers=True, tenant=self.tenant,
+            place=attachment_id, trainer=attachment_id,
+        )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._subscriptions = Subscriptions(engine, owner)
         self._waiting: deque[_Chat] = deque()
@@ -83,6 +86,8 @@ class Attachment:
         """Completions that the trainer has asked for on this stream."""
         self._accepting: Counter[Record] = Counter()
         """How often the answer to an Init that is not accepted yet is waited for."""
+        self._cancelling = 0
+        """Bytes of the answers to cancels that are not committed yet."""
         self._stream: FrameStream | None = None
         self._delta = True
         self._chat_window = 0
@@ -126,9 +131,8 @@ class Attachment:
 
     def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
         """A ResultSink: sent at once, and again after a break. `again`: the trainer has asked for it before."""
-        message = fit(completion_to_wire(completion, refer=True))
+        frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        frame = server_frame("complete", trainer_pb2.CompleteRequest(completion=message))
         future: asyncio.Future[Outcome] = self._loop.create_future()
         result = self._results[key] = _Result(frame, future, self._loop.time())
         future.add_done_callback(lambda _: self._results.pop(key) if self._results.get(key) is result else None)
@@ -230,13 +234,20 @@ class Attachment:
             self._stream.answer(server_frame(kind, message))
 
     def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
-        unknown = [ref for ref in message.rollouts if not self._engine.knows(self.owner, ref.rollout_id, ref.attempt)]
+        unknown = [
+            ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
+        ]
         self._tell("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
-        full = self.tenant.open >= self._rollout_window and not self._engine.draining
-        if full and not self._engine.holds(self.owner, rollout_id, attempt):
+        full = self.tenant.open >= self._rollout_window and not self._engine.shutdown.draining
+        try:
+            beyond = full and not self._engine.rollouts.holds(self.owner, rollout_id, attempt)
+        except Unavailable as unread:
+            self._refuse_init(rollout_id, attempt, unread)
+            return
+        if beyond:
             error = ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
             if self.tenant.open >= self._largest_rollout_window:
                 raise error
@@ -246,7 +257,7 @@ class Attachment:
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
                 raise InvalidArgument("callback", "does not go with an attachment, where everything has its way")
-            record, started = self._engine.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
+            record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
         except CallError as error:
             self._refuse_init(rollout_id, attempt, error)
             return
@@ -286,15 +297,30 @@ class Attachment:
     def _on_cancel(self, ask: pb.CancelAsk) -> None:
         reply = pb.CancelReply(id=ask.id)
         try:
+            if self._cancelling > MAX_CANCELLING:
+                raise ResourceExhausted("answers to cancels wait for the journal", retry_after=1.0)
             reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
         except CallError as error:
+            self._tell_cancelled(reply, error)
+            return
+        size = reply.ByteSize()
+        self._cancelling += size
+
+        def committed(error: CallError | None) -> None:
+            self._cancelling -= size
+            self._tell_cancelled(reply, error)
+
+        self._engine.log.barrier(committed)
+
+    def _tell_cancelled(self, reply: pb.CancelReply, error: CallError | None) -> None:
+        if error is not None:
             reply.status.CopyFrom(refusal(error))
         self._tell("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
         chat = self._open.pop(key, None)
-        if chat is None and not self._engine.was_asked(self.owner, *key):
+        if chat is None and not self._engine.rollouts.was_asked(self.owner, *key):
             raise InvalidArgument(
                 "chat_reply", f"chat {reply.number} of rollout {reply.rollout_id[:256]} was never asked"
             )
@@ -302,7 +328,7 @@ class Attachment:
             self.dropped += 1
         elif reply.WhichOneof("result") == "response":
             try:
-                chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.durable))
+                chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.log.store.durable))
             except InvalidArgument as error:
                 chat.future.set_exception(Internal(f"the trainer's reply cannot be read: {error}"))
         else:

@@ -60,7 +60,7 @@ class Attachments:
                 return await self._live(attachment, stream, hello, granted)
 
         def told(error: CallError | None, pause: float) -> None:
-            if self._engine.closing:
+            if self._engine.shutdown.closing:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
@@ -83,7 +83,7 @@ class Attachments:
 
     async def close(self) -> None:
         """Say so, and let the streams end."""
-        parked = self._engine.parked
+        parked = self._engine.shutdown.parked
         for attachment in self._open():
             attachment.tell_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
@@ -124,7 +124,7 @@ class Attachments:
     def _left(self, attachment: Attachment) -> None:
         """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
         self._grant()
-        if attachment.needed and not self._engine.closing:
+        if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
         else:
             self._attachments.pop(attachment.attachment_id, None)
@@ -153,7 +153,7 @@ class Attachments:
         return self._window(others + 1)
 
     def _window(self, parts: int) -> int:
-        if self._engine.draining:
+        if self._engine.shutdown.draining:
             return 0
         config = self._engine.config
         return max(1, (config.max_concurrent + config.queue_limit) // parts)
@@ -169,5 +169,5 @@ class Attachments:
             attachment_id=attachment_id, process_uuid=self.process_uuid, journal_id=engine.log.store.journal_id,
             version=__version__, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], max_open_rollouts=window,
             limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata),
-            agent_loops=sorted(engine.agent_loops), draining=engine.draining,
+            agent_loops=sorted(engine.agent_loops), draining=engine.shutdown.draining,
         )  # fmt: skip

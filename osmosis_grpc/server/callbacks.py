@@ -1,6 +1,7 @@
 """The engine's ports over a callback: a trainer's TrainerService, dialled at the address that was checked."""
 
 import logging
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 COMPLETE_TIMEOUT = 30.0
 """Seconds that one try of a completion waits."""
 
+HELD = 10.0
+"""Seconds after which a chat that is cut off was with the trainer: longer than grpc tries to connect."""
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 
@@ -60,7 +63,7 @@ class Callbacks:
             return await make(init, authenticated=self._authenticated)
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
         trainer = _Trainer(self._channel(address, callback), init)
-        return Peer(trainer.chat, trainer.complete, _same(callback))
+        return Peer(trainer.chat, trainer.complete, _same(callback), trainer=callback.target)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
         tls = replace(self._tls, server_name=callback.tls.server_name) if callback.tls else None
@@ -78,7 +81,10 @@ class Callbacks:
         """The same for a rollout that another process left: its target is looked up with its first call."""
         later = _Later(self, init)
         callback = init.callback
-        return Peer(later.chat, later.complete, _same(callback) if callback else None)
+        return Peer(
+            later.chat, later.complete, _same(callback) if callback else None,
+            trainer=callback.target if callback else None,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Close every channel."""
@@ -116,12 +122,12 @@ class _Trainer:
     def chat(self, request: ChatRequest, /) -> "_Asking":
         return _Asking(self, request)
 
-    def call(self, request: ChatRequest, *, delta: bool) -> Any:
+    def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Any:
         """Call Chat. Raises InvalidArgument for more than a message holds."""
         message = chat_bytes(request, delta=delta)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
-        return self._chat(message, timeout=request.timeout, metadata=self._metadata)
+        return self._chat(message, timeout=timeout, metadata=self._metadata)
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))
@@ -160,41 +166,57 @@ class _Later:
 class _Asking:
     """A chat on its way: awaited in the agent's own task, and given up by cancel()."""
 
-    __slots__ = ("_call", "_request", "_trainer")
+    __slots__ = ("_began", "_call", "_cancelled", "_delta", "_request", "_trainer")
 
     def __init__(self, trainer: _Trainer, request: ChatRequest) -> None:
         self._trainer = trainer
         self._request = request
-        self._call = trainer.call(request, delta=trainer.delta)
+        self._delta = trainer.delta
+        self._cancelled = False
+        self._began = time.monotonic()
+        self._call = trainer.call(request, request.timeout, delta=self._delta)
 
     def __await__(self) -> Generator[Any, None, ChatResponse]:
         return self._answer().__await__()
 
     def cancel(self) -> None:
         """Wait no longer: who awaits it sees CancelledError."""
+        self._cancelled = True
         self._call.cancel()
 
     async def _answer(self) -> ChatResponse:
-        try:
-            reply = await self._call
-        except grpc.aio.AioRpcError as failed:
-            error = _told(failed, self._trainer.credential)
-            if not isinstance(error, UnknownChat):
-                raise error from None
-            self._call = self._trainer.call(self._request, delta=False)
+        while True:
+            asked = time.monotonic()
             try:
                 reply = await self._call
-            except grpc.aio.AioRpcError as again:
-                raise _told(again, self._trainer.credential) from None
+                break
+            except grpc.aio.AioRpcError as failed:
+                error = _told(failed, self._trainer.credential)
+                unknown = self._delta and isinstance(error, UnknownChat)
+                held = _cut(failed) and time.monotonic() - asked >= HELD
+                if self._cancelled or not (unknown or held):
+                    raise error from None
+                self._delta = self._delta and not unknown
+            self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
         try:
             return reply_from_wire(reply)
         except InvalidArgument as unreadable:
             raise Internal(f"the trainer's reply cannot be read: {unreadable}") from None
 
+    def _left(self) -> float | None:
+        """How long the chat may still take: all its calls together are one try."""
+        limit = self._request.timeout
+        return None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
+
+
+def _cut(failed: grpc.aio.AioRpcError) -> bool:
+    """Whether what lies between has ended a call, and not the trainer."""
+    told = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+    return not told and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 
 def _told(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
     """What a chat was answered. CANCELLED by grpc itself is a cut: a trainer that stops cancels its handlers."""
-    told = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
-    if failed.code() is grpc.StatusCode.CANCELLED and not told:
+    if failed.code() is grpc.StatusCode.CANCELLED and _cut(failed):
         return Unavailable("the chat was cut off by the trainer")
     return error_of(failed, hide=credential)

@@ -11,7 +11,7 @@ from osmosis_grpc.wire.rollout import activity_to_wire
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
-    """Cancel what is selected. Raises InvalidArgument naming the field."""
+    """Cancel what is selected; to be told once the log's barrier is passed. Raises InvalidArgument naming the field."""
     selection = control.selection_from_wire(request)
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
     return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
@@ -31,7 +31,7 @@ async def follow(
 async def _one(
     engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    record = engine.get(owner, request.rollout_id, request.attempt)
+    record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
     async with aclosing(engine.log.follow(record, request.after)) as stream:
         async for event in stream:
             if event is not None:
@@ -44,7 +44,7 @@ async def _one(
 async def _all(
     engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    async with aclosing(engine.follow_all(owner, request.cursor, request.from_now)) as stream:
+    async with aclosing(engine.rollouts.follow_all(owner, request.cursor, request.from_now)) as stream:
         async for position, event in stream:
             cursor = engine.log.cursor(position)
             if event is not None:

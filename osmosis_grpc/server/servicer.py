@@ -47,15 +47,17 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return InitResponse(rollout_id=record.rollout_id, attempt=record.attempt, tools=tools, started=started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-        return requests.cancel(self._engine, self._owner(context), request)
+        response = requests.cancel(self._engine, self._owner(context), request)
+        await self._engine.log.flush()
+        return response
 
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
         check_id(request.rollout_id, "rollout_id")
-        record = self._engine.get(self._owner(context), request.rollout_id, request.attempt)
-        return pb.GetRolloutResponse(rollout=rollout_to_wire(self._engine.info(record)))
+        record = self._engine.rollouts.get(self._owner(context), request.rollout_id, request.attempt)
+        return pb.GetRolloutResponse(rollout=rollout_to_wire(self._engine.rollouts.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
-        rows, place = self._engine.rollouts(
+        rows, place = self._engine.rollouts.page(
             self._owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
             states=wire.states_from_wire(request.states), group_id=request.group_id, undelivered=request.undelivered,
         )  # fmt: skip
@@ -77,7 +79,8 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return wire.server_info_to_wire(
             version=__version__, process_uuid=self._attachments.process_uuid, journal_id=engine.log.store.journal_id,
             start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
-            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata, draining=engine.draining,
+            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata,
+            draining=engine.shutdown.draining,
         )  # fmt: skip
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:

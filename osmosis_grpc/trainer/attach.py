@@ -9,38 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.errors import NotFound
 from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import listen
-from osmosis_grpc.link.options import server_options
-from osmosis_grpc.link.security import Guard, Security
-from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
+from osmosis_grpc.trainer.connections import Connections
+from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
-from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 from osmosis_grpc.wire.control import cancelled_from_wire
 
 log = logging.getLogger(__name__)
 
-ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
-TARGET, JOURNAL = "target ", "journal "
-"""What the ledger knows a server by: where it is dialled, or whose journal it has."""
 MAX_OPEN_CHATS = 16_384
-MAX_DIALLED = 1024
-"""Agent servers that may dial in."""
-_HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
 def attach(
@@ -133,9 +121,8 @@ class Trainer:
         self._ledger: Ledger | None = None
         self._book: ChatBook
         self._pool: Pool
-        self._tasks: list[asyncio.Task[None]] = []
-        self._server: grpc.aio.Server | None = None
-        self._leaving = False
+        self._connections: Connections
+        self._sweeper: asyncio.Task[None]
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
@@ -153,48 +140,35 @@ class Trainer:
     async def _begin(self) -> None:
         self._book = ChatBook(self._policy, self._ledger)
         self._pool = Pool(self._book, **self._options, ledger=self._ledger)
+        self._connections = Connections(
+            self._pool, self._attachment, self._targets, access=self._access, security=self._security,
+            pauses=self._pauses,
+        )  # fmt: skip
         if self._listen_on:
-            self._server = grpc.aio.server(options=server_options())
-            guard = self._security.guard()
-            services: Any = Registrar(self._server, guard)
-            services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
             try:
-                self.address = listen(self._server, self._listen_on, self._security)
+                self.address = self._connections.listen(self._listen_on)
             except BaseException:
                 self._pool.close()
                 raise
-        dialled = [self._attachment(target, f"{TARGET}{target}") for target in self._targets]
-        self._pool.servers += dialled
+        kept = self._ledger.take_restored() if self._ledger is not None else []
+        self._book.restore(kept, time.monotonic())
+        self._connections.await_servers(kept)
         if self._ledger is not None:
-            self._restore(self._ledger.take_restored())
-        if self._server is not None:
-            await self._server.start()
-        for server in dialled:
-            self._tasks.append(asyncio.create_task(self._dial(server)))
-        self._tasks.append(asyncio.create_task(self._sweep()))
+            self._pool.restore(kept)
+        await self._connections.begin()
+        self._sweeper = asyncio.create_task(self._sweep())
 
     def _attachment(self, name: str, place: str) -> Attachment:
         return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
 
-    def _restore(self, kept: Sequence[KeptRollout]) -> None:
-        """Go on where the process before this one ended."""
-        self._book.restore(kept, time.monotonic())
-        if self._listen_on:
-            places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
-            self._pool.servers += [self._attachment(place, place) for place in places]
-        self._pool.restore(kept)
-
     async def __aexit__(self, *exc: Any) -> None:
-        self._leaving = True
+        self._connections.leave()
         try:
-            await self._pool.part()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._pool.close()
-            if self._server is not None:
-                await self._server.stop(0.25)
+            await self._pool.servers.part()
+            self._sweeper.cancel()
+            await self._connections.close()
         finally:
+            self._pool.close()
             if self._ledger is not None:
                 await self._ledger.close()
 
@@ -255,7 +229,8 @@ class Trainer:
     async def cancel(self, rollout_id: str = "", *, group_id: str = "", reason: str = "") -> list[CancelResult]:
         """Cancel one rollout of this trainer's, a group, or, with neither given, all of them. Idempotent.
 
-        Rollouts end CANCELLED; whoever waits for one gets that completion.
+        Rollouts end CANCELLED; whoever waits for one gets that completion. Raises Unavailable where a server's
+        disk cannot keep the cancel: it holds in that process all the same, and may be asked again.
         """
         if rollout_id and group_id:
             raise ValueError("cancel takes a rollout_id or a group_id, not both")
@@ -270,7 +245,7 @@ class Trainer:
                 self._pool.end_here(rollout)
             else:  # by its id: a group, or all, may be other trainers' of the same owner as well
                 request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason=reason)
-                asked.append(rollout.server.cancel(request))
+                asked.append(rollout.server.cancels.ask(request))
         answers = await asyncio.gather(*asked)
         return [cancelled_from_wire(row) for answer in answers for row in answer.results]
 
@@ -284,13 +259,13 @@ class Trainer:
         """
         held = self._pool.rollouts.get(rollout_id)
         first = held.server if held is not None else None
-        servers = [first] if first is not None else [server for server in self._pool.servers if server.attached]
+        servers = [first] if first is not None else self._pool.servers.attached
         for server in servers:
             subscription = Subscription(rollout_id, attempt, after, tokens)
-            server.subscribe(subscription)
+            server.subscriptions.begin(subscription)
             begun = False
             try:
-                async for event in subscription.read(server.subscribe):
+                async for event in subscription.read(server.subscriptions.begin):
                     begun = True
                     yield event
                 return
@@ -298,94 +273,20 @@ class Trainer:
                 if begun:
                     raise
             finally:
-                server.unsubscribe(subscription)
+                server.subscriptions.end(subscription)
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
     def pause(self) -> None:
         """Let no further chat come, for example while weights are swapped. What is open is answered."""
-        self._pool.paused = True
-        self._pool.grant()
+        self._pool.servers.paused = True
+        self._pool.servers.grant()
 
     def resume(self) -> None:
         """Let chats come again."""
-        self._pool.paused = False
-        self._pool.grant()
-
-    async def _dial(self, server: Attachment) -> None:
-        async def connect() -> CallError | None:
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access) as call:
-                stream = FrameStream(call, _HEARTBEAT, waits=True)
-                granted = self._pool.share(server)
-                await stream.greet(server.greeting(granted))
-                error = await self._live(server, stream, await stream.hello(opener=False), granted)
-                if error is not None:
-                    await call.finish()
-                return error
-
-        def told(error: CallError | None, pause: float) -> None:
-            server.problem = error
-            if self._leaving:
-                return
-            log.warning("server %s: %s; trying again within %g s", server.name, error or "it left", pause)
-
-        await redial(connect, told, pauses=self._pauses)
-
-    async def accept(self, call: Duplex, peer: str, credential: str) -> None:
-        """An agent server has dialled in. What one has run is not told to another credential."""
-        stream = FrameStream(call, _HEARTBEAT, waits=True)
-        hello = await stream.hello(opener=True)
-        check_protocol(hello)
-        known = [s for s in self._pool.servers if s.hello.journal_id and s.hello.journal_id == hello.journal_id]
-        if not known and len(self._pool.servers) >= MAX_DIALLED + len(self._targets) and not self._pool.drop_one():
-            raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
-        known_server = known[0] if known else None
-        if known_server is not None and known_server.credential != credential:
-            raise Unauthenticated("the journal belongs to another credential")
-        server = known_server or self._attachment(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
-        server.name, server.credential = peer, credential
-        granted = self._pool.share(server)
-        stream.send(server.greeting(granted))
-        error = await self._live(server, stream, hello, granted)
-        if error is not None:
-            raise error
-
-    async def _live(
-        self, server: Attachment, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
-    ) -> CallError | None:
-        check_protocol(hello)
-        problem: CallError | None = None
-        server.take(stream, hello, granted=granted)
-        self._pool.attached(server)
-        self._pool.changed()
-        log.info("attached to server %s", server.name)
-        try:
-            problem = await stream.run(server.handlers)
-        except CallError as error:
-            problem = error
-            raise
-        finally:
-            server.leave(stream, problem)
-            self._pool.left(server)
-        return problem
+        self._pool.servers.paused = False
+        self._pool.servers.grant()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(60.0, self._ttl / 4))
             self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
-
-
-class _Door(services_pb2_grpc.TrainerServiceServicer):
-    """TrainerService for agent servers that dial out."""
-
-    def __init__(self, trainer: Trainer, guard: Guard | None) -> None:
-        self._trainer = trainer
-        self._guard = guard
-
-    async def Chat(self, request: Any, context: Any) -> Any:
-        raise Unimplemented("this trainer takes attachments; TrainerServer takes callbacks")
-
-    Complete = Chat
-
-    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        credential = self._guard(context) if self._guard is not None else ""
-        await self._trainer.accept(context, context.peer(), credential)

@@ -1,11 +1,9 @@
 """The trainer's end of an attachment: one agent server, whatever stream there is to it.
 
 Rollouts that were sent to the server are kept here until they are over, and told again on the
-next stream. Chats are answered from the book, on the stream that asked.
+next stream. Its chats, cancels and subscriptions have files of their own.
 """
 
-import asyncio
-import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -16,38 +14,25 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import (
-    Aborted,
-    CallError,
-    Internal,
-    InvalidArgument,
-    LedgerError,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
+from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError, Unavailable
 from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.trainer.cancels import Cancels
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.open_chats import OpenChats
 from osmosis_grpc.trainer.restore import init_bytes
 from osmosis_grpc.trainer.rollout import Owner, Pin, Rollout, RolloutKey
-from osmosis_grpc.trainer.samples import Asked
-from osmosis_grpc.trainer.subscriptions import Subscription
+from osmosis_grpc.trainer.subscriptions import Subscriptions
 from osmosis_grpc.types import Completion, InitRequest, Outcome
-from osmosis_grpc.wire.attach import chat_reply_frame, refusal, refused, trainer_frame
+from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+from osmosis_grpc.wire.trainer import outcome_to_wire
 
 PROCESS_UUID = secrets.token_hex(16)
-MAX_PARKED = 64
-"""Chats of a rollout that may wait for the answer to its Init; the server asks the others again."""
 REFS = 1000
 """Rollouts named in one frame."""
-
-ChatKey = tuple[str, int, str, int]
 
 
 class Attachment:
@@ -79,19 +64,14 @@ class Attachment:
         self._delta = delta
         self._stream: FrameStream | None = None
         self._window = 0
-        self._granted = self._largest_granted = 0
-        self.leaving: set[RolloutKey] = set()
-        """Rollouts that go on elsewhere and may still run there."""
-        self._asking: set[ChatKey] = set()
-        self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
-        self._cancels: dict[str, tuple[bytes, asyncio.Future[control_pb2.CancelResponse]]] = {}
-        self._subscriptions: dict[str, Subscription] = {}
-        self._ids = itertools.count(1)
+        self.chats = OpenChats(book, self._unopened)
+        self.cancels = Cancels(self._send, owner.changed)
+        self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "unknown_rollouts": self._on_unknown_rollouts, "init_reply": self._on_init_reply,
-            "cancel_reply": self._on_cancel_reply, "chat": self._on_chat, "complete": self._on_complete,
-            "event": self._on_event, "unsubscribed": self._on_unsubscribed, "window": self._on_window,
-            "draining": self._on_draining, "heartbeat": lambda _: None,
+            "cancel_reply": self.cancels.on_reply, "chat": self.chats.on_chat, "complete": self._on_complete,
+            "event": self.subscriptions.on_event, "unsubscribed": self.subscriptions.on_unsubscribed,
+            "window": self._on_window, "draining": self._on_draining, "heartbeat": lambda _: None,
         }  # fmt: skip
         """What to do with a frame, by its kind."""
 
@@ -108,7 +88,7 @@ class Attachment:
     @property
     def free(self) -> int:
         """How many more rollouts may be sent there."""
-        return self._window - len(self.rollouts) - len(self.leaving) if self._stream is not None else 0
+        return self._window - len(self.rollouts) - len(self.cancels.leaving) if self._stream is not None else 0
 
     def hosts(self, agent_loop: str) -> bool:
         """Whether an agent loop of this name is there; "" is whatever there is."""
@@ -128,40 +108,34 @@ class Attachment:
             self._stream.end(Aborted("another stream of this server took over"))
         self._stream = stream
         if hello.journal_id != self.hello.journal_id:  # it has forgotten what it ran
-            self.leaving.clear()
+            self.cancels.forgotten()
         self.hello = pb.ServerHello()
         self.hello.CopyFrom(hello)
         if self._ledger is not None and self.place:
             self._ledger.saw(self.place, hello.journal_id)
         self.problem = None
         self._window = hello.max_open_rollouts
-        self._granted = self._largest_granted = granted
-        self._asking.clear()
-        self._parked.clear()
-        for key in self.leaving:
-            self._tell_leaving(*key)
+        self.chats.take(stream, granted)
+        self.cancels.tell_leaving()
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
             self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
-        room = self._window - len(opened) - len(self.leaving)
+        room = self._window - len(opened) - len(self.cancels.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
             room -= 1
             if room >= 0:
                 self._send_init(rollout)
             else:
                 self._owner.restart(rollout, "the server has less room than before")
-        for frame, _ in self._cancels.values():
-            stream.send(frame)
-        for subscription in self._subscriptions.values():
-            self._send("subscribe", subscription.message())
+        self.cancels.again()
+        self.subscriptions.again()
         self._owner.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
         """A stream has ended."""
         if self._stream is stream:
             self._stream = None
-            self._asking.clear()
-            self._parked.clear()
+            self.chats.leave()
             self.problem = problem
 
     def start(self, rollout: Rollout) -> None:
@@ -211,33 +185,7 @@ class Attachment:
     def let_go(self, rollout: Rollout) -> None:
         """A rollout goes on elsewhere, or anew: what runs there is to end."""
         self.over(rollout)
-        self.leaving.add(rollout.key)
-        self._tell_leaving(*rollout.key)
-
-    def _tell_leaving(self, rollout_id: str, attempt: int) -> None:
-        elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
-        self._send("cancel", pb.CancelAsk(id=f"{rollout_id} {attempt}", request=elsewhere))
-
-    def cancel(self, request: control_pb2.CancelRequest) -> "asyncio.Future[control_pb2.CancelResponse]":
-        """Ask to cancel, now or on the next stream."""
-        cancel_id = str(next(self._ids))
-        frame = trainer_frame("cancel", pb.CancelAsk(id=cancel_id, request=request))
-        future: asyncio.Future[control_pb2.CancelResponse] = asyncio.get_running_loop().create_future()
-        self._cancels[cancel_id] = frame, future
-        if self._stream is not None:
-            self._stream.send(frame)
-        return future
-
-    def subscribe(self, subscription: Subscription) -> None:
-        """Follow events, from where the subscription is."""
-        subscription.subscription_id = f"s{next(self._ids)}"
-        self._subscriptions[subscription.subscription_id] = subscription
-        self._send("subscribe", subscription.message())
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Follow them no longer."""
-        if self._subscriptions.pop(subscription.subscription_id, None) is not None:
-            self._send("unsubscribe", pb.Unsubscribe(id=subscription.subscription_id))
+        self.cancels.leave(rollout.key)
 
     def part(self) -> None:
         """Leave in good order: what is queued still goes out."""
@@ -246,20 +194,13 @@ class Attachment:
 
     def close(self, error: CallError) -> None:
         """Nothing more comes from there: whoever waits is told."""
-        for subscription in self._subscriptions.values():
-            subscription.ended(error)
-        for _, future in self._cancels.values():
-            if not future.done():
-                future.set_exception(error)
-        self._subscriptions.clear()
-        self._cancels.clear()
+        self.subscriptions.close(error)
+        self.cancels.close(error)
 
-    def grant(self, window: int) -> None:
-        """How many chats the server may have open from now on."""
-        if window != self._granted:
-            self._granted = window
-            self._largest_granted = max(window, self._largest_granted)
-            self._send("window", pb.TrainerWindow(max_open_chats=window))
+    def lost(self, error: CallError) -> None:
+        """It was away for too long: should it come back, what it ran is to end there."""
+        self.cancels.lost(self.rollouts)
+        self.close(error)
 
     def tell_outcome(self, completion: Completion, outcome: Outcome | CallError) -> None:
         """Answer a completion."""
@@ -271,6 +212,11 @@ class Attachment:
         else:
             reply.outcome = outcome_to_wire(outcome)
         self._tell("complete_reply", reply)
+
+    def _unopened(self, key: RolloutKey) -> bool:
+        """Whether the answer to a rollout's Init is still to come."""
+        rollout = self.rollouts.get(key)
+        return rollout is not None and not rollout.opened
 
     def _send(self, kind: str, message: Any) -> None:
         if self._stream is not None:
@@ -303,12 +249,12 @@ class Attachment:
                 self._book.rollout(*rollout.key, time.monotonic()).tools = tools
                 if self._ledger is not None:
                     self._ledger.opened(*rollout.key, message_pb2.Tools(tools=reply.response.tools).SerializeToString())
-                for chat in self._parked.pop(rollout.key, ()):
-                    self._on_chat(chat)
-                return
             except CallError as unreadable:
-                self.cancel(control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id))
+                self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id))
                 error: CallError = Internal(f"the server's answer cannot be read: {unreadable}")
+            else:
+                self.chats.opened(rollout.key)
+                return
         else:
             error = refused(reply.status)
         self.over(rollout)
@@ -318,81 +264,9 @@ class Attachment:
             self._owner.refused(rollout, error)
         self._owner.changed()
 
-    def _on_cancel_reply(self, reply: pb.CancelReply) -> None:
-        for row in reply.response.results:
-            if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
-                self._left(row.rollout_id, row.attempt)
-        _, future = self._cancels.pop(reply.id, (b"", None))
-        if future is None or future.done():
-            return
-        if reply.WhichOneof("result") == "response":
-            answer = control_pb2.CancelResponse()
-            answer.CopyFrom(reply.response)
-            future.set_result(answer)
-        else:
-            future.set_exception(refused(reply.status))
-
-    def _on_chat(self, message: trainer_pb2.ChatRequest) -> None:
-        key = (message.rollout_id, message.attempt, message.sample, message.number)
-        if key in self._asking:
-            return  # asked twice on this stream: the one answer is on its way
-        rollout = self.rollouts.get(key[:2])
-        if rollout is not None and not rollout.opened:  # the answer to its Init was lost, and comes again
-            waiting = self._parked.setdefault(key[:2], [])
-            if len(waiting) < MAX_PARKED:
-                waiting.append(_own(message))
-            return
-        if len(self._asking) >= self._granted:
-            error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
-            if len(self._asking) >= self._largest_granted:
-                raise error
-            self._reply(key, error)
-            return
-        try:
-            request = chat_from_wire(message)
-            if not self._book.knows(request.rollout_id):
-                raise NotFound(f"rollout {request.rollout_id} was not started here", kind="rollout",
-                               name=request.rollout_id)  # fmt: skip
-            asked = self._book.chat(request, time.monotonic())
-        except CallError as error:
-            self._reply(key, error)
-            return
-        if asked.done.done():
-            self._answer(key, asked, request.continues)
-            return
-        self._asking.add(key)
-        asked.done.add_done_callback(partial(self._answered, self._stream, key, asked, request.continues))
-
-    def _answered(
-        self, stream: FrameStream | None, key: ChatKey, asked: Asked, continues: int, _: "asyncio.Future[None]"
-    ) -> None:
-        if stream is self._stream:  # on another stream the server asks again
-            self._asking.discard(key)
-            self._answer(key, asked, continues)
-
-    def _answer(self, key: ChatKey, asked: Asked, continues: int) -> None:
-        error = asked.done.exception()
-        if isinstance(error, CallError):
-            self._reply(key, error)
-            return
-        try:
-            self._reply(key, reply_of(asked, continues))
-        except CallError as problem:
-            self._reply(key, problem)
-
-    def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
-        if self._stream is not None:
-            self._stream.answer(chat_reply_frame(*key, reply))
-
-    def _left(self, rollout_id: str, attempt: int) -> None:
-        """A rollout that goes on elsewhere runs here no more."""
-        for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
-            self.leaving.discard(key)
-        self._owner.changed()
-
     def _on_complete(self, message: trainer_pb2.CompleteRequest) -> None:
-        if self.leaving:
-            self._left(message.completion.rollout_id, message.completion.attempt)
+        if self.cancels.leaving:
+            self.cancels.left(message.completion.rollout_id, message.completion.attempt)
         try:
             completion = completion_from_wire(message.completion, "completion")
         except InvalidArgument as error:
@@ -406,35 +280,12 @@ class Attachment:
         except CallError as error:
             self.tell_outcome(completion, error)
 
-    def _on_event(self, frame: pb.EventFrame) -> None:
-        subscription = self._subscriptions.get(frame.id)
-        if subscription is None:
-            return
-        try:
-            if not subscription.put(frame.response):
-                self.unsubscribe(subscription)
-        except CallError as error:
-            self.unsubscribe(subscription)
-            subscription.ended(error)
-
-    def _on_unsubscribed(self, message: pb.Unsubscribed) -> None:
-        subscription = self._subscriptions.pop(message.id, None)
-        if subscription is not None:
-            subscription.ended(refused(message.status) if message.HasField("status") else None)
-
     def _on_window(self, message: pb.ServerWindow) -> None:
         self._window = message.max_open_rollouts
         self._owner.changed()
 
     def _on_draining(self, message: pb.Draining) -> None:
         self._window = 0
-
-
-def _own(message: trainer_pb2.ChatRequest) -> trainer_pb2.ChatRequest:
-    """A copy that outlives the message it came in."""
-    own = trainer_pb2.ChatRequest()
-    own.CopyFrom(message)
-    return own
 
 
 def _batches(refs: list[pb.RolloutRef]) -> Iterator[list[pb.RolloutRef]]:

@@ -1,12 +1,5 @@
-"""What a trainer remembers: every rollout's chats, each sampled once.
+"""What a trainer remembers: a book for every rollout, and its completion recorded once."""
 
-The same chat again gets the same reply; while it is still being sampled, the second asker
-joins the first. Nothing that asks can stop a sampling: only the rollout's end does.
-"""
-
-import asyncio
-import inspect
-import logging
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
@@ -14,229 +7,14 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import (
-    Aborted,
-    AlreadyExists,
-    CallError,
-    Cancelled,
-    FailedPrecondition,
-    Internal,
-    InvalidArgument,
-    LedgerError,
-    Unavailable,
-    UnknownChat,
-)
-from osmosis_grpc.link.options import MAX_REPLY_BYTES
+from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger, LedgerReceipt
-from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn, tools_of
-from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
-from osmosis_grpc.types import (
-    ChatRequest,
-    ChatResponse,
-    Completion,
-    Outcome,
-    ToolDict,
-    TrajectoryEvent,
-    events,
-    jsontext,
-)
-from osmosis_grpc.types.completion import clip, describe, told
-
-log = logging.getLogger(__name__)
-
-UNWRITTEN_RETRY = 1.0
-"""Seconds after which a server may ask again what the ledger could not take."""
-
-
-class RolloutBook:
-    """One attempt of one rollout."""
-
-    def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
-        self.attempt = attempt
-        self.result_id: str | None = None
-        self.entered = False
-        """Whether the ledger knows this attempt."""
-        self.committing: list[Callable[[], None]] | None = None
-        """Who waits for the commit of its completion; None when none is under way."""
-        self.last_used = 0.0
-        self.tools: Sequence[ToolDict] | None = None
-        """What its chats offer that name no tools of their own; None where that is not known."""
-        self._tools_digest: str | None = None
-        self._samples: dict[str, KeptSample] = {}
-        self._ledger = ledger
-
-    def chat(self, request: ChatRequest, policy: Policy) -> Asked:
-        """A chat, its sampling begun now or before.
-
-        Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
-        """
-        if self.result_id is not None:
-            raise FailedPrecondition(
-                f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
-            )
-        sample = self._samples.get(request.sample)
-        if sample is None:
-            sample = self._samples[request.sample] = KeptSample(request.sample)
-        if request.continues and not request.covered:
-            place = sample.tree.place_after(request.continues, request.messages)
-            if place is None:
-                raise UnknownChat(request.sample, request.continues)
-        else:
-            place = sample.tree.place(request.messages)
-        params = jsontext.canonical(dict(request.params)) if request.params else "{}"
-        body = (place.node, params, self._tools_of(request), request.purpose)
-        known = sample.asked.get(request.number)
-        if known is not None:
-            if known.body != body:
-                raise AlreadyExists(
-                    f"chat {request.number} of sample {request.sample} was asked with another body",
-                    rollout_id=request.rollout_id, attempt=self.attempt,
-                )  # fmt: skip
-            if known.unwritten is not None and known.done.done():
-                known.done = asyncio.get_running_loop().create_future()
-                self._write(known, known.unwritten)
-            return known
-        tokens = sample.assembler.tokens(place.continues)
-        full = ChatRequest(
-            rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
-            messages=sample.tree.messages(place.node), params=request.params,
-            tools=self.tools if request.tools is None else request.tools, own_tools=request.own_tools,
-            purpose=request.purpose, continues=place.continues, covered=place.covered,
-            known_ids=tokens if len(tokens) else None, state=request.state, credential=request.credential,
-            timeout=request.timeout,
-        )  # fmt: skip
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
-        self._sample(asked, full, policy)
-        return asked
-
-    def _sample(self, asked: Asked, request: ChatRequest, policy: Policy) -> None:
-        """Ask the policy. Only one that is awaited takes a task."""
-        try:
-            response = policy(request)
-        except Exception as error:
-            asked.fail(_told(error, request))
-            return
-        if not isinstance(response, ChatResponse) and inspect.isawaitable(response):
-            asked.task = asyncio.ensure_future(response)
-            asked.task.add_done_callback(lambda task: self._sampled(asked, request, task))
-        else:
-            self._keep(asked, request, response)
-
-    def _sampled(self, asked: Asked, request: ChatRequest, task: "asyncio.Future[ChatResponse]") -> None:
-        if task.cancelled():
-            asked.fail(
-                Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
-            )
-        elif (error := task.exception()) is not None:
-            asked.fail(_told(error, request))
-        else:
-            self._keep(asked, request, task.result())
-
-    def _keep(self, asked: Asked, request: ChatRequest, response: Any) -> None:
-        try:
-            if not isinstance(response, ChatResponse):
-                raise TypeError(f"it returned a {type(response).__name__}; return ChatResponse(message=...)")
-            if self._ledger is None:
-                asked.answer(response)
-                return
-            asked.keep(response)
-        except Exception as error:
-            asked.fail(_told(error, request))
-            return
-        reach("ledger.reply.before")
-        try:
-            kept = kept_chat(request, asked)
-        except Exception:
-            kept = None
-        if kept is None or len(kept.reply) > MAX_REPLY_BYTES:  # whoever asked is told that it cannot be sent
-            asked.done.set_result(None)
-            return
-        self._write(asked, kept)
-
-    def _write(self, asked: Asked, chat: KeptChat) -> None:
-        """Commit a reply, and tell it then."""
-        assert self._ledger is not None
-        asked.unwritten = chat
-
-        def committed(_: Any, error: LedgerError | None) -> None:
-            if error is not None:
-                asked.done.set_exception(unwritten())
-                asked.done.exception()  # it may be that nobody asks any more
-                return
-            reach("ledger.reply.committed")
-            self.entered = True
-            asked.unwritten, asked.written = None, chat.reply
-            asked.done.set_result(None)
-
-        self._ledger.chat(chat, committed, enter=not self.entered)
-
-    def _tools_of(self, request: ChatRequest) -> str:
-        if request.tools is not None:
-            return tools_digest(request.tools)
-        if self._tools_digest is None and self.tools is not None:
-            self._tools_digest = tools_digest(self.tools)
-        return self._tools_digest or ""
-
-    def lacks(self, completion: Completion) -> bool:
-        """Whether a completion refers to chats that are not known here: then its rollout's events are needed."""
-        refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
-        for ref in refers:
-            if ref is not None and not ref.covered:
-                kept = self._samples.get(ref.sample)
-                if kept is None or kept.tree.reply(ref.number) is None:
-                    return True
-        for name, sample in completion.samples.items():
-            numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
-            if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
-                return True
-        return any(name.endswith("segments") or name == "messages" for name in completion.omitted)
-
-    def restore(self, trajectory: Iterable[TrajectoryEvent]) -> None:
-        """Learn the chats that another process answered, from the rollout's events."""
-        requested: dict[tuple[str, int], events.ChatRequested] = {}
-        for event in trajectory:
-            kind = event.kind
-            if isinstance(kind, events.Resumed):
-                requested.clear()
-            elif isinstance(kind, events.ChatRequested):
-                requested[kind.sample, kind.number] = kind
-            elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, KeptSample(kind.sample))
-                sample.restore(requested[kind.sample, kind.number], kind.response)
-        for name, sample in self._samples.items():
-            sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
-
-    def learn(self, chats: Iterable[KeptChat]) -> None:
-        """Take in what the ledger kept, in the order of the answers."""
-        learn(self._samples, chats)
-
-    def kept(self, rollout_id: str) -> list[KeptChat]:
-        """Every answered chat, for the ledger."""
-        return list(all_chats(rollout_id, self.attempt, self._samples))
-
-    def complete(self, completion: Completion) -> Completion:
-        """The completion with what it refers to, its samples assembled from the trainer's own chats."""
-        self.result_id = completion.result_id
-        samples = {
-            name: self._samples.setdefault(name, KeptSample(name)).report(
-                told, f"samples[{name}].segments" in completion.omitted
-            )
-            for name, told in completion.samples.items()
-        }
-        begins, messages = completion.begins, completion.messages
-        if begins is not None and begins.sample in self._samples:
-            begins, messages = self._samples[begins.sample].whole(begins, messages)
-        return replace(completion, samples=samples, begins=begins, messages=messages)
-
-    def close(self) -> None:
-        """Stop what is being sampled and keep nothing but what came of it."""
-        for sample in self._samples.values():
-            for asked in list(sample.asked.values()):
-                if asked.task is not None:
-                    asked.task.cancel()
-        self._samples.clear()
-
+from osmosis_grpc.trainer.held import LedgerReceipt
+from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
+from osmosis_grpc.trainer.restore import tools_of
+from osmosis_grpc.trainer.rollout_book import RolloutBook, unwritten
+from osmosis_grpc.trainer.samples import Asked
+from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
 """Told what became of a completion, and the completion where it is recorded now."""
@@ -367,18 +145,5 @@ class ChatBook:
             book.close()
 
 
-def unwritten() -> Unavailable:
-    """What the other side is told when the ledger cannot be written."""
-    return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
-
-
 def _known(book: RolloutBook, completion: Completion) -> Outcome:
     return Outcome.ALREADY_RECORDED if book.result_id == completion.result_id else Outcome.CONFLICT
-
-
-def _told(error: BaseException, request: ChatRequest) -> CallError:
-    """What a failed sampling tells its askers: a CallError of the policy's as it is."""
-    if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
-        return error
-    log.warning("the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error))
-    return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

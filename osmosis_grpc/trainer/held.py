@@ -1,4 +1,4 @@
-"""What a ledger holds for the application: completions that it has not confirmed."""
+"""What a ledger holds for the application, completions that it has not confirmed, and how it confirms them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
-from osmosis_grpc.trainer.chatbook import RolloutBook
-from osmosis_grpc.trainer.ledger import KeptRollout, Ledger, LedgerReceipt
+from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import completion_of, init_bytes, tools_of
+from osmosis_grpc.trainer.rollout_book import RolloutBook
 from osmosis_grpc.types import Completion, RolloutRequest
 
 
@@ -53,6 +53,39 @@ class Held:
             future.set_result(replace(whole(kept), receipt=LedgerReceipt(self._ledger, completion_of(kept))))
         except Exception as problem:
             future.set_exception(problem)
+
+
+class LedgerReceipt:
+    """Confirms one completion."""
+
+    __slots__ = ("_ledger", "_name")
+
+    def __init__(self, ledger: Ledger, completion: Completion) -> None:
+        self._ledger = ledger
+        self._name = completion.rollout_id, completion.attempt, completion.result_id
+
+    async def confirm(self) -> None:
+        """See Completion.confirm."""
+        await self._ledger.confirm(*self._name)
+
+    def __copy__(self) -> "LedgerReceipt":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "LedgerReceipt":
+        return self
+
+    def __reduce__(self) -> tuple[type["Elsewhere"], tuple[()]]:
+        return Elsewhere, ()
+
+
+class Elsewhere:
+    """What becomes of a receipt in another process."""
+
+    __slots__ = ()
+
+    async def confirm(self) -> None:
+        """Raises LedgerError."""
+        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
 
 
 def whole(kept: KeptRollout) -> Completion:

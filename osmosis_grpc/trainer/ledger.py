@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.trainer.ledger_file import Lock, open_file
+from osmosis_grpc.journal.lock import Lock
+from osmosis_grpc.trainer.ledger_file import open_file
 from osmosis_grpc.trainer.ledger_writer import Statement, Then, Writer
 from osmosis_grpc.types import Completion
 
@@ -96,6 +97,8 @@ class KeptRollout:
     """In the order of their answers."""
 
 
+_Found = tuple[list[KeptRollout], dict[str, tuple[str, str]]]
+"""Rollouts, and by place an attachment id and a journal id."""
 _ROLLOUT = "rollout_id, attempt, place, together, {}, result_id, {}, NULL"
 _KEPT = _ROLLOUT.format("init, tools", "completion")
 _CHAT_COLUMNS = ", ".join(KeptChat._fields)
@@ -104,29 +107,21 @@ _CHAT_COLUMNS = ", ".join(KeptChat._fields)
 class Ledger:
     """Open from open() to close(), by one process. Used on the event loop's thread."""
 
-    def __init__(self, path: Path, lock: Lock, connection: sqlite3.Connection, ttl: float) -> None:
+    def __init__(self, path: Path, ttl: float, lock: Lock, database: sqlite3.Connection, found: _Found) -> None:
         self.path = path
         self.unconfirmed: dict[str, int] = {}
         """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
         self._lock = lock
         self._ttl = ttl
-        self._rollouts, self._attachments = _restored(connection, ttl)
+        self._rollouts, self._attachments = found
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(connection, path)
+        self._writer = Writer(database, path)
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float) -> "Ledger":
         """Open a ledger file, made if there is none. Raises LedgerError, also when another process has it."""
         where = Path(path)
-        lock, connection = await asyncio.to_thread(open_file, where)
-        try:
-            return cls(where, lock, connection, ttl)
-        except BaseException as error:
-            connection.close()
-            lock.release()
-            if isinstance(error, sqlite3.Error):
-                raise LedgerError(f"the ledger {where} cannot be read: {error}") from error
-            raise
+        return cls(where, ttl, *await asyncio.to_thread(open_file, where, lambda database: _restored(database, ttl)))
 
     def take_restored(self) -> list[KeptRollout]:
         """What stood in the file when it was opened, once: unfinished rollouts with their chats, others bare."""
@@ -234,44 +229,13 @@ class Ledger:
         try:
             await self._writer.close()
         finally:
-            self._lock.release()
-
-
-class LedgerReceipt:
-    """Confirms one completion."""
-
-    __slots__ = ("_ledger", "_name")
-
-    def __init__(self, ledger: Ledger, completion: Completion) -> None:
-        self._ledger = ledger
-        self._name = completion.rollout_id, completion.attempt, completion.result_id
-
-    async def confirm(self) -> None:
-        """See Completion.confirm."""
-        await self._ledger.confirm(*self._name)
-
-    def __copy__(self) -> "LedgerReceipt":
-        return self
-
-    def __deepcopy__(self, memo: object) -> "LedgerReceipt":
-        return self
-
-    def __reduce__(self) -> tuple[type["Elsewhere"], tuple[()]]:
-        return Elsewhere, ()
-
-
-class Elsewhere:
-    """What becomes of a receipt in another process."""
-
-    __slots__ = ()
-
-    async def confirm(self) -> None:
-        """Raises LedgerError."""
-        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
+            self._lock.close()
 
 
 def _lower(rollout_id: str, attempt: int) -> list[Statement]:
-    """What stands there of lower attempts goes."""
+    """What stands there of lower attempts goes; below the first there is none."""
+    if attempt == 1:
+        return []
     return [(_LOWER_CHATS, (rollout_id, attempt)), (_ANEW, (rollout_id, attempt))]
 
 
@@ -280,9 +244,7 @@ def _confirming(rollout_id: str, attempt: int, result_id: str) -> list[Statement
     return [(_CONFIRM, (time.time(), *name)), (_CONFIRMED, name), (_CHATS_TO, (rollout_id, attempt))]
 
 
-def _restored(
-    connection: sqlite3.Connection, ttl: float
-) -> tuple[list[KeptRollout], dict[str, tuple[str, str]]]:  # fmt: skip
+def _restored(connection: sqlite3.Connection, ttl: float) -> _Found:
     """What stands in the file, after what is too old in it has gone."""
     old = time.time() - ttl
     connection.execute("BEGIN")

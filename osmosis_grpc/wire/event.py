@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
@@ -22,8 +23,15 @@ from osmosis_grpc.wire.message import (
     tool_to_wire,
     tools_from_wire,
 )
-from osmosis_grpc.wire.packed import head, repeated
-from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire, fit, init_from_wire, init_to_wire
+from osmosis_grpc.wire.packed import head, repeated, varint
+from osmosis_grpc.wire.rollout import (
+    completion_from_wire,
+    completion_to_wire,
+    fit,
+    init_from_wire,
+    init_to_wire,
+    referring_bytes,
+)
 from osmosis_grpc.wire.trainer import (
     outcome_from_wire,
     outcome_to_wire,
@@ -58,14 +66,18 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
-    """What happened as a journal keeps it: its field's number, and its wire form. A completion is whole."""
+    """What happened as a journal keeps it: its field's number, and its wire form.
+
+    A completion is told as to a trainer that answered its chats: they stand in the events before it.
+    """
     field, to_wire, _ = _KINDS[type(kind)]
     if isinstance(kind, events.ChatAnswered):
         return _NUMBERS[field], _answered_bytes(kind)
     if isinstance(kind, events.ChatRequested):
         return _NUMBERS[field], _requested_bytes(kind)
     if isinstance(kind, events.Ended):
-        return _NUMBERS[field], pb.EndedEvent(completion=completion_to_wire(kind.completion)).SerializeToString()
+        completion = referring_bytes(kind.completion)
+        return _NUMBERS[field], head(_COMPLETION, len(completion)) + completion
     return _NUMBERS[field], to_wire(kind).SerializeToString()
 
 
@@ -79,12 +91,11 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     """Without a look at the reply, where its wire form is at hand."""
-    reply = kind.response.wire or reply_bytes(kind.response)
-    rest = pb.ChatAnsweredEvent(
-        sample=kind.sample, number=kind.number, latency=times.duration(kind.latency),
-        recorded_number=kind.recorded_number,
-    )  # fmt: skip
-    return b"".join((rest.SerializeToString(), head(_RESPONSE, len(reply)), reply))
+    reply, latency = kind.response.wire or reply_bytes(kind.response), times.duration_bytes(kind.latency)
+    return b"".join((
+        _sample(kind.sample), varint(_NUMBER, kind.number), head(_RESPONSE, len(reply)), reply,
+        head(_LATENCY, len(latency)), latency, varint(_RECORDED, kind.recorded_number),
+    ))  # fmt: skip
 
 
 def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
@@ -102,12 +113,20 @@ def _requested(kind: events.ChatRequested) -> pb.ChatRequestedEvent:
 
 
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
-    rest = pb.ChatRequestedEvent(
-        sample=kind.sample, number=kind.number, continues=kind.continues,
-        sampling=params_to_wire(kind.params) if kind.params else None,
-        tools=tools_to_wire(kind.tools), purpose=purpose_to_wire(kind.purpose),
-    )  # fmt: skip
-    return rest.SerializeToString() + repeated(_MESSAGES, map(frozen_bytes, kind.messages))
+    rest = b""
+    if kind.params or kind.tools is not None:
+        sampling = params_to_wire(kind.params) if kind.params else None
+        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools_to_wire(kind.tools)).SerializeToString()
+    return b"".join((
+        _sample(kind.sample), varint(_NUMBER, kind.number), varint(_CONTINUES, kind.continues),
+        repeated(_MESSAGES, map(frozen_bytes, kind.messages)), varint(_PURPOSE, purpose_to_wire(kind.purpose)), rest,
+    ))  # fmt: skip
+
+
+@lru_cache(256)
+def _sample(name: str) -> bytes:
+    """The field that events of a sample begin with."""
+    return pb.ChatRequestedEvent(sample=name).SerializeToString()
 
 
 def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
@@ -233,5 +252,11 @@ _KINDS: dict[type[events.EventKind], _Row] = {
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
-_MESSAGES = pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name["messages"].number
-_RESPONSE = pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name["response"].number
+_NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
+    pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number
+    for name in ("number", "continues", "messages", "purpose")
+)
+_RESPONSE, _LATENCY, _RECORDED = (
+    pb.ChatAnsweredEvent.DESCRIPTOR.fields_by_name[name].number for name in ("response", "latency", "recorded_number")
+)
+_COMPLETION = pb.EndedEvent.DESCRIPTOR.fields_by_name["completion"].number

@@ -17,6 +17,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
+from osmosis_grpc.wire.packed import remembered
 
 P = TypeVar("P", bound=Proto)
 MAX_ITEMS = 65_536
@@ -24,12 +25,12 @@ MAX_ITEMS = 65_536
 a minute while they are read."""
 _INT64 = 2**63
 _NUMBERS = (int, float)
-_LATEST = 64
-_latest: dict[int, tuple[Message, bytes]] = {}
 
 
 def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
     """A message, its role present and known."""
+    if len(message) == 2 and type(message.get("content")) is str:  # most are
+        return pb.Message(role=message["role"], text=message["content"])
     out = pb.Message(role=message["role"])
     extra = {}
     for key, value in message.items():
@@ -54,19 +55,10 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
     return out
 
 
+@remembered
 def frozen_bytes(message: Message) -> bytes:
-    """The wire form of a message that nobody changes any more; of the latest ones it is at hand.
-
-    What a chat adds goes to the trainer and into the journal.
-    """
-    known = _latest.get(id(message))
-    if known is not None and known[0] is message:
-        return known[1]
-    data = message_to_wire(message).SerializeToString()
-    if len(_latest) >= _LATEST:
-        _latest.clear()
-    _latest[id(message)] = message, data
-    return data
+    """The wire form of a message that nobody changes any more."""
+    return message_to_wire(message).SerializeToString()
 
 
 def message_from_wire(message: pb.Message, field: str) -> Message:

@@ -26,6 +26,7 @@ from osmosis_grpc.types.rollout import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
+from osmosis_grpc.wire.packed import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
@@ -242,7 +243,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         alone = len(completion.samples) == 1
         kept = Sample(
             messages=() if head or alone else sample.messages, segments=() if head else sample.segments,
-            begins=sample.begins, reward=sample.reward, trainable=sample.trainable,
+            begins=None if head or alone else sample.begins, reward=sample.reward, trainable=sample.trainable,
             not_trainable_reason=sample.not_trainable_reason,
         )  # fmt: skip
         samples[name] = sample_to_wire(kept, refer=refer)
@@ -264,6 +265,12 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
         omitted=completion.omitted,
     )
+
+
+@remembered
+def referring_bytes(completion: Completion) -> bytes:
+    """The wire form of a completion for whoever knows its chats."""
+    return completion_to_wire(completion, refer=True).SerializeToString()
 
 
 MAX_COMPLETION_BYTES = 16 * 1024 * 1024

@@ -13,9 +13,16 @@ _NANOS = 1_000_000_000
 def duration(seconds: float) -> Duration:
     """A Duration of so many seconds."""
     nanos = round(seconds * _NANOS)
+    if 0 <= nanos < _NANOS:  # most are
+        return Duration(nanos=nanos)
     sign = -1 if nanos < 0 else 1
     whole, rest = divmod(abs(nanos), _NANOS)
     return Duration(seconds=sign * whole, nanos=sign * rest)
+
+
+def duration_bytes(seconds: float) -> bytes:
+    """A Duration as it stands on the wire."""
+    return duration(seconds).SerializeToString()
 
 
 def seconds(message: Duration) -> float:

@@ -111,11 +111,11 @@ def segment_reference(segment: Segment) -> pb.Segment:
 
 def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     """A sample; with `refer` what the trainer has answered itself is left out."""
-    covered = sample.begins.covered if refer and sample.begins and sample.messages else 0
+    begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
-        messages=[message_to_wire(message) for message in sample.messages[covered:]],
-        messages_after=sample.begins.number if covered and sample.begins else 0,
+        messages=[message_to_wire(message) for message in sample.messages[begins.covered if begins else 0 :]],
+        messages_after=begins.number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward, trainable=sample.trainable, not_trainable_reason=sample.not_trainable_reason,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """trainer.proto: chats and completions between server and trainer."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from sys import intern
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
@@ -22,7 +23,7 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.packed import head, repeated
+from osmosis_grpc.wire.packed import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
     block_bytes,
     block_from_wire,
@@ -39,7 +40,8 @@ _PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _P
 _PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that hold arrays
 _FULL, _DELTA = 5, 6  # those of ChatRequest that hold a history
-_FULL_MESSAGES, _DELTA_MESSAGES = 1, 2
+_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # those of the histories
+_NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
 _OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
 _OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
@@ -50,20 +52,31 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     Without `all_tools` the tools are left out where they are the rollout's. Its messages are not
     changed any more.
     """
-    rest = pb.ChatRequest(
-        rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
-        sampling=params_to_wire(request.params) if request.params else None,
-        tools=tools_to_wire(request.tools) if all_tools or request.own_tools else None,
-        purpose=_PURPOSES[request.purpose], state=request.state,
-    )  # fmt: skip
+    parts = [
+        _name(request.rollout_id, request.attempt, request.sample, request.purpose), varint(_NUMBER, request.number)
+    ]  # fmt: skip
+    tools = request.tools if all_tools or request.own_tools else None
+    if tools is not None or request.params or request.state:
+        rest = pb.ChatRequest(
+            sampling=params_to_wire(request.params) if request.params else None,
+            tools=tools_to_wire(tools), state=request.state,
+        )  # fmt: skip
+        parts.append(rest.SerializeToString())
     if delta and request.continues:
-        continues = pb.DeltaHistory(continues=request.continues).SerializeToString()
+        continues = varint(_CONTINUES, request.continues)
         new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.covered :]))
-        history = (head(_DELTA, len(continues) + len(new)), continues, new)
+        parts += (head(_DELTA, len(continues) + len(new)), continues, new)
     else:
         whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
-        history = (head(_FULL, len(whole)), whole, b"")
-    return b"".join((rest.SerializeToString(), *history))
+        parts += (head(_FULL, len(whole)), whole)
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
+    """What all chats of a sample begin with."""
+    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=_PURPOSES[purpose])
+    return name.SerializeToString()
 
 
 def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
@@ -151,17 +164,18 @@ def _reply_head(response: ChatResponse) -> pb.ChatResponse:
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
     """A reply, checked; with its wire form where that is to be kept. Raises InvalidArgument naming the field."""
+    finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
-        finish_reason=intern(message.finish_reason) if len(message.finish_reason) < 16 else message.finish_reason,
+        finish_reason=intern(finish_reason) if len(finish_reason) < 16 else finish_reason,
         usage=usage_from_wire(message.usage, "usage") if message.HasField("usage") else None,
         tokens=block_from_wire(message.tokens, "tokens") if message.HasField("tokens") else None,
         prompt_ids=ids_from_wire(message.prompt, "prompt") if message.HasField("prompt") else None,
         prompt_prefix=message.prompt_prefix,
         versions=spans_from_wire(message.versions) if message.versions else (),
         extra=jsontext.parse_object(message.extra_json, "extra_json"),
-        size=message.ByteSize(),
-        wire=message.SerializeToString() if keep else b"",
+        size=len(data) if keep else message.ByteSize(),
+        wire=data,
     )
     response.check(arrays=False)
     return response

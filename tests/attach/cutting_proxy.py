@@ -16,14 +16,22 @@ class Connection:
         self.to: dict[Direction, asyncio.StreamWriter] = {"up": server, "down": client}
         self.held: dict[Direction, bytearray] = {"up": bytearray(), "down": bytearray()}
         self.holding: set[Direction] = set()
+        self.moved = asyncio.get_running_loop().time()
+        """When a byte last passed, in either direction."""
 
     async def pump(self, reader: asyncio.StreamReader, direction: Direction) -> None:
         while data := await reader.read(65536):
+            self.moved = asyncio.get_running_loop().time()
             if direction in self.holding:
                 self.held[direction] += data
             else:
                 self.to[direction].write(data)
                 await self.to[direction].drain()
+
+    async def idle(self, limit: float) -> None:
+        """Wait until nothing has passed for `limit` seconds."""
+        while (rest := self.moved + limit - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(rest)
 
     def release(self, direction: Direction) -> None:
         self.holding.discard(direction)
@@ -37,10 +45,17 @@ class Connection:
 
 
 class CuttingProxy:
-    """Used as `async with CuttingProxy("127.0.0.1:50051") as proxy`; dial `proxy.address`."""
+    """Used as `async with CuttingProxy("127.0.0.1:50051") as proxy`; dial `proxy.address`.
 
-    def __init__(self, target: str) -> None:
+    With an `idle_limit` it does what load balancers do: a connection on which no byte passed for so
+    many seconds is cut.
+    """
+
+    def __init__(self, target: str, idle_limit: float | None = None) -> None:
         self.target = target
+        self.idle_limit = idle_limit
+        self.cut_when_idle = 0
+        """How many connections were cut for that."""
         self.address = ""
         self.connections: set[Connection] = set()
         self.refusing = False
@@ -112,6 +127,8 @@ class CuttingProxy:
             asyncio.create_task(connection.pump(reader, "up")),
             asyncio.create_task(connection.pump(other, "down")),
         ]
+        if self.idle_limit is not None:
+            pumps.append(asyncio.create_task(self._cut_when_idle(connection, self.idle_limit)))
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -120,3 +137,8 @@ class CuttingProxy:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _cut_when_idle(self, connection: Connection, limit: float) -> None:
+        await connection.idle(limit)
+        self.cut_when_idle += 1
+        connection.abort()

@@ -192,7 +192,7 @@ async def test_a_server_that_starts_later_is_found():
     asked = list(requests("later", 5))
     async with attach([server.address], policy, lost_after=60) as trainer:
         running = gathering(trainer, asked, completions)
-        await until(lambda: trainer._pool.servers[0].problem, "dialled in vain")
+        await until(lambda: next(iter(trainer._pool.servers)).problem, "dialled in vain")
         async with server:
             await running
     check_run(names(asked), completions, policy)

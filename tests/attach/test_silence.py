@@ -1,4 +1,4 @@
-"""A connection that stays and carries nothing any more, in one direction: noticed by silence, and mended."""
+"""Connections that stay and carry nothing any more: noticed by silence, cut by proxies, and mended."""
 
 import asyncio
 import logging
@@ -6,11 +6,14 @@ import logging
 import pytest
 
 from osmosis_grpc.link import stream
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.server import callbacks
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.types import Callback
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import until
+from tests.attach.silent_chats import WAYS, SilentOnce, silent_rollout
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
 
@@ -44,3 +47,23 @@ async def test_what_comes_no_more_in_one_direction_is_noticed_and_mended(stack, 
     assert "nothing was heard" in caplog.text
     check_run([request.rollout_id for request in asked], completions, policy)
     assert {completion.attempt for completion in completions} == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_chat_that_is_silent_for_longer_than_a_proxy_allows_is_joined(tmp_path, way):
+    assert await silent_rollout(way, seconds=8.0, folder=tmp_path, idle_limit=2.0) > 0
+
+
+@pytest.mark.slow
+async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer(stack, serve, monkeypatch):
+    """Each call stands until the proxy cuts it: no time in which the trainer was away."""
+    monkeypatch.setattr(callbacks, "HELD", 0.4)
+    policy = SilentOnce(4.0)
+    trainer = await stack.enter_async_context(TrainerServer(policy))
+    proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target, idle_limit=0.5))
+    client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=1.0)).address))
+    [request] = requests("held", 1)
+    await client.init(request, callback=Callback(target=proxy.address))
+    check_run([request.rollout_id], [await trainer.completion(request.rollout_id, 30)], policy)
+    assert proxy.cut_when_idle > 0

@@ -129,13 +129,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def replay(folder):
+def replay(folder, forked):
     """Runs the command in the folder, with variables for its agents."""
 
     def start(*arguments, module="agents:agents", state="state", **variables):
         modules = ("-m", module) if module else ()
         command = ("-m", "osmosis_grpc", "replay", *arguments, *modules, "--state-dir", str(state))
-        return run(*command, cwd=folder, env=os.environ | variables)
+        return forked.run(*command, cwd=folder, env=os.environ | variables)
 
     return start
 
@@ -257,7 +257,7 @@ MISTAKES = [
     (["called"], {"--state-dir": "elsewhere"}, "there is no journal elsewhere/journal.db; --state-dir names"),
     (["called"], {"--state-dir": ":memory:"}, "--state-dir DIR names one on disk"),
     (["called"], {"--state-dir": "corrupt"}, "cannot be read as a journal"),
-    (["called"], {"--state-dir": "newer"}, "is of schema 99"),
+    (["called"], {"--state-dir": "newer"}, "was written by a newer version (schema 99"),
     (["called"], {"--state-dir": "empty"}, "is of schema 0"),
     (["called", "--until-turn", "0"], {}, "--until-turn"),
 ]

@@ -84,12 +84,12 @@ def test_help_answers_without_heavy_imports():
 
 
 @pytest.mark.parametrize("command", [("osmosis_grpc.serve",), ("osmosis_grpc", "serve")])
-def test_both_commands_are_one(command):
+def test_both_commands_are_one(forked, command):
     def options(text):
         return set(re.findall(r"--[a-z][a-z-]+", text))
 
-    reference = options(run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
-    assert options(run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
+    reference = options(forked.run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
+    assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
         "--host", "--grpc-port", "--max-concurrent", "--record-ttl", "--allow-target", "--no-validate", "--log",
         "--log-level", "--reload", "--json", "--drain-timeout",
@@ -154,8 +154,8 @@ def test_the_banner_for_people(folder):
         ((), 2, "--module"),
     ],
 )
-def test_what_is_refused(arguments, code, text):
-    result = run("-m", "osmosis_grpc.serve", *arguments, env=os.environ | {"COLUMNS": "200"})
+def test_what_is_refused(forked, arguments, code, text):
+    result = forked.run("-m", "osmosis_grpc.serve", *arguments, env=os.environ | {"COLUMNS": "200"})
     assert result.returncode == code
     assert text in result.stderr
     assert "Traceback" not in result.stderr

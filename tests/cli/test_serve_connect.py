@@ -13,7 +13,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus
-from tests.processes import run, server_process
+from tests.processes import server_process
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -117,8 +117,10 @@ async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
 
 
 @pytest.mark.parametrize("target", ["localhost", "127.0.0.1:70000", "http://127.0.0.1:1", "unix:/tmp/x", ""])
-def test_a_target_that_is_none_is_refused(target):
-    result = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--connect", target, env=os.environ | {"COLUMNS": "200"})
+def test_a_target_that_is_none_is_refused(forked, target):
+    result = forked.run(
+        "-m", "osmosis_grpc.serve", *CALCULATOR, "--connect", target, env=os.environ | {"COLUMNS": "200"}
+    )
     assert result.returncode == 2, result.stderr
     assert "--connect" in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,15 +1,18 @@
 """The validate command in a process of its own, on modules written for the test."""
 
+import functools
 import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from osmosis_grpc.agent.validator import HINTS as STATIC
 from osmosis_grpc.cli.trial import HINTS as RUN
+from tests.processes import run
 
 HINTS = STATIC | RUN
 
@@ -45,7 +48,8 @@ app()
 class Here:
     """A folder with a module agent.py, and the command run in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+        self.run = run
         self.folder = folder
         self.file = folder / "agent.py"
 
@@ -60,8 +64,7 @@ class Here:
         return line
 
     def validate(self, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-W", "error", "-c", COMMAND.format(before=before), *arguments]
-        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=50)
+        return self.run("-c", COMMAND.format(before=before), *arguments, cwd=self.folder)
 
     def findings(self, *arguments: str, before: str = "") -> list[tuple[str, str]]:
         """Code and place of each finding; the exit code and the final record fit them."""
@@ -79,15 +82,21 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path):
-    return Here(tmp_path)
+def here(tmp_path, forked):
+    return Here(tmp_path, forked.run)
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """The same, with Python started for each command."""
+    return Here(tmp_path, functools.partial(run, "-W", "error"))
 
 
 # Exit codes
 
 
-def test_a_good_agent(here):
-    done = here.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
+def test_a_good_agent(outside):
+    done = outside.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "calculator (osmosis_grpc.testing.calculator:agent_loop): valid",
@@ -95,7 +104,8 @@ def test_a_good_agent(here):
     ]
 
 
-def test_findings_are_shown_with_code_place_message_and_hint(here):
+def test_findings_are_shown_with_code_place_message_and_hint(outside):
+    here = outside
     here.write("""
         class Agent(Good):
             def get_tools(self, request):  # tools
@@ -259,7 +269,8 @@ def test_a_missing_run_is_told_with_what_else_is_wrong(here):
 # --json
 
 
-def test_what_the_module_prints_does_not_reach_stdout(here):
+def test_what_the_module_prints_does_not_reach_stdout(outside):
+    here = outside
     here.write("""
         import atexit, os, subprocess
 
@@ -435,7 +446,8 @@ def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
     assert [code for code, _ in found] == ["RUN_FAILED"]
 
 
-def test_a_run_that_blocks_forever_does_not_keep_the_command(here):
+def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
+    here = outside
     found = running(here, """
         time.sleep(3600)  # blocks
     """, before="trial.AGENT_TIMEOUT, trial.GRACE = 0.5, 0.5")  # fmt: skip

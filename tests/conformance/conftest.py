@@ -69,7 +69,7 @@ class Within:
     async def wait(self, rollout_id: str) -> Completion | None:
         """Its completion as the server holds it."""
         engine = self.server.engine
-        return engine.info(engine.get(f"trainer at {self.trainer.address}", rollout_id)).completion
+        return engine.rollouts.info(engine.rollouts.get(f"trainer at {self.trainer.address}", rollout_id)).completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

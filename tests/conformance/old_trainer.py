@@ -6,6 +6,7 @@ choices, by the formula that the new trainer's policy uses, so that both make th
 """
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -104,7 +105,7 @@ class OldTrainer:
             fault = self._faults.pop(0)
             if fault.kind != "busy":
                 return web.json_response({"detail": f"the sampler is {fault.kind}"}, status=500)
-            headers = {"Retry-After": str(int(fault.retry_after or 0))}
+            headers = {"Retry-After": str(math.ceil(fault.retry_after or 0))}
             return web.json_response({"detail": "the sampler is busy"}, status=429, headers=headers)
         asked = CompletionsRequest.model_validate(sent)
         if asked.rollout_id != self.scenario.name or len(self.chats) >= len(self.scenario.script):

@@ -225,11 +225,11 @@ SCENARIOS = [
     ),
     Scenario(
         name="trainer-busy", messages=ASK, added=[says("5")], reward=1.0, metadata={"reward": 1.0},
-        faults=(Fault("busy", 0), Fault("busy", 1)),
+        faults=(Fault("busy", 0), Fault("busy", 0.2)),
     ),
     Scenario(
         name="slow-trainer", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0,
-        metadata={"reward": 1.0}, latency=0.2,
+        metadata={"reward": 1.0}, latency=0.1,
     ),
     Scenario(
         name="duplicate-init", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0,

@@ -50,7 +50,7 @@ def counts(h):
 
 
 async def kept(h):
-    return [row.rollout_id for row in h.engine.rollouts("me")[0]]
+    return [row.rollout_id for row in h.engine.rollouts.page("me")[0]]
 
 
 async def test_no_more_than_max_concurrent_run(hosting):
@@ -102,7 +102,7 @@ async def test_beyond_the_queue_a_rollout_is_refused_and_nothing_kept(hosting, m
                 await h.init("late", idempotency_key="k")
             assert raised.value.retry_after > 0
         with pytest.raises(NotFound):
-            h.engine.get("me", "late")
+            h.engine.rollouts.get("me", "late")
         assert await kept(h) == names
         assert counts(h) == (2, room - 2)
         assert (await h.init("r0"))[1] is False
@@ -181,10 +181,10 @@ async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
             await h.until(lambda: h.engine.capacity().undelivered == 0)
         left = await kept(h)
         assert left == names[-len(left) :]
-        sizes = [big(h, h.engine.get("me", name)) for name in left]
+        sizes = [big(h, h.engine.rollouts.get("me", name)) for name in left]
         assert sum(sizes) <= 40_000 < sum(sizes) + sizes[0]
         with pytest.raises(NotFound):
-            h.engine.get("me", "r0")
+            h.engine.rollouts.get("me", "r0")
         assert h.engine.log.store.events("r0", 1, 0, 10) == []
 
 
@@ -255,9 +255,9 @@ async def test_what_has_ended_is_kept_for_its_time(hosting):
         await asyncio.sleep(0.06)
         assert await h.init("r1") == (record, False)
         h.clock.ahead += 11.0
-        await h.until(lambda: not h.engine.rollouts("me")[0])
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
         with pytest.raises(NotFound):
-            h.engine.get("me", "r1")
+            h.engine.rollouts.get("me", "r1")
         assert h.engine.log.store.events("r1", 1, 0, 10) == []
         again, started = await h.init("r1")
         assert started
@@ -285,14 +285,14 @@ async def test_rollouts_are_listed_in_pages(hosting):
         await h.start("theirs", owner="another")
         pages, place = [], 0
         while True:
-            rows, place = h.engine.rollouts("me", place, 3)
+            rows, place = h.engine.rollouts.page("me", place, 3)
             pages.append([row.rollout_id for row in rows])
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        queued, _ = h.engine.rollouts("me", states=[RolloutState.QUEUED])
+        queued, _ = h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
         assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
-        assert [row.rollout_id for row in h.engine.rollouts("another")[0]] == ["theirs"]
+        assert [row.rollout_id for row in h.engine.rollouts.page("another")[0]] == ["theirs"]
 
 
 # Several tenants

@@ -134,7 +134,7 @@ async def test_what_is_gone_is_out_of_range(hosting):
     async with hosting(done, record_ttl=0.01) as h:
         record = await h.start()
         await h.settled(record)
-        await h.until(lambda: not h.engine.rollouts("me")[0])
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
         for after in (0, 1):
             with pytest.raises(OutOfRange) as raised:
                 await read(h.engine.log.follow(record, after))
@@ -148,7 +148,7 @@ async def test_many_events_in_order(hosting):
         assert numbers(found) == list(range(1, 1006))
         steps = [kind.data["n"] for kind in h.kinds(record, events.Logged) if kind.name == "step"]
         assert steps == list(range(1000))
-        everything = await read(h.engine.follow_all("me", "", False), 1005)
+        everything = await read(h.engine.rollouts.follow_all("me", "", False), 1005)
         assert [event for _, event in everything] == found
 
 
@@ -199,10 +199,10 @@ async def test_all_of_ones_own_in_their_order(hosting):
         for n in range(4):
             await h.run(f"r{n}")
             await h.run(f"theirs{n}", owner="another")
-        found = await read(h.engine.follow_all("me", "", False), 4 * 8)
+        found = await read(h.engine.rollouts.follow_all("me", "", False), 4 * 8)
         assert [position for position, _ in found] == sorted({position for position, _ in found})
         assert [event.rollout_id for _, event in found] == [f"r{n}" for n in range(4) for _ in range(8)]
-        theirs = await read(h.engine.follow_all("another", "", False), 4 * 8)
+        theirs = await read(h.engine.rollouts.follow_all("another", "", False), 4 * 8)
         assert {event.rollout_id for _, event in theirs} == {f"theirs{n}" for n in range(4)}
 
 
@@ -211,7 +211,7 @@ async def test_it_says_at_once_where_it_stands(hosting):
         await h.run()
         newest = h.engine.log.store.last_position
         for from_now, place in [(False, 0), (True, newest)]:
-            async with aclosing(h.engine.follow_all("me", "", from_now)) as stream:
+            async with aclosing(h.engine.rollouts.follow_all("me", "", from_now)) as stream:
                 assert await anext(stream) == (place, None)
 
 
@@ -219,16 +219,16 @@ async def test_from_any_cursor(hosting):
     async with hosting(logging_agent(3)) as h:
         for n in range(2):
             await h.run(f"r{n}")
-        whole = await read(h.engine.follow_all("me", "", False), 16)
+        whole = await read(h.engine.rollouts.follow_all("me", "", False), 16)
         for index in range(15):
             cursor = h.engine.log.cursor(whole[index][0])
-            assert await read(h.engine.follow_all("me", cursor, False), 15 - index) == whole[index + 1 :]
+            assert await read(h.engine.rollouts.follow_all("me", cursor, False), 15 - index) == whole[index + 1 :]
 
 
 async def test_from_now(hosting):
     async with hosting(done) as h:
         await h.run("before")
-        stream = h.engine.follow_all("me", "", True)
+        stream = h.engine.rollouts.follow_all("me", "", True)
         assert (await anext(stream))[1] is None
         await h.run("after")
         assert {event.rollout_id for _, event in await read(stream, 4)} == {"after"}
@@ -236,7 +236,7 @@ async def test_from_now(hosting):
 
 async def test_all_are_woken_by_what_happens(hosting):
     async with hosting(done, idle_interval=60.0) as h:
-        stream = h.engine.follow_all("me", "", True)
+        stream = h.engine.rollouts.follow_all("me", "", True)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0.01)
@@ -248,7 +248,10 @@ async def test_all_are_woken_by_what_happens(hosting):
 
 
 async def test_live_and_idle(hosting):
-    async with hosting(done, idle_interval=0.01) as h, aclosing(h.engine.follow_all("me", "", False)) as stream:
+    async with (
+        hosting(done, idle_interval=0.01) as h,
+        aclosing(h.engine.rollouts.follow_all("me", "", False)) as stream,
+    ):
         assert [await anext(stream) for _ in range(3)] == [(0, None)] * 3
         await h.run()
         items = []
@@ -266,7 +269,7 @@ async def test_a_cursor_of_another_journal(hosting):
     async with hosting(done) as h:
         await h.run()
         with pytest.raises(FailedPrecondition) as raised:
-            h.engine.follow_all("me", cursor, False)
+            h.engine.rollouts.follow_all("me", cursor, False)
         assert (raised.value.kind, raised.value.subject) == ("JOURNAL", h.engine.log.store.journal_id)
 
 
@@ -279,7 +282,7 @@ async def test_what_is_no_cursor(hosting, cursor):
         await h.run()
         cursor = cursor.replace("{id}", h.engine.log.store.journal_id)
         with pytest.raises((InvalidArgument, FailedPrecondition)):
-            h.engine.follow_all("me", cursor, False)
+            h.engine.rollouts.follow_all("me", cursor, False)
 
 
 async def test_an_old_cursor_is_out_of_range_and_told_where_to_go_on(hosting):
@@ -289,21 +292,21 @@ async def test_an_old_cursor_is_out_of_range_and_told_where_to_go_on(hosting):
         h.clock.ahead += 50.0
         await h.run("new")
         h.clock.ahead += 60.0
-        await h.until(lambda: [row.rollout_id for row in h.engine.rollouts("me")[0]] == ["new"])
+        await h.until(lambda: [row.rollout_id for row in h.engine.rollouts.page("me")[0]] == ["new"])
         with pytest.raises(OutOfRange) as raised:
-            h.engine.follow_all("me", old, False)
-        found = await read(h.engine.follow_all("me", raised.value.first_cursor, False), 4)
+            h.engine.rollouts.follow_all("me", old, False)
+        found = await read(h.engine.rollouts.follow_all("me", raised.value.first_cursor, False), 4)
         assert [(event.rollout_id, event.number) for _, event in found] == [("new", n) for n in (1, 2, 3, 4)]
-        assert await read(h.engine.follow_all("me", "", False), 4) == found
+        assert await read(h.engine.rollouts.follow_all("me", "", False), 4) == found
 
 
 async def test_a_follower_left_behind_is_told_so(hosting):
     async with hosting(done, record_ttl=100.0, idle_interval=0.01) as h:
-        stream = h.engine.follow_all("me", "", True)
+        stream = h.engine.rollouts.follow_all("me", "", True)
         await anext(stream)
         await h.run("unseen")
         h.clock.ahead += 101.0
-        await h.until(lambda: not h.engine.rollouts("me")[0])
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
         with pytest.raises(OutOfRange):
             for _ in range(3):
                 await anext(stream)
@@ -312,7 +315,7 @@ async def test_a_follower_left_behind_is_told_so(hosting):
 
 async def test_a_follower_that_has_read_everything_misses_nothing(hosting):
     async with hosting(done, record_ttl=100.0, idle_interval=0.01) as h:
-        stream = h.engine.follow_all("me", "", False)
+        stream = h.engine.rollouts.follow_all("me", "", False)
         await anext(stream)
         for name in ("first", "second"):
             await h.run(name)
@@ -322,7 +325,7 @@ async def test_a_follower_that_has_read_everything_misses_nothing(hosting):
                 found += [event] if event else []
             assert [event.rollout_id for event in found] == [name] * 4
             h.clock.ahead += 101.0
-            await h.until(lambda: not h.engine.rollouts("me")[0])
+            await h.until(lambda: not h.engine.rollouts.page("me")[0])
         assert (await anext(stream))[1] is None
         await stream.aclose()
 

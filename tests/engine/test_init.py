@@ -85,8 +85,8 @@ def async_raising(error):
 
 async def check_nothing_kept(h, rollout_id="r1"):
     with pytest.raises(NotFound):
-        h.engine.get("me", rollout_id)
-    assert h.engine.rollouts("me") == ([], 0)
+        h.engine.rollouts.get("me", rollout_id)
+    assert h.engine.rollouts.page("me") == ([], 0)
     assert h.engine.log.store.last_position == 0
     assert (h.engine.capacity().running, h.engine.capacity().queued) == (0, 0)
     assert h.trainer.completions == []
@@ -144,11 +144,11 @@ async def test_before_it_is_accepted_a_rollout_is_not_there(hosting):
         asking = asyncio.create_task(h.init())
         await h.until(lambda: calls)
         with pytest.raises(NotFound):
-            h.engine.get("me", "r1")
-        assert h.engine.rollouts("me") == ([], 0)
+            h.engine.rollouts.get("me", "r1")
+        assert h.engine.rollouts.page("me") == ([], 0)
         gate.set()
         record, _ = await asking
-        assert h.engine.get("me", "r1") is record
+        assert h.engine.rollouts.get("me", "r1") is record
 
 
 async def test_duplicates_share_the_refusal(hosting):
@@ -348,10 +348,10 @@ async def test_an_idempotency_key_names_one_rollout(hosting):
             await h.init("r2", idempotency_key="k1")
         assert raised.value.rollout_id == "r1"
         with pytest.raises(NotFound):
-            h.engine.get("me", "r2")
+            h.engine.rollouts.get("me", "r2")
         with pytest.raises(AlreadyExists):
             await h.init("r1", attempt=2, idempotency_key="k2")
-        assert h.engine.get("me", "r1").attempt == 1
+        assert h.engine.rollouts.get("me", "r1").attempt == 1
         await h.start("r3", owner="another", idempotency_key="k1")
         await h.start("r1", attempt=2, idempotency_key="k1")
 
@@ -376,7 +376,7 @@ async def test_a_key_of_an_attempt_that_was_refused_is_free(hosting):
 async def test_a_key_is_free_once_its_rollout_is_forgotten(hosting):
     async with hosting(done, record_ttl=0.01) as h:
         await h.settled(await h.start("r1", idempotency_key="k1"))
-        await h.until(lambda: not h.engine.rollouts("me")[0])
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
         await h.start("r2", idempotency_key="k1")
 
 
@@ -390,9 +390,9 @@ async def test_to_others_a_rollout_does_not_exist(hosting):
             await h.init(owner="another", attempt=2)
         for attempt in (0, 1, 2):
             with pytest.raises(NotFound):
-                h.engine.get("another", "r1", attempt)
-        assert h.engine.rollouts("another") == ([], 0)
-        assert h.engine.get("me", "r1") is record
+                h.engine.rollouts.get("another", "r1", attempt)
+        assert h.engine.rollouts.page("another") == ([], 0)
+        assert h.engine.rollouts.get("me", "r1") is record
         await h.settled(record)
         h.check_whole(record)
 
@@ -417,8 +417,8 @@ async def test_a_higher_attempt_supersedes(hosting):
         assert [c.attempt for c in h.trainer.completions] == [2]
         assert type(h.kinds(first)[-1]) is events.Ended
         assert not first.undelivered
-        assert h.engine.get("me", "r1") is second
-        assert h.engine.get("me", "r1", 1) is first
+        assert h.engine.rollouts.get("me", "r1") is second
+        assert h.engine.rollouts.get("me", "r1", 1) is first
         h.check_whole(second)
 
 
@@ -432,7 +432,7 @@ async def test_a_lower_attempt_is_told_the_current_one(hosting):
                 await h.init(attempt=attempt)
             assert (raised.value.rollout_id, raised.value.attempt) == ("r1", 3)
         assert calls == [1, 3]
-        assert h.engine.get("me", "r1", 1) is first
+        assert h.engine.rollouts.get("me", "r1", 1) is first
 
 
 async def test_a_queued_attempt_is_superseded_without_having_run(hosting):
@@ -474,7 +474,7 @@ async def test_an_attempt_superseded_before_it_was_accepted_is_refused(hosting):
         await h.settled(second)
         assert runs == ["r1"]
         with pytest.raises(NotFound):
-            h.engine.get("me", "r1", 1)
+            h.engine.rollouts.get("me", "r1", 1)
         h.check_whole(second)
 
 
@@ -491,13 +491,13 @@ async def test_until_an_attempt_is_accepted_the_one_before_stands(hosting):
         first = await h.start()
         asking = asyncio.create_task(h.init(attempt=2))
         await h.until(lambda: calls == [1, 2])
-        assert h.engine.get("me", "r1") is first
-        assert [row.attempt for row in h.engine.rollouts("me")[0]] == [1]
+        assert h.engine.rollouts.get("me", "r1") is first
+        assert [row.attempt for row in h.engine.rollouts.page("me")[0]] == [1]
         with pytest.raises(NotFound):
-            h.engine.get("me", "r1", 2)
+            h.engine.rollouts.get("me", "r1", 2)
         gate.set()
         second, _ = await asking
-        assert h.engine.get("me", "r1") is second
+        assert h.engine.rollouts.get("me", "r1") is second
         assert (await h.settled(first)).finish_reason == "superseded"
 
 
@@ -515,7 +515,7 @@ async def test_an_attempt_that_is_refused_supersedes_nothing(hosting):
         first = await h.start()
         with pytest.raises(Internal):
             await h.init(attempt=2)
-        assert h.engine.get("me", "r1") is first
+        assert h.engine.rollouts.get("me", "r1") is first
         release.set()
         assert (await h.settled(first)).status is CompletionStatus.COMPLETED
         h.check_whole(first)
@@ -573,7 +573,7 @@ async def test_a_draining_server_takes_nothing_new_and_still_answers(hosting):
 
     async with hosting(run) as h:
         record = await h.start()
-        h.engine.drain()
+        h.engine.shutdown.drain()
         with pytest.raises(Unavailable) as raised:
             await h.init("r2")
         assert raised.value.retry_after > 0
@@ -583,7 +583,7 @@ async def test_a_draining_server_takes_nothing_new_and_still_answers(hosting):
         with pytest.raises(AlreadyExists):
             await h.init("r1", digest=b"another")
         with pytest.raises(NotFound):
-            h.engine.get("me", "r2")
+            h.engine.rollouts.get("me", "r2")
         release.set()
         assert (await h.settled(record)).status is CompletionStatus.COMPLETED
         h.check_whole(record)

@@ -6,17 +6,26 @@ A crash is a copy of the folder as it stands in that moment: what a power cut le
 import asyncio
 import itertools
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import CancelRow, Engine, EngineConfig, Peer
+from osmosis_grpc.engine.whole import whole
 from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
 from osmosis_grpc.journal import JournalStore, Reader, writer
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
-from osmosis_grpc.types import CompletionStatus, Group, RolloutMetrics, RolloutState, events
+from osmosis_grpc.types import (
+    CompletionStatus,
+    Group,
+    InitRequest,
+    RolloutMetrics,
+    RolloutRequest,
+    RolloutState,
+    events,
+)
 from tests.engine.conftest import FAST, Clock, Host, Trainer
 
 COPIES = itertools.count()
@@ -105,10 +114,10 @@ class Host(Host):
 
     async def get(self, rollout_id="r1", attempt=0):
         """What GetRollout tells, once it is over."""
-        await self.until(lambda: not self.engine.get("me", rollout_id, attempt).live)
-        record = self.engine.get("me", rollout_id, attempt)
+        await self.until(lambda: not self.engine.rollouts.get("me", rollout_id, attempt).live)
+        record = self.engine.rollouts.get("me", rollout_id, attempt)
         await self.settled(record)
-        return self.engine.info(self.engine.get("me", rollout_id, attempt))
+        return self.engine.rollouts.info(self.engine.rollouts.get("me", rollout_id, attempt))
 
     def names(self, rollout_id="r1", attempt=1):
         return [type(event.kind).__name__ for event in self.engine.log.trajectory(rollout_id, attempt)]
@@ -124,8 +133,8 @@ async def keeping(folder, *agents, policy=None, ahead=0.0, **config):
         async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
             host = Host(engine, clock, [])
             host.folder, host.trainer = folder, Trainer(policy or Until(99))
-            for entry in engine.left_over():
-                engine.go_on(entry, host.trainer.peer)
+            for entry in engine.recovery.left_over():
+                engine.recovery.go_on(entry, host.trainer.peer)
             yield host
     finally:
         store.close()
@@ -172,7 +181,8 @@ async def test_an_end_is_told_after_its_commit(folder):
         complete = h.trainer.complete
 
         async def look(completion):
-            found.append((h.on_disk()[0][0].completion, h.engine.get("me", "r1").state))
+            kept = whole(h.on_disk()[0][0].completion, h.engine.log.trajectory)
+            found.append((kept, h.engine.rollouts.get("me", "r1").state))
             return await complete(completion)
 
         h.trainer.peer = Peer(h.trainer.chat, look)
@@ -200,17 +210,17 @@ async def check_found(h, completion):
     with pytest.raises(AlreadyExists):
         await h.init(digest=b"another body")
     with pytest.raises(NotFound):
-        h.engine.get("you", "r1")
+        h.engine.rollouts.get("you", "r1")
     with pytest.raises(AlreadyExists):
         await h.init(owner="you")
-    info = h.engine.info(h.engine.get("me", "r1"))
+    info = h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))
     assert (info.state, info.undelivered) == (RolloutState.COMPLETED, False)
     assert plain(info.completion) == plain(completion)
     assert info.last_number == len(h.names())
     for after in (0, 3, info.last_number):
-        told = [event.number async for event in h.engine.log.follow(h.engine.get("me", "r1"), after)]
+        told = [event.number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
         assert told == list(range(after + 1, info.last_number + 1))
-    assert h.engine.was_asked("me", "r1", 1, "main", 1)
+    assert h.engine.rollouts.was_asked("me", "r1", 1, "main", 1)
     assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 1, False, RolloutState.COMPLETED)]
     assert info.last_number == len(h.names())
     assert h.in_memory == []
@@ -236,18 +246,18 @@ async def test_lists_go_over_memory_and_disk_in_order_of_acceptance(folder):
         assert h.in_memory == ["other", "r1", "r3", "r5"]
         pages, place = [], 0
         while True:
-            rows, place = h.engine.rollouts("me", place, 3)
+            rows, place = h.engine.rollouts.page("me", place, 3)
             pages.append([row.rollout_id for row in rows])
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        rows, _ = h.engine.rollouts("me", states=[RolloutState.RUNNING])
+        rows, _ = h.engine.rollouts.page("me", states=[RolloutState.RUNNING])
         assert [row.rollout_id for row in rows] == ["r1", "r3", "r5"]
-        assert [row.rollout_id for row in h.engine.rollouts("me", group_id="g")[0]] == ["r0", "r3", "r6"]
-        _, place = h.engine.rollouts("me", 0, 3)
+        assert [row.rollout_id for row in h.engine.rollouts.page("me", group_id="g")[0]] == ["r0", "r3", "r6"]
+        _, place = h.engine.rollouts.page("me", 0, 3)
         copy = h.crash()
     async with keeping(copy, Talker(1)) as h:
-        assert [row.rollout_id for row in h.engine.rollouts("me", place)[0]] == ["r3", "r4", "r5", "r6"]
+        assert [row.rollout_id for row in h.engine.rollouts.page("me", place)[0]] == ["r3", "r4", "r5", "r6"]
 
 
 async def _slow(request):
@@ -263,7 +273,7 @@ async def test_a_cursor_holds_over_a_restart(folder):
     async with keeping(folder, Talker(1)) as h:
         await h.run("r2")
         told = []
-        async for _, event in h.engine.follow_all("me", cursor, False):
+        async for _, event in h.engine.rollouts.follow_all("me", cursor, False):
             if event is not None:
                 told.append((event.rollout_id, event.number))
             if len(told) == len(h.names("r2")):
@@ -306,8 +316,8 @@ async def test_a_higher_attempt_and_a_lower_one(folder):
             await h.init(attempt=1)
         completion = await h.run(attempt=3)
         assert completion.attempt == 3
-        assert h.engine.get("me", "r1").attempt == 3
-        assert h.engine.get("me", "r1", 2).state is RolloutState.COMPLETED
+        assert h.engine.rollouts.get("me", "r1").attempt == 3
+        assert h.engine.rollouts.get("me", "r1", 2).state is RolloutState.COMPLETED
 
 
 # After a crash
@@ -338,14 +348,14 @@ async def test_a_rollout_goes_on_where_it_was(folder):
         assert h.trainer.results("r1") == [info.completion.result_id]
         assert h.in_memory == []
     async with keeping(copy, Talker()) as h:
-        assert h.engine.info(h.engine.get("me", "r1")).completion == info.completion
+        assert h.engine.rollouts.info(h.engine.rollouts.get("me", "r1")).completion == info.completion
 
 
 async def test_two_crashes_in_a_row(folder):
     copy = await crashed(folder, Talker(5), 2)
     async with keeping(copy, Talker(5), policy=Until(4)) as h:
         await h.until(lambda: [chat.number for chat in h.trainer.chats] == [2, 3, 4])
-        record = h.engine.get("me", "r1")
+        record = h.engine.rollouts.get("me", "r1")
         await h.until(lambda: record.last_number == record.written)
         again = h.crash()
     async with keeping(again, Talker(5)) as h:
@@ -464,7 +474,7 @@ async def test_a_deadline_goes_on_by_the_clock_on_the_wall(folder):
         assert info.completion.status is CompletionStatus.DEADLINE_EXCEEDED
         assert info.completion.failure.retryable
     async with keeping(again, Talker(), ahead=30.0) as h:
-        left = h.engine.get("me", "r1").deadline - h.clock.monotonic()
+        left = h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic()
         assert 0 < left < 31
         assert (await h.get()).completion.status is CompletionStatus.COMPLETED
 
@@ -472,7 +482,7 @@ async def test_a_deadline_goes_on_by_the_clock_on_the_wall(folder):
 async def test_a_clock_that_went_back_gives_no_more_than_the_whole_time(folder):
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
     async with keeping(copy, Talker(), ahead=-5000.0) as h:
-        assert h.engine.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
+        assert h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
         assert (await h.get()).completion.status is CompletionStatus.COMPLETED
 
 
@@ -516,7 +526,7 @@ async def test_an_attempt_that_was_being_superseded_is_not_run_again(folder):
         assert (await h.get("r1", 2)).completion.status is CompletionStatus.COMPLETED
         info = await h.get("r1", 1)
         assert (info.state, info.completion.finish_reason) == (RolloutState.CANCELLED, "superseded")
-        assert h.engine.get("me", "r1").attempt == 2
+        assert h.engine.rollouts.get("me", "r1").attempt == 2
         assert [c.attempt for c in h.trainer.completions] == [2]
         await h.until(lambda: h.in_memory == [])
 
@@ -622,7 +632,9 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         await h.until(lambda: not h.engine.log.store.problem)
         assert (await h.run("newer")).status is CompletionStatus.COMPLETED
         assert h.in_memory == ["running"]
-        assert h.engine.info(h.engine.get("me", "running")).completion.result_id == completion.result_id
+        assert (
+            h.engine.rollouts.info(h.engine.rollouts.get("me", "running")).completion.result_id == completion.result_id
+        )
 
 
 async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
@@ -631,7 +643,7 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
     for until in (2, 3, 4, 5, 6):
         async with keeping(copy, Talker(6), policy=Until(until)) as h:
             await h.until(lambda h=h, until=until: [c.number for c in h.trainer.chats] == [until - 1, until])
-            record = h.engine.get("me", "r1")
+            record = h.engine.rollouts.get("me", "r1")
             await h.until(lambda record=record: record.last_number == record.written)
             asked += [chat.number for chat in h.trainer.chats[:-1]]
             copy = h.crash()
@@ -640,3 +652,88 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
         assert [*asked, *(chat.number for chat in h.trainer.chats)] == [1, 2, 3, 4, 5, 6]
         assert [plain(completion) for completion in h.trainer.completions] == [plain(info.completion)]
         assert info.completion.samples["main"].segments[0].chats == (1, 2, 3, 4, 5, 6)
+
+
+@contextmanager
+def unreadable(store):
+    """Every read gives an error of SQLite's, and writing goes on."""
+    store._database.set_progress_handler(lambda: 1, 1)
+    try:
+        yield
+    finally:
+        store._database.set_progress_handler(None, 0)
+
+
+CANNOT = "the journal cannot be read: interrupted"
+
+
+async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
+    asked = asyncio.Event()
+
+    class Slow(Talker):
+        async def get_tools(self, request):
+            asked.set()
+            await asyncio.sleep(0.1)
+            return []
+
+    async with keeping(folder, Slow(2), policy=Until(2)) as h:
+        engine = h.engine
+        h.trainer.policy = EchoPolicy()
+        await h.run("over")
+        await h.until(lambda: not h.in_memory)
+        h.trainer.policy = Until(2)
+        running = await h.start("running")
+        await h.until(lambda: len(h.trainer.chats) == 4)
+        asked.clear()
+        half = asyncio.create_task(h.init("half accepted"))
+        await asked.wait()
+        with unreadable(engine.log.store):
+            for ask in (
+                lambda: engine.rollouts.get("me", "over"),
+                lambda: engine.rollouts.get("me", "nobody"),
+                lambda: engine.rollouts.page("me"),
+                lambda: engine.cancel("me", rollout_id="over"),
+                lambda: h.names("over"),
+                lambda: engine.rollouts.knows("me", "over", 1),
+            ):
+                with pytest.raises(Unavailable, match=CANNOT) as refused:
+                    ask()
+                assert refused.value.retry_after
+            for more in ({}, {"idempotency_key": "k"}):
+                with pytest.raises(Unavailable, match=CANNOT):
+                    await h.init("new", **more)
+            with pytest.raises(Unavailable, match=CANNOT):
+                async for _ in engine.rollouts.follow_all("me", "", False):
+                    pass
+            also, _ = await half  # takes nothing from there
+            assert engine.rollouts.was_asked("me", "over", 1, "main", 1)
+            assert engine.rollouts.get("me", "running", 1) is running
+            await asyncio.sleep(0.1)  # it is swept meanwhile
+        assert (engine.capacity().running, running.tenant.open) == (2, 2)
+        h.trainer.policy = EchoPolicy()
+        assert (await h.run("new")).status is CompletionStatus.COMPLETED
+        assert engine.rollouts.get("me", "over").completion is not None
+        for record in (running, also):
+            engine.cancel("me", rollout_id=record.rollout_id)
+            await h.settled(record)
+        h.clock.ahead = 10_000.0
+        await h.until(lambda: not engine.rollouts.page("me")[0])
+
+
+async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder):
+    async with keeping(folder, Talker(2)) as h:
+        keeper, h.trainer.policy = Trainer(EchoPolicy(), key="elsewhere"), EchoPolicy()
+        keeper.answers = [Unavailable("not now", retry_after=3600.0)]
+        init = InitRequest(request=RolloutRequest(rollout_id="r1", messages=[]), digest=b"d")
+        refers = replace(keeper.peer, knows=True, refers=True)
+        record, _ = await h.engine.init(init, owner="me", peer=refers)
+        await h.until(lambda: keeper.completions)
+        # Re-pointed: it is delivered there when others may run.
+        h.engine.acceptance.begin(init, owner="me", peer=h.trainer.peer)
+        with unreadable(h.engine.log.store):
+            await asyncio.sleep(0.1)
+            assert not h.trainer.completions
+        await h.settled(record)
+        (completion,) = h.trainer.completions
+        assert completion.result_id == record.completion.result_id
+        assert len(completion.messages) == 5

@@ -523,4 +523,6 @@ async def test_other_rollouts_do_not_notice(hosting):
         good = await h.run("good")
         assert good.status is CompletionStatus.COMPLETED
         await h.until(lambda: h.engine.capacity().running == 0)
-    assert [kind.outcome for kind in h.kinds(h.engine.get("me", "good"), events.Delivered)] == [Outcome.RECORDED]
+    assert [kind.outcome for kind in h.kinds(h.engine.rollouts.get("me", "good"), events.Delivered)] == [
+        Outcome.RECORDED
+    ]

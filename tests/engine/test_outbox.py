@@ -119,7 +119,7 @@ async def test_it_expires_with_its_record(hosting):
         tries = len(h.trainer.completions)
         assert (record.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
-        await h.until(lambda: not h.engine.rollouts("me")[0])
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
         assert len(h.trainer.completions) == tries
 
 
@@ -130,7 +130,7 @@ async def test_until_then_it_is_kept(hosting):
         await h.until(lambda: h.trainer.completions)
         h.clock.ahead += 1000.0
         await asyncio.sleep(0.06)
-        assert h.engine.get("me", "r1") is record
+        assert h.engine.rollouts.get("me", "r1") is record
         assert record.undelivered
 
 
@@ -178,17 +178,17 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         await h.until(lambda: h.trainer.completions)
         other = h.Trainer()
         await h.settled(await h.start("r2", trainer=other))
-        info = h.engine.info(record)
+        info = h.engine.rollouts.info(record)
         assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
         assert info.completion.reward == 1.0
-        assert [row.rollout_id for row in h.engine.rollouts("me", undelivered=True)[0]] == ["r1"]
+        assert [row.rollout_id for row in h.engine.rollouts.page("me", undelivered=True)[0]] == ["r1"]
         assert h.engine.capacity().undelivered == 1
         assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
         info = record.info()
         assert (info.undelivered, info.activity.description, info.completion) == (False, "ended", None)
-        assert h.engine.rollouts("me", undelivered=True) == ([], 0)
+        assert h.engine.rollouts.page("me", undelivered=True) == ([], 0)
 
 
 # To another place
@@ -266,11 +266,11 @@ async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
     async with hosting(run, max_concurrent=1) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
         records = [await h.start(f"r{n}") for n in range(3)]
-        assert await h.engine.drained(0.03) is False
+        assert await h.engine.shutdown.drained(0.03) is False
         release.set()
         await h.until(lambda: all(record.undelivered for record in records))
-        assert await h.engine.drained(0.03) is False
-        waiting = asyncio.ensure_future(h.engine.drained(30.0))
+        assert await h.engine.shutdown.drained(0.03) is False
+        waiting = asyncio.ensure_future(h.engine.shutdown.drained(30.0))
         await asyncio.sleep(0.02)
         assert not waiting.done()
         h.trainer.answers = []
@@ -282,9 +282,9 @@ async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
 
 async def test_an_empty_engine_is_drained(hosting):
     async with hosting(done) as h:
-        assert await h.engine.drained(0.0) is True
+        assert await h.engine.shutdown.drained(0.0) is True
         await h.run()
-        assert await h.engine.drained(0.0) is True
+        assert await h.engine.shutdown.drained(0.0) is True
 
 
 async def test_drained_notices_that_an_init_was_refused(hosting):
@@ -298,8 +298,8 @@ async def test_drained_notices_that_an_init_was_refused(hosting):
     async with hosting(done, get_tools=get_tools) as h:
         asking = asyncio.create_task(h.init())
         await h.until(lambda: calls)
-        h.engine.drain()
-        waiting = asyncio.ensure_future(h.engine.drained(1.0))
+        h.engine.shutdown.drain()
+        waiting = asyncio.ensure_future(h.engine.shutdown.drained(1.0))
         await asyncio.sleep(0)
         gate.set()
         with pytest.raises(Internal):
@@ -313,7 +313,7 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
         await h.settled(ended)
         records = [await h.start(f"r{n}") for n in range(1, 5)]
         await asyncio.sleep(0.01)
-        await h.engine.close(3.0)
+        await h.engine.shutdown.close(3.0)
         for record in records:
             completion = record.completion
             assert (completion.status, completion.finish_reason) == (CompletionStatus.FAILED, "shutdown")
@@ -335,7 +335,7 @@ async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
     async with hosting(stubborn) as h:
         record = await h.start()
         await asyncio.sleep(0.01)
-        await h.engine.close(3.0)
+        await h.engine.shutdown.close(3.0)
         assert record.completion.failure.boundary == "server"
         h.check_whole(record)
         release.set()
@@ -347,7 +347,7 @@ async def test_closing_gives_up_after_its_limit(hosting):
         h.trainer.answers = [Unavailable("away")] * 100_000
         record = await h.start()
         await h.until(lambda: h.trainer.completions)
-        await h.engine.close(0.03)
+        await h.engine.shutdown.close(0.03)
         assert record.undelivered
         assert delivered(h, record) == []
 

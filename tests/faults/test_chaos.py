@@ -14,7 +14,6 @@ from benchmarks.kill_agents import Passenger, Traveller
 from benchmarks.kill_trainer import requests
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.journal import schema
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server import attachment as attachments
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
@@ -140,7 +139,7 @@ class Late(sqlite3.Connection):
 @pytest.fixture
 def late(monkeypatch):
     real = sqlite3.connect
-    monkeypatch.setattr(schema.sqlite3, "connect", lambda *args, **named: real(*args, **named, factory=Late))
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: real(*args, **named, factory=Late))
     monkeypatch.setattr("osmosis_grpc.journal.writer.RETRY", 0.05)
     yield Late
     Late.probability, Late.late = 0.0, 0

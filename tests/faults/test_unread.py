@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from typing import Any
 
 import grpc
@@ -80,7 +79,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 1024 * KIB)
     monkeypatch.setattr(link_stream, "EVENT_ROOM", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
-    monkeypatch.setattr(sys.modules["osmosis_grpc.trainer.attach"], "FrameStream", Watched)  # attach is a function, too
+    monkeypatch.setattr("osmosis_grpc.trainer.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
     return Watched
 
@@ -202,8 +201,10 @@ async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
-            attachment = server.attachments._attachments[trainer.attachment_id]
             async with asyncio.timeout(SOON):
+                while trainer.attachment_id not in server.attachments._attachments:
+                    await asyncio.sleep(0.01)
+                attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from tests.faults.fuzzed import House, Serverly, Trainerly
+from tests.faults.fuzzed import House
+from tests.faults.fuzzed_streams import LOST, Serverly, Trainerly
 from tests.faults.messages import hostile
 
 METHODS = {
@@ -48,8 +49,6 @@ SINGLY = {code.value[0] for code in grpc.StatusCode} - {
 }
 TRAINER_FRAMES = [field.name for field in attach_pb2.TrainerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
 SERVER_FRAMES = [field.name for field in attach_pb2.ServerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
-LOST = "Internal error from Core"
-"""What grpc.aio's client makes of a write that met the end of its stream: the status that came is not told then."""
 QUICK, LONG = 12, 2000
 
 
@@ -162,6 +161,7 @@ def _frames(house: House, side: Any, kind: str, examples: int, request: Any, doc
                 over = None
             assert over is None or over in ALWAYS | documented, (over, side.raw.stream.details, drawn)
             assert side.codes() <= SINGLY, drawn
+            assert side.late <= ALWAYS | documented, (side.late, drawn)
 
     repeat(test, examples)
     house.check()

@@ -127,6 +127,7 @@ async def test_every_status_that_is_given_is_told(start, trainer):
     says(spec, INIT, "post", await gateway.init(trainer.body(agent_loop="nobody")))
     says(spec, INIT, "post", await gateway.init(b"{}"))
     says(spec, INIT, "post", await gateway.init(b"{}", headers={"content-type": "text/plain"}))
+    says(spec, INIT, "post", await gateway.init(b"{}", headers={"host": "evil.example"}))
     says(spec, INIT, "post", await small.init(b" " * 11))
     says(spec, INIT, "post", await gateway.init(trainer.body()))
     says(spec, INIT, "post", await gateway.init(trainer.body(max_turns=3)))

@@ -113,18 +113,20 @@ async def test_max_retries(retries):
     assert done["status"] == "ERROR"
 
 
-@pytest.mark.parametrize("retries", [0, 3])
-async def test_complete_rollout_retries_counts_the_quick_tries_of_a_round(retries):
-    client = RolloutClientSettings(complete_rollout_retries=retries, retry_base_delay=0.1)
-    async with gateway(client=client, outbox_delay=(60.0, 60.0)) as (_, trainer, session):
-        trainer.complete_statuses = [500] * 100
-        await init(session, trainer.init_body())
-        async with asyncio.timeout(10):
-            while len(trainer.keys) < 2 + retries + 1:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)
-        assert len(trainer.keys) == 2 + retries + 1
-        assert (await health(session))["undelivered"] == 1
+async def test_complete_rollout_retries_counts_the_quick_tries_of_a_round():
+    async def counted(retries):
+        client = RolloutClientSettings(complete_rollout_retries=retries, retry_base_delay=0.1)
+        async with gateway(client=client, outbox_delay=(60.0, 60.0)) as (_, trainer, session):
+            trainer.complete_statuses = [500] * 100
+            await init(session, trainer.init_body())
+            async with asyncio.timeout(10):
+                while len(trainer.keys) < 2 + retries + 1:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            assert len(trainer.keys) == 2 + retries + 1
+            assert (await health(session))["undelivered"] == 1
+
+    await asyncio.gather(counted(0), counted(3))
 
 
 @pytest.mark.slow

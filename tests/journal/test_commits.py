@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
+from osmosis_grpc.journal import Reader, writer
 from osmosis_grpc.types import events
+from tests.journal import held
 from tests.journal.kept import CALLBACK, Kept, keeping
 from tests.processes import ROOT
 
@@ -65,8 +69,6 @@ async def test_what_was_told_survives_kill_9(tmp_path, tokens):
 
 
 async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
-    from osmosis_grpc.journal import Reader
-
     async with keeping(tmp_path) as kept:
         told = kept.store.committed
         seen = []
@@ -113,8 +115,6 @@ class Disk:
 
     def __init__(self, kept, monkeypatch):
         self.fails = False
-        from osmosis_grpc.journal import writer
-
         real = writer._execute
 
         def execute(database, statement, rows):
@@ -158,6 +158,47 @@ async def test_what_cannot_be_written_is_told(tmp_path, monkeypatch):
         assert [event.number for event in kept.trajectory("r2")] == [1, 2, 3]
 
 
+async def test_a_barrier_is_passed_after_what_came_before_it(tmp_path, monkeypatch):
+    disk, told = held.Disk(monkeypatch), []
+    async with keeping(tmp_path) as kept:
+        disk.hold()
+        kept.accept()
+        kept.store.barrier(lambda ok: told.append((1, ok, len(kept.told))))
+        await kept.until(lambda: disk.held)
+        kept.store.barrier(lambda ok: told.append((2, ok, len(kept.told))))  # with nothing of its own to write
+        assert told == []
+        disk.go()
+        await kept.until(lambda: len(told) == 2)
+        assert told == [(1, True, 1), (2, True, 1)]
+        kept.store.barrier(lambda ok: told.append((3, ok, len(kept.told))))
+        await kept.until(lambda: len(told) == 3)
+        assert told[2] == (3, True, 1)
+
+
+async def test_a_barrier_tells_what_failed_before_it(tmp_path, monkeypatch):
+    """Also where its own transaction could be written: what it waits for may stand in the one that could not."""
+    disk, told = held.Disk(monkeypatch), []
+    monkeypatch.setattr(writer, "RETRY", 3600.0)
+
+    def first(ok):
+        told.append(ok)
+        disk.failing = False
+
+    async with keeping(tmp_path) as kept:
+        disk.hold()
+        disk.failing = True
+        kept.accept()
+        kept.store.barrier(first)
+        await kept.until(lambda: disk.held)
+        kept.store.barrier(told.append)
+        disk.go()
+        await kept.until(lambda: len(told) == 2)
+        assert told == [False, False]
+        kept.store.barrier(told.append)
+        await kept.until(lambda: len(told) == 3)
+        assert (told[2], kept.store.problem) == (True, "the disk is full")  # to write nothing shows nothing
+
+
 async def test_a_rollout_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     async with keeping(tmp_path) as kept:
         disk = Disk(kept, monkeypatch)
@@ -178,8 +219,6 @@ async def test_a_rollout_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
 async def test_a_failing_disk_loses_no_count_of_what_it_holds(tmp_path, monkeypatch):
     """What a sweep could not delete is deleted later, and counted once."""
     async with keeping(tmp_path, record_ttl=10.0) as kept:
-        from osmosis_grpc.journal import writer
-
         monkeypatch.setattr(writer, "RETRY", 0.01)
         kept.accept()
         kept.end(time=1000.0)
@@ -201,8 +240,6 @@ async def test_a_failing_disk_loses_no_count_of_what_it_holds(tmp_path, monkeypa
 async def test_whatever_goes_wrong_in_the_thread_is_told(tmp_path, monkeypatch):
     """A value that SQLite cannot hold is no reason to wait for ever."""
     async with keeping(tmp_path) as kept:
-        from osmosis_grpc.journal import writer
-
         monkeypatch.setattr(writer, "RETRY", 0.01)
         kept.store.bury("me", "r1", 2**70, 1.0)
         kept.accept()
@@ -259,3 +296,84 @@ async def test_a_full_disk_in_earnest(tmp_path):
         kept.store.unsettled()
         assert len(kept.trajectory("r1")) == count
         assert len(kept.trajectory("r2")) == 2
+
+
+async def test_what_is_so_from_now_on_is_written_again_after_a_failure(tmp_path, monkeypatch):
+    """Tombstones and re-pointings, with their secrets: the newest of each."""
+    async with keeping(tmp_path) as kept:
+        disk = Disk(kept, monkeypatch)
+        monkeypatch.setattr(writer, "RETRY", 3600.0)
+        entry = kept.accept("r0", callback=replace(CALLBACK, credential="the first"))
+        kept.accept("r1")
+        kept.accept("r2")
+        kept.store.bury("me", "used up", 1, 4e9)
+        await kept.commit()
+        disk.fails = True
+        for number, until in ((1, 4e9), (2, 0.0)):
+            callback = replace(CALLBACK, target=f"127.0.0.1:{number}", credential=f"number {number}")
+            kept.store.repoint(replace(entry, init=replace(entry.init, callback=callback)))
+            kept.store.bury("me", f"tomb {number}", 7, 4e9)
+            kept.store.bury("me", "used up", 1, until)
+            failing = kept.append(BIG, f"r{number}")
+            await kept.all_told()
+            assert kept.told[-1] == (failing, False)
+        disk.fails = False
+        kept.append(events.Logged("the next batch"), "r0")
+        await kept.all_told()
+        assert kept.told[-1] == (kept.tokens, True)
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
+    async with keeping(copy) as kept:
+        assert {row[1:3] for row in kept.store.tombstones()} == {("tomb 1", 7), ("tomb 2", 7)}
+        entry = kept.store.unsettled()[0]
+        assert (entry.init.callback.target, entry.init.callback.credential) == ("127.0.0.1:2", "number 2")
+
+
+async def test_secrets_that_cannot_be_written_are_written_later(tmp_path, monkeypatch):
+    async with keeping(tmp_path) as kept:
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+        entry = kept.accept(callback=CALLBACK)
+        await kept.commit()
+        (tmp_path / "credentials").rename(tmp_path / "away")
+        kept.store.repoint(replace(entry, init=replace(entry.init, callback=replace(CALLBACK, credential="newer"))))
+        await kept.until(lambda: kept.store.problem)
+        (tmp_path / "away").rename(tmp_path / "credentials")
+        await kept.until(lambda: not kept.store.problem)
+    async with keeping(tmp_path) as kept:
+        (entry,) = kept.store.unsettled()
+        assert entry.init.callback.credential == "newer"
+
+
+async def test_a_rollout_that_is_refused_leaves_nothing_though_it_was_repointed(tmp_path, monkeypatch):
+    async with keeping(tmp_path) as kept:
+        disk = Disk(kept, monkeypatch)
+        disk.fails = True
+        kept.store.repoint(kept.accept(callback=CALLBACK, messages=[{"role": "user", "content": "x" * 50_000}]))
+        await kept.all_told()
+        assert kept.told == [(1, False)]
+        disk.fails = False
+        await kept.until(lambda: not kept.store.problem)
+        assert list((tmp_path / "credentials").iterdir()) == []
+
+
+async def test_secrets_that_cannot_be_deleted_keep_nobody_waiting(tmp_path, monkeypatch):
+    """A disk that has become read-only refuses even to delete what is not there."""
+    async with keeping(tmp_path) as kept:
+        disk = Disk(kept, monkeypatch)
+        (tmp_path / "credentials").rmdir()
+        (tmp_path / "credentials").touch()
+        disk.fails = True
+        kept.accept("r1", messages=[{"role": "user", "content": "x" * 50_000}])
+        kept.accept("r2")
+        await kept.all_told()
+        assert kept.told == [(1, False), (2, False)]
+
+
+@pytest.mark.parametrize("value", [2**70, None])
+async def test_what_no_disk_would_take_is_not_tried_for_ever(tmp_path, monkeypatch, value):
+    """Too large a number, and a NULL where none may stand."""
+    async with keeping(tmp_path) as kept:
+        monkeypatch.setattr(writer, "RETRY", 0.01)
+        kept.store.bury("me", "r1", value, 4e9)
+        await kept.until(lambda: kept.store.problem)
+        await kept.until(lambda: not kept.store.problem)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ async def refusal(folder):
     with pytest.raises(JournalError) as refused:
         JournalStore(folder)
     return str(refused.value)
+
+
+def migrated(statements):
+    """The schema with one more version."""
+    return replace(schema.JOURNAL, migrations=(*schema.JOURNAL.migrations, statements))
 
 
 async def test_a_folder_has_one_owner(tmp_path):
@@ -83,7 +89,7 @@ async def test_an_older_file_is_migrated(tmp_path, monkeypatch):
         kept.accept()
         await kept.all_told()
     more = "CREATE TABLE grades (sequence INTEGER PRIMARY KEY, grade REAL);\nINSERT INTO grades VALUES (1, 0.5);"
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, more))
+    monkeypatch.setattr(schema, "JOURNAL", migrated(more))
     with pytest.raises(JournalError, match="let a server of this one open it first"):
         Reader.look(tmp_path)
     async with keeping(tmp_path) as kept:
@@ -101,7 +107,7 @@ async def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
         await kept.all_told()
     broken = "CREATE TABLE grades (grade REAL);\nINSERT INTO nowhere VALUES (1);"
     with monkeypatch.context() as patched:
-        patched.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, broken))
+        patched.setattr(schema, "JOURNAL", migrated(broken))
         assert "no such table: nowhere" in await refusal(tmp_path)
     async with keeping(tmp_path) as kept:
         assert len(kept.store.unsettled()) == 1
@@ -115,6 +121,37 @@ async def test_a_file_that_is_no_journal(tmp_path):
     (tmp_path / "journal.db").unlink()
     async with keeping(tmp_path):  # whoever was refused holds the folder no longer
         pass
+
+
+@pytest.mark.parametrize("pragma", ["application_id = 7", "user_version = 0"])
+async def test_a_database_of_another_program_is_left_alone(tmp_path, pragma):
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as database:
+        database.execute("CREATE TABLE mine (x)")
+        database.execute("PRAGMA user_version = 1")
+        database.execute(f"PRAGMA {pragma}")
+    before = (tmp_path / "journal.db").read_bytes()
+    told = f"{tmp_path / 'journal.db'} is a database of another program: use another folder"
+    assert await refusal(tmp_path) == told
+    with pytest.raises(JournalError, match="of another program"):
+        Reader.look(tmp_path)
+    assert (tmp_path / "journal.db").read_bytes() == before
+
+
+async def test_a_forked_child_does_not_hold_the_folder(tmp_path):
+    waits, wakes = os.pipe()
+    async with keeping(tmp_path):
+        child = os.fork()
+        if not child:
+            os.close(wakes)
+            os.read(waits, 1)
+            os._exit(0)
+    try:
+        async with keeping(tmp_path):
+            pass
+    finally:
+        os.close(wakes)
+        os.close(waits)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("name", ["journal.db", "credentials", "lock"])

@@ -169,7 +169,7 @@ async def test_an_attachment_over_mtls_with_a_token(files):
             seen = [event.number async for event in trainer.events("r")]
         async with RolloutClient(server.address, token=TOKEN, tls=files.client("client")) as client:
             assert (await client.get("r")).completion.status is CompletionStatus.COMPLETED
-        assert server.engine.get("token:lab", "r")
+        assert server.engine.rollouts.get("token:lab", "r")
     assert completion.status is CompletionStatus.COMPLETED
     assert seen == list(range(1, len(seen) + 1))
 
@@ -192,7 +192,7 @@ async def test_a_certificate_is_an_owner(files, name):
         body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
         answer = await session.post("/v1/rollout/init", json=body | {"rollout_id": "h"})
         assert answer.status_code == 202
-        assert {record.rollout_id for record in server.engine.rollouts(owner)[0]} == {"r", "h"}
+        assert {record.rollout_id for record in server.engine.rollouts.page(owner)[0]} == {"r", "h"}
         await asyncio.wait_for(trainer.completion("r"), PATIENCE)
 
 
@@ -234,16 +234,17 @@ async def called_back(files, trainer_tls, server_tls, *, server_name=""):
 
 async def test_callbacks_over_tls(files, stranger):
     completed, failed = CompletionStatus.COMPLETED, CompletionStatus.FAILED
-    ends = {
-        "by its host": await called_back(files, files.server(), files.client()),
-        "by its name": await called_back(files, files.server(), files.client(), server_name="localhost"),
-        "by another name": await called_back(files, files.server(), files.client(), server_name="other.example"),
-        "by another CA": await called_back(files, files.server(), files.client(ca=stranger.ca)),
-        "by the public CAs": await called_back(files, files.server(), None),
-        "expired": await called_back(files, files.server("expired"), files.client()),
-        "mTLS": await called_back(files, files.server(client_ca=files.ca), files.client("client")),
-        "no certificate": await called_back(files, files.server(client_ca=files.ca), files.client()),
+    calls = {
+        "by its host": called_back(files, files.server(), files.client()),
+        "by its name": called_back(files, files.server(), files.client(), server_name="localhost"),
+        "by another name": called_back(files, files.server(), files.client(), server_name="other.example"),
+        "by another CA": called_back(files, files.server(), files.client(ca=stranger.ca)),
+        "by the public CAs": called_back(files, files.server(), None),
+        "expired": called_back(files, files.server("expired"), files.client()),
+        "mTLS": called_back(files, files.server(client_ca=files.ca), files.client("client")),
+        "no certificate": called_back(files, files.server(client_ca=files.ca), files.client()),
     }
+    ends = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
     assert ends == {
         "by its host": completed, "by its name": completed, "by another name": failed, "by another CA": failed,
         "by the public CAs": failed, "expired": failed, "mTLS": completed, "no certificate": failed,

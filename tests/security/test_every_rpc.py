@@ -32,7 +32,7 @@ async def test_an_agent_server_asks_everybody(agent_server, channel, method):
     for name, shown in WRONG.items():
         for body in (b"", b"\xff\xff"):  # nothing of a request is looked at
             assert await status(channel, method, shown, body) == "UNAUTHENTICATED", name
-    assert not agent_server.engine.draining
+    assert not agent_server.engine.shutdown.draining
     for name, shown in RIGHT.items():
         assert await status(channel, method, shown) != "UNAUTHENTICATED", name
 

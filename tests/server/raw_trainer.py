@@ -34,11 +34,17 @@ _NAMES = itertools.count(1)
 class RawStream:
     """One stream call, either side's: the frames that came, by kind, and how it ended."""
 
+    forgets: frozenset[str] = frozenset()
+    """Kinds of frames that are counted and not kept."""
+    patience = SOON
+    """Seconds that anything is waited for."""
+
     def __init__(self, call: Any) -> None:
         self._call = call
         self.frames: list[Any] = []
         self.messages: list[tuple[int, int]] = []
         """How many frames and bytes each message had."""
+        self.forgotten = 0
         self.over: str | None = None
         """The name of the status that it ended with."""
         self.details = ""
@@ -57,7 +63,7 @@ class RawStream:
 
     async def next(self, kind: str) -> Any:
         """The next frame of a kind that was not asked for yet."""
-        async with asyncio.timeout(SOON), self._news:
+        async with asyncio.timeout(self.patience), self._news:
             await self._news.wait_for(lambda: self.fresh(kind) or self.over is not None)
         if not self.fresh(kind):
             raise AssertionError(f"the stream ended before a {kind}: {self.over} {self.details}")
@@ -66,7 +72,7 @@ class RawStream:
 
     async def until(self, holds: Any) -> None:
         """Wait until something holds of what came."""
-        async with asyncio.timeout(SOON), self._news:
+        async with asyncio.timeout(self.patience), self._news:
             await self._news.wait_for(holds)
 
     def all(self, kind: str) -> list[Any]:
@@ -83,7 +89,7 @@ class RawStream:
 
     async def ended(self) -> str:
         """Wait for the end; the name of its status."""
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(self.patience):
             await asyncio.shield(self._reader)
         assert self.over is not None
         return self.over
@@ -110,7 +116,9 @@ class RawStream:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 async with self._news:
                     self.messages.append((len(message.frames), message.ByteSize()))
-                    self.frames.extend(message.frames)
+                    kept = [frame for frame in message.frames if frame.WhichOneof("frame") not in self.forgets]
+                    self.frames += kept
+                    self.forgotten += len(message.frames) - len(kept)
                     self._news.notify_all()
         except grpc.aio.AioRpcError as error:
             over, self.details = error.code().name, error.details() or ""

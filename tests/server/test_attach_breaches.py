@@ -1,5 +1,6 @@
 """What ends an attachment and what is answered singly, sent by a raw trainer beside an innocent one."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,20 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         else:
             violation = details(stream.status, error_details_pb2.PreconditionFailure).violations[0]
             assert (violation.type, violation.subject) == ("PROTOCOL", "1-1")
+        await works_again(trainer)
+
+
+async def test_a_mistake_that_crosses_the_servers_hello_is_told_too(serve):
+    server = await serve(Talk())
+    for turns in range(40):  # of the event loop, in which the hello is on its way
+        async with RawTrainer(server.address) as trainer:
+            stream = trainer.open()
+            await stream.send(trainer.hello())
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            await stream.send_bytes(b"\xff")
+            assert await stream.ended() == "INVALID_ARGUMENT"
+    async with RawTrainer(server.address) as trainer:
         await works_again(trainer)
 
 

@@ -8,6 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
+from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, Unavailable
 from osmosis_grpc.journal import Reader, writer
 from osmosis_grpc.policies.scripted import answer
@@ -16,6 +18,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Outcome, events
 from tests.processes import server_process
+from tests.server.raw_trainer import RawTrainer, Talk, cancel, chat_reply, init, reply, subscribe
 
 AGENT = """
 from osmosis_grpc.rollout import RolloutAgentLoop
@@ -92,7 +95,7 @@ async def test_a_server_that_is_killed_anywhere(tmp_path, place):
     await killed_once(tmp_path, place)
 
 
-async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch):
+async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, refused_at_once):
     failing, real, go_on = asyncio.Event(), writer._execute, asyncio.Event()
 
     def execute(database, statement, rows):
@@ -143,3 +146,64 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch):
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
+    """Each frame with an answer of its own is refused in it, and the stream goes on."""
+    async with (
+        AgentServer([Talk()], port=0, state_dir=tmp_path) as server,
+        RawTrainer(server.address) as trainer,
+        RolloutClient(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stream = await trainer.attach()
+        await trainer.start("over", metadata_json='{"turns": 1}')
+        chat = await trainer.chat()
+        await trainer.answer(chat)
+        await trainer.settled()
+        async for _ in client.events("over"):
+            pass
+        await trainer.start("running")
+        database = server.engine.log.store._database
+        database.set_progress_handler(lambda: 1, 1)
+        unread = chat_reply(chat, response=reply("again"))
+        unread.chat_reply.rollout_id = "who"
+        await trainer.send(init("new"), cancel("a cancel", rollout_id="who"), subscribe("a reader", "over"), unread)
+        statuses = [(await stream.next(kind)).status for kind in ("init_reply", "cancel_reply", "unsubscribed")]
+        for status in statuses:
+            assert status.code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert status.message == "the journal cannot be read: interrupted"
+        stub = services_pb2_grpc.RolloutServiceStub(channel)
+        calls = (
+            stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="who")),
+            stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="over")),
+        )
+        for call in calls:
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert await call.details() == "the journal cannot be read: interrupted"
+        await trainer.barrier()
+        open_rollouts = attach_pb2.OpenRollouts(rollouts=[attach_pb2.RolloutRef(rollout_id="who", attempt=1)])
+        await trainer.send(attach_pb2.TrainerFrame(open_rollouts=open_rollouts))
+        assert await stream.ended() == "UNAVAILABLE"
+        assert stream.details == "the journal cannot be read: interrupted"
+        database.set_progress_handler(None, 0)
+        await trainer.attach()
+        await trainer.start("new")
+        assert {(await trainer.finish()).rollout_id for _ in range(2)} == {"new", "running"}
+
+
+async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
+    """Whether an Init beyond the window adds a rollout cannot be told: it is refused by itself."""
+    config = EngineConfig(max_concurrent=1, max_queued=0)
+    async with (
+        AgentServer([Talk()], port=0, state_dir=tmp_path, config=config) as server,
+        RawTrainer(server.address) as trainer,
+    ):
+        stream = await trainer.attach()
+        await trainer.start("running")
+        server.engine.log.store._database.set_progress_handler(lambda: 1, 1)
+        await trainer.send(init("beyond"))
+        told = await stream.next("init_reply")
+        assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")
+        await trainer.barrier()
+        await trainer.finish()

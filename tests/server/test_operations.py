@@ -112,11 +112,11 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
         asking = asyncio.ensure_future(client.init(rollout_id="r", agent_loop="odd", callback=trainer.callback()))
         while not server.engine._table.live():
             await asyncio.sleep(0.001)
-        closing = asyncio.ensure_future(server.engine.close(0.0))
+        closing = asyncio.ensure_future(server.engine.shutdown.close(0.0))
         with pytest.raises(Unavailable):
             await asyncio.wait_for(asking, 30)
         await closing
-        assert server.engine.rollouts("")[0] == []
+        assert server.engine.rollouts.page("")[0] == []
 
 
 async def test_a_large_completion_can_be_read_everywhere(serve, train):

@@ -9,6 +9,7 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
+from tests.trainer.house import House, Policy
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 PATIENCE = 10.0
@@ -91,5 +92,23 @@ def attach_to(stack):
 
     async def start(policy, *servers, **options):
         return await stack.enter_async_context(attached(policy, *servers, **options))
+
+    return start
+
+
+@pytest.fixture
+async def policy():
+    """Says fine; a test may hold it."""
+    return Policy()
+
+
+@pytest.fixture
+def listening(policy, stack):
+    """Starts a trainer that agent servers dial; gives raw ones and rollouts."""
+
+    async def start(*targets, **options):
+        trainer = attach(targets, policy, listen_on="127.0.0.1:0", **options)
+        await stack.enter_async_context(trainer)
+        return House(trainer, stack)
 
     return start

@@ -108,7 +108,7 @@ async def test_cancel_get_and_list(pair):
     assert reasons == ["enough"]
 
 
-async def test_server_info_and_drain(pair):
+async def test_server_info_and_drain(refused_at_once, pair):
     client, trainer = pair
     info = await client.info()
     assert [loop.name for loop in info.agent_loops] == ["calculator", "sleeper"]
@@ -127,7 +127,7 @@ async def test_server_info_and_drain(pair):
 async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
-    record = client.server.engine.get("", "s")
+    record = client.server.engine.rollouts.get("", "s")
     stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
     everything = client._stub.StreamEvents(control_pb2.StreamEventsRequest())
     await stream.read()

@@ -18,7 +18,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.ledger_file import MIGRATIONS, open_file
+from osmosis_grpc.trainer.ledger_file import LEDGER, open_file
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.processes import run
 from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
@@ -50,6 +50,11 @@ async def collect(completions):
 
 
 # The file.
+
+
+def migrated(statements):
+    """The schema with one more version."""
+    return replace(LEDGER, migrations=(*LEDGER.migrations, statements))
 
 
 async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -88,7 +93,7 @@ async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
     (tmp_path / "text").write_text("not a database at all, but long enough to be looked at" * 100)
     with closing(sqlite3.connect(tmp_path / "other")) as connection:
         connection.execute("CREATE TABLE mine (x)")
-    with pytest.raises(LedgerError, match="is a database of another program: name another file"):
+    with pytest.raises(LedgerError, match="is a database of another program: use another file"):
         await Ledger.open(tmp_path / "other", 60.0)
     with pytest.raises(LedgerError, match="cannot be read: file is not a database"):
         await Ledger.open(tmp_path / "text", 60.0)
@@ -102,13 +107,13 @@ async def test_an_older_schema_is_migrated_and_a_newer_one_refused(tmp_path):
     await (await Ledger.open(path, 60.0)).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO rollout (rollout_id, attempt, init) VALUES ('r', 3, x'00')")
-    newer = (*MIGRATIONS, "ALTER TABLE rollout ADD COLUMN more TEXT NOT NULL DEFAULT 'as before'")
-    lock, connection = open_file(path, newer)
+    newer = migrated("ALTER TABLE rollout ADD COLUMN more TEXT NOT NULL DEFAULT 'as before'")
+    lock, connection, _ = open_file(path, lambda database: None, newer)
     connection.close()
-    lock.release()
+    lock.close()
     assert rows(path, "SELECT rollout_id, attempt, more FROM rollout") == [("r", 3, "as before")]
-    assert rows(path, "PRAGMA user_version") == [(len(newer),)]
-    with pytest.raises(LedgerError, match=f"has version {len(newer)} .* this release knows {len(MIGRATIONS)}"):
+    assert rows(path, "PRAGMA user_version") == [(2,)]
+    with pytest.raises(LedgerError, match=r"was written by a newer version \(schema 2, this one knows 1\)"):
         await Ledger.open(path, 60.0)
 
 
@@ -116,7 +121,7 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "ledger"
     await (await Ledger.open(path, 60.0)).close()
     with pytest.raises(LedgerError):
-        open_file(path, (*MIGRATIONS, "ALTER TABLE rollout ADD COLUMN more TEXT; ALTER TABLE nothing ADD COLUMN x"))
+        open_file(path, print, migrated("ALTER TABLE rollout ADD COLUMN more TEXT; ALTER TABLE nothing ADD COLUMN x"))
     await (await Ledger.open(path, 60.0)).close()
 
 
@@ -296,9 +301,9 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         ids = [s.attachment_id for s in trainer._pool.servers]
         left = copied(path)
         running.cancel()
-        trainer._pool.servers[0]._stream.end(Unavailable("as if killed"))
+        next(iter(trainer._pool.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
-        await trainer._server.stop(0)
+        await trainer._connections._server.stop(0)
         async with attach([], reply, listen_on=address, ledger=left) as other:
             assert [s.attachment_id for s in other._pool.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))

@@ -35,7 +35,7 @@ from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, init_from_wire
 USER = {"role": "user", "content": [{"type": "text", "text": "2+3?"}], "vendor": None}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}, "index": 0}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-SEGMENT = Segment(ids=np.arange(3, dtype="<u4"), logprobs=np.zeros(2, dtype="<f4"), mask_runs=(1, 2))
+SEGMENT = Segment(ids=np.arange(3, dtype="<u4"), logprobs=np.zeros(2, dtype="<f4"), mask_runs=(1, 2), chats=(1,))
 INIT = InitRequest(
     request=RolloutRequest(rollout_id="r", messages=[USER], metadata={"n": 1}),
     callback=Callback(target="127.0.0.1:1", credential="the-secret-token", state=b"the-secret-state"),

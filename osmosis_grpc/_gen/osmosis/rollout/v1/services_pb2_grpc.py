@@ -117,8 +117,11 @@ class RolloutServiceServicer(object):
         Idempotent. Succeeds for unknown and ended rollouts too and says so. An id
         unknown until now is remembered for 10 minutes, so that a cancel which overtakes
         its Init wins: the first Init it meets is accepted, ends CANCELLED without
-        running, and is delivered. Returns as soon as the cancellation is decided; the
-        rollout's end is told by its completion.
+        running, and is delivered. Returns once the cancellation is committed to the
+        server's store, as an Init does; the rollout's end is told by its completion.
+        Where it cannot be committed: UNAVAILABLE with RetryInfo; it holds all the same, for
+        as long as the server lives. When too many of the caller's cancels wait for their
+        Inits, one of an id unknown until now is RESOURCE_EXHAUSTED with RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

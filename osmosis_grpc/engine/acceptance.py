@@ -1,0 +1,226 @@
+"""From an Init to a rollout that is accepted, found again, or refused.
+
+Accepted means committed: from there on a rollout ends exactly once. Of what is refused nothing is kept.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.engine import failpoints, verdicts
+from osmosis_grpc.engine.admission import Admission
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.meter import Meter
+from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.runner import Runner, let_go, own_copy
+from osmosis_grpc.engine.shutdown import Shutdown
+from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from osmosis_grpc.types import InitRequest, events
+from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.tools import tool_dicts
+
+DRAIN_RETRY_AFTER = 5.0
+"""What a caller of a draining server is told to wait, in seconds."""
+
+
+class Acceptance:
+    """Takes Inits in. `callbacks` is the tenant of those with a callback; `spawn` starts a task of the engine's."""
+
+    def __init__(
+        self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
+        table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
+        shutdown: Shutdown, callbacks: Tenant, spawn: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self._agent_loops = agent_loops
+        self._config = config
+        self._journal = journal
+        self._table = table
+        self._tombstones = tombstones
+        self._admission = admission
+        self._runner = runner
+        self._log = log
+        self._clock = clock
+        self._shutdown = shutdown
+        self._callbacks = callbacks
+        self._spawn = spawn
+
+    def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
+        """Take a rollout in, or find the equal one: its record, and whether this started it.
+
+        `record.accepted` is done once it is accepted, or refused. Raises CallError where it is refused at once.
+        """
+        request = init.request
+        known = self._table.highest(request.rollout_id)
+        if known is not None and known.owner != owner:
+            raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
+        if known is not None and known.attempt >= request.attempt:
+            _check_same(known, init)
+            self._repoint(known, init, peer)
+            return known, False
+        self._table.check_alias(request, owner)
+        name = self._agent_loop(request.agent_loop)
+        if self._shutdown.draining:
+            raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
+        if self._table.full:
+            raise ResourceExhausted("the budget is full of undelivered completions", retry_after=5.0)
+        if self._log.store.problem:
+            raise self._unwritable()
+        own = own_copy(request)
+        self._admission.reserve()
+        now = self._clock.monotonic()
+        record = Record(
+            init, owner, peer, peer.tenant or self._callbacks, self._clock.time(), Meter(now),
+            asyncio.get_running_loop().create_future(),
+            agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
+        )  # fmt: skip
+        record.accepted.add_done_callback(_retrieve)
+        self._table.add(record)
+        record.tenant.open += 1
+        try:
+            tools = self._agent_loops[name].get_tools(own)
+        except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
+            self._refuse(record, error)
+        else:
+            if inspect.isawaitable(tools):
+                self._spawn(self._accept_later, record, tools)
+            else:
+                self._accept(record, tools)
+        return record, True
+
+    def _agent_loop(self, name: str) -> str:
+        if not name and len(self._agent_loops) == 1:
+            return next(iter(self._agent_loops))
+        if not name:
+            raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self._agent_loops))}")
+        if name not in self._agent_loops:
+            raise NotFound(f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._agent_loops))}",
+                           kind="agent_loop", name=name)  # fmt: skip
+        return name
+
+    def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
+        if record.peer.key == peer.key:
+            return
+        record.peer, record.init = peer, init
+        if self._journal is not None and not record.settled:
+            self._journal.repoint(record.entry())
+        tenant = peer.tenant or self._callbacks
+        if tenant is not record.tenant and record.live:
+            record.tenant.open -= 1
+            tenant.open += 1
+            self._admission.move(record, tenant, runs=record.task is not None)
+        record.turn()
+
+    async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
+        """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
+        task = asyncio.create_task(settled(tools))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._config.get_tools_timeout)
+        except asyncio.CancelledError:
+            task.cancel()
+            self._refuse(record, Unavailable("the server is shutting down"))
+            raise
+        if not done:
+            task.cancel()
+            self._refuse(record, TimeoutError(f"it took longer than {self._config.get_tools_timeout:g} s"))
+            return
+        result, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
+        if error is not None:
+            self._refuse(record, error)
+        else:
+            self._accept(record, result)
+
+    def _accept(self, record: Record, tools: Any) -> None:
+        """Commit a rollout: from here on it ends exactly once."""
+        newest = self._table.newest(record.rollout_id)
+        try:
+            if newest is not record:
+                raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
+                              rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
+            if self._shutdown.closing:
+                raise Unavailable("the server is shutting down")
+            record.tools = tool_dicts(tools)
+        except Exception as error:  # what get_tools returned may be anything, and is looked at here
+            self._refuse(record, error)
+            return
+        self._table.accept(record)
+        entry = record.entry() if self._journal is not None else None
+        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=entry)
+
+    def _accepted(self, record: Record) -> None:
+        """A rollout is committed, and runs or waits from here on."""
+        if not record.journaled:
+            self._refuse(record, self._unwritable())
+            return
+        failpoints.reach("init.committed")
+        for other in self._table.attempts_below(record):
+            self._runner.supersede(other)
+        buried = self._tombstones.dig_up(record)
+        record.accepted.set_result(None)
+        cancelled = buried or record.cancel_reason is not None
+        if not (cancelled or self._shutdown.closing or record.tenant.lost):
+            self._runner.admit(record)
+            return
+        self._admission.release()
+        if cancelled:
+            self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
+        elif self._shutdown.closing:  # it waits in the journal for the next process
+            record.parked = True
+        else:
+            self._runner.decide(record, verdicts.lost(self._config.trainer_grace))
+
+    def _refuse(self, record: Record, error: BaseException) -> None:
+        """Keep nothing of a rollout that was not accepted."""
+        self._table.remove(record)
+        let_go(self._agent_loops[record.agent_loop], record)
+        self._admission.release()
+        record.tenant.open -= 1
+        self._shutdown.changed()
+        if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
+            text = clip(f"{type(error).__name__}: {describe(error)}")
+            error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
+        record.accepted.set_exception(error)
+
+    def _unwritable(self) -> Unavailable:
+        return Unavailable(f"the journal cannot be written: {self._log.store.problem}", retry_after=5.0)
+
+
+def _check_same(known: Record, init: InitRequest) -> None:
+    request = init.request
+    if known.attempt > request.attempt:
+        raise Aborted(f"rollout {request.rollout_id} is at attempt {known.attempt}",
+                      rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
+    if known.init.digest != init.digest:
+        raise AlreadyExists(
+            f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
+            rollout_id=request.rollout_id, attempt=known.attempt,
+        )  # fmt: skip
+
+
+async def settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What an awaitable gives, or what it raises: SystemExit, too, must not leave its task."""
+    try:
+        return await tools, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _retrieve(future: "asyncio.Future[None]") -> None:
+    if not future.cancelled():
+        future.exception()

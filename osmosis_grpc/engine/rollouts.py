@@ -1,0 +1,85 @@
+"""What may be asked about rollouts. To everybody but its owner a rollout does not exist.
+
+Nothing here changes one.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.errors import NotFound, Unavailable
+from osmosis_grpc.types import RolloutInfo, RolloutState, TrajectoryEvent
+
+
+class Rollouts:
+    """The engine's rollouts, live or over, wherever they are kept."""
+
+    def __init__(self, table: RecordTable, log: EventLog) -> None:
+        self._table = table
+        self._log = log
+
+    def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
+        """A rollout of the owner's. Raises NotFound."""
+        record = self._table.find(rollout_id, attempt) if attempt else self._table.accepted(rollout_id)
+        if record is None or record.owner != owner or not record.accepted.done():
+            raise NotFound(f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
+                           kind="rollout", name=rollout_id)  # fmt: skip
+        return record
+
+    def info(self, record: Record) -> RolloutInfo:
+        """Where a rollout stands, with its completion once there is one."""
+        info, completion = record.info(), record.completion
+        return info if completion is None else replace(info, completion=whole(completion, self._log.trajectory))
+
+    def page(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
+             group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
+        """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
+        rows: list[RolloutInfo] = []
+        place = 0
+        for record in self._table.after(after, owner):
+            group = record.init.request.group
+            if not record.accepted.done() or (states and record.state not in states):
+                continue
+            if (group_id and (group is None or group.id != group_id)) or (undelivered and not record.undelivered):
+                continue
+            if len(rows) == limit:
+                return rows, place
+            rows.append(record.info())
+            place = record.sequence
+        return rows, 0
+
+    def follow_all(
+        self, owner: str, cursor: str, from_now: bool
+    ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
+        """All of the owner's events from a cursor onward."""
+        start = self._log.store.last_position if from_now else 0
+        position = self._log.position(cursor) if cursor else start
+
+        def mine(event: TrajectoryEvent) -> bool:
+            record = self._table.find(event.rollout_id, event.attempt)
+            return record is not None and record.owner == owner
+
+        return self._log.follow_all(position, mine)
+
+    def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Whether an accepted attempt is the owner's, running or ended."""
+        record = self._table.find(rollout_id, attempt)
+        return record is not None and record.owner == owner and record.accepted.done()
+
+    def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
+        """Whether this chat was ever asked; of an ended rollout nobody remembers, and so it was."""
+        try:
+            record = self._table.find(rollout_id, attempt)
+        except Unavailable:  # the journal cannot be read: nobody can tell it from an ended one
+            return True
+        if record is None or record.owner != owner:
+            return False
+        return record.session is None or 0 < number <= record.session.asked(sample)
+
+    def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
+        """Whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""
+        known = self._table.highest(rollout_id)
+        return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)

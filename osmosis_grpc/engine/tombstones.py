@@ -1,0 +1,60 @@
+"""Cancels that came before their rollout was accepted: each waits for its Init for a time.
+
+A cancel that was answered holds, so none is dropped for another's sake: an owner who has too many
+is refused further ones.
+"""
+
+from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.errors import ResourceExhausted
+
+CANCELLED_EARLY = "cancelled before its Init came"
+"""What their rollouts are told; the cancel's own reason is not kept."""
+_ANY_ATTEMPT = 2**32
+
+
+class Tombstones:
+    """By owner and rollout id: up to which attempt it is cancelled, and until when. In the journal, too."""
+
+    def __init__(self, config: EngineConfig, journal: Journal | None, clock: Clock) -> None:
+        self._config = config
+        self._journal = journal
+        self._clock = clock
+        self._owners: dict[str, dict[str, tuple[int, float]]] = {}
+        ahead = clock.monotonic() - clock.time()
+        for owner, rollout_id, attempt, until in journal.tombstones() if journal is not None else ():
+            self._owners.setdefault(owner, {})[rollout_id] = (attempt, until + ahead)
+
+    def bury(self, owner: str, rollout_id: str, attempt: int) -> None:
+        """Remember a cancel whose Init may still come; without an attempt it means any. Raises ResourceExhausted."""
+        now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
+        buried = self._owners.setdefault(owner, {})
+        if rollout_id not in buried and len(buried) >= most:
+            raise ResourceExhausted(
+                f"{most} cancels wait for their Inits; each does so for at most {ttl:g} s", retry_after=5.0
+            )
+        before, until = buried.get(rollout_id, (0, 0.0))
+        upto = max(attempt or _ANY_ATTEMPT, before if until > now else 0)
+        buried[rollout_id] = (upto, now + ttl)
+        if self._journal is not None:
+            self._journal.bury(owner, rollout_id, upto, self._clock.time() + ttl)
+
+    def dig_up(self, record: Record) -> bool:
+        """Whether a cancel came before this rollout was accepted; it is used up."""
+        buried = self._owners.get(record.owner)
+        attempt, until = buried.get(record.rollout_id, (0, 0.0)) if buried else (0, 0.0)
+        if not buried or attempt < record.attempt or until <= self._clock.monotonic():
+            return False
+        del buried[record.rollout_id]
+        if self._journal is not None:
+            self._journal.bury(record.owner, record.rollout_id, attempt, 0.0)
+        return True
+
+    def sweep(self, now: float) -> None:
+        """Drop what is past its time, by monotonic time; the journal does so by itself."""
+        for owner, buried in list(self._owners.items()):
+            for rollout_id in [name for name, (_, until) in buried.items() if until <= now]:
+                del buried[rollout_id]
+            if not buried:
+                del self._owners[owner]

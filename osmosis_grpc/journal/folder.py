@@ -1,0 +1,51 @@
+"""A journal's folder while this process has it: its lock, connections and secrets, and what stood there at first."""
+
+import sqlite3
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+
+from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.database import connect, open_database
+from osmosis_grpc.journal.lock import Lock, Locked
+from osmosis_grpc.journal.reader import Reader
+from osmosis_grpc.journal.secrets import Secrets
+
+
+class Folder:
+    """Made and migrated where it has to be. Raises JournalError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / schema.FILE
+        try:
+            with ExitStack() as stack:
+                self._open(folder, stack)
+                self.close = stack.pop_all().close
+                """Lets others open it."""
+            return
+        except Locked as lock:
+            problem = f"{folder} is in use by process {lock.holder}: stop it, or choose another folder"
+        except OSError as error:
+            problem = f"{folder} cannot be used for a journal: {error.strerror}"
+        except sqlite3.Error as error:
+            problem = f"{self.path} cannot be used as a journal: {error}"
+        raise schema.JournalError(problem)
+
+    def _open(self, folder: Path, stack: ExitStack) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stack.callback(Lock(folder / "lock").close)
+        self.writes = open_database(self.path, schema.JOURNAL)
+        stack.callback(self.writes.close)
+        facts = "INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0)"
+        self.writes.execute(facts, (uuid.uuid4().hex,))
+        self.secrets = Secrets(folder / "credentials")
+        self.reads = connect(self.path)
+        stack.callback(self.reads.close)
+        self.reads.execute("PRAGMA query_only = 1")
+        reader = Reader(self.reads)
+        self.journal_id = str(reader.fact("journal_id"))
+        self.forgotten_position = int(reader.fact("forgotten_position") or 0)
+        self.last_position = max(reader.number("SELECT max(position) FROM events"), self.forgotten_position)
+        last_sequence = reader.number("SELECT max(sequence) FROM rollouts")
+        self.last_sequence = max(last_sequence, int(reader.fact("last_sequence") or 0))
+        self.settled_size = reader.number("SELECT sum(size) FROM rollouts WHERE settled")

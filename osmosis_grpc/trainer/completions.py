@@ -1,0 +1,128 @@
+"""What becomes of a completion that an agent server reports over its attachment.
+
+It is recorded and its server told. One that refers to chats which are not known here is recorded
+once the rollout's events were read. How much may wait for that is bounded, for each server by
+itself: a server could report such completions without end.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import Aborted, CallError, Unavailable
+from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.ledger import KeptChat
+from osmosis_grpc.trainer.rollout import Rollout
+from osmosis_grpc.trainer.subscriptions import Subscription
+from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
+
+UNCLAIMED_RETRY = 5.0
+"""Seconds after which a server may report again a rollout that nobody here has asked for."""
+
+READING_ROOM = 64 * 1024 * 1024
+"""Bytes of one server's completions that may wait for events; what comes beyond is refused, to come again."""
+READING_COST = 64 * 1024
+"""Bytes counted for each beside its own."""
+READING_RETRY = 1.0
+"""Seconds after which a server may report again what found no room."""
+
+ReadingKey = tuple[Attachment, str, int, str]
+
+
+class Completions:
+    """Of all servers. `rollouts` are those that are not over; `over` is called with one that has been recorded."""
+
+    def __init__(
+        self, book: ChatBook, rollouts: Mapping[str, Rollout], over: Callable[[Rollout, Completion], None], *,
+        keeps_chats: bool,
+    ) -> None:  # fmt: skip
+        self._book = book
+        self._rollouts = rollouts
+        self._over = over
+        self._keeps_chats = keeps_chats
+        self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
+        self._room_taken: Counter[Attachment] = Counter()
+
+    def record(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+        """Record a completion, once the rollout's events were read where that is needed, and tell its server.
+
+        Raises Aborted for a lower attempt, Unavailable where nobody here waits for the rollout, or where too many
+        of the server's completions wait for events.
+        """
+        rollout = self._rollouts.get(completion.rollout_id)
+        if rollout is None and not self._book.knows(completion.rollout_id):
+            raise _unclaimed(completion)
+        book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        if rollout is not None and completion.attempt < rollout.request.attempt:
+            raise Aborted(f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
+                          rollout_id=completion.rollout_id, attempt=rollout.request.attempt)  # fmt: skip
+        if book.result_id is None and rollout is None:
+            raise _unclaimed(completion)
+        if book.result_id is None and book.lacks(completion):
+            self._read(server, completion, told)
+        else:
+            self._record(server, completion, told)
+
+    def close(self) -> None:
+        """Read no more events."""
+        for task in self._reading.values():
+            task.cancel()
+
+    def _record(
+        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
+    ) -> None:  # fmt: skip
+        def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
+            rollout = self._rollouts.get(completion.rollout_id)
+            if recorded is not None and rollout is not None:
+                self._over(rollout, recorded)
+            server.tell_outcome(completion, outcome)
+
+        rollout = self._rollouts.get(completion.rollout_id)
+        given_up = rollout is not None and rollout.given_up and not rollout.waiters
+        self._book.record(completion, told, done, given_up=given_up, chats=chats)
+
+    def _read(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+        """Begin to read the rollout's events, unless they are being read."""
+        key = (server, completion.rollout_id, completion.attempt, completion.result_id)
+        if key in self._reading:
+            return
+        room = told.ByteSize() + READING_COST
+        if self._room_taken[server] + room > READING_ROOM:
+            raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
+
+        def read(_: asyncio.Task[None]) -> None:
+            del self._reading[key]
+            self._room_taken[server] -= room
+            if not self._room_taken[server]:
+                del self._room_taken[server]
+
+        self._room_taken[server] += room
+        self._reading[key] = asyncio.create_task(self._recover(server, completion, told))
+        self._reading[key].add_done_callback(read)
+
+    async def _recover(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+        """Read what a completion refers to from the rollout's events, and record it then."""
+        subscription = Subscription(completion.rollout_id, completion.attempt, 0, tokens=True)
+        try:
+            server.subscriptions.begin(subscription)
+            trajectory: list[TrajectoryEvent] = []
+            async for event in subscription.read(server.subscriptions.begin):
+                trajectory.append(event)
+                if isinstance(event.kind, events.Ended):
+                    break
+            book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+            book.restore(trajectory)
+            chats = book.kept(completion.rollout_id) if self._keeps_chats else ()
+            self._record(server, completion, told, chats)
+        except CallError as error:
+            problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
+            server.tell_outcome(completion, problem)
+        finally:
+            server.subscriptions.end(subscription)
+
+
+def _unclaimed(completion: Completion) -> Unavailable:
+    return Unavailable(f"nobody here waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)

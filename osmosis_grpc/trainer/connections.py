@@ -1,0 +1,160 @@
+"""A trainer's streams: to the agent servers that it dials, and from those that dial in."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
+from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.handlers import Registrar
+from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.security import Guard, Security
+from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.ledger import KeptRollout
+from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.wire.attach import check_protocol, trainer_frame
+
+log = logging.getLogger(__name__)
+
+ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
+TARGET, JOURNAL = "target ", "journal "
+"""What the ledger knows a server by: where it is dialled, or whose journal it has."""
+MAX_DIALLED = 1024
+"""Agent servers that may dial in."""
+_HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
+
+Attach = Callable[[str, str], Attachment]
+"""Makes an attachment of a name, at a place in the ledger."""
+
+
+class Connections:
+    """Those of one trainer, from begin() to close()."""
+
+    def __init__(
+        self, pool: Pool, attach: Attach, targets: Sequence[str], *, access: Access, security: Security,
+        pauses: tuple[float, float],
+    ) -> None:  # fmt: skip
+        self._pool = pool
+        self._attach = attach
+        self._targets = targets
+        self._access = access
+        self._security = security
+        self._pauses = pauses
+        self._dialled: list[Attachment] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: grpc.aio.Server | None = None
+        self._leaving = False
+
+    def listen(self, address: str) -> str:
+        """Take the port, told as bound; nobody is served before begin(). Raises OSError, ValueError."""
+        self._server = grpc.aio.server(options=server_options())
+        guard = self._security.guard()
+        services: Any = Registrar(self._server, guard)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
+        return listen(self._server, address, self._security)
+
+    def await_servers(self, kept: Iterable[KeptRollout]) -> None:
+        """Those at the targets, and those that dialled in and have rollouts in the ledger."""
+        self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
+        self._pool.servers.add(*self._dialled)
+        if self._server is not None:
+            places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
+            self._pool.servers.add(*(self._attach(place, place) for place in places))
+
+    async def begin(self) -> None:
+        """Serve and dial."""
+        if self._server is not None:
+            await self._server.start()
+        self._tasks += [asyncio.create_task(self._dial(server)) for server in self._dialled]
+
+    def leave(self) -> None:
+        """Streams that end from now on end in good order."""
+        self._leaving = True
+
+    async def close(self) -> None:
+        """Dial and serve no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(0.25)
+
+    async def accept(self, call: Duplex, peer: str, credential: str) -> None:
+        """An agent server has dialled in. What one has run is not told to another credential."""
+        servers = self._pool.servers
+        stream = FrameStream(call, _HEARTBEAT, waits=True)
+        hello = await stream.hello(opener=True)
+        check_protocol(hello)
+        known = next((s for s in servers if s.hello.journal_id and s.hello.journal_id == hello.journal_id), None)
+        if known is None and len(servers) >= MAX_DIALLED + len(self._targets) and not servers.drop_one():
+            raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
+        if known is not None and known.credential != credential:
+            raise Unauthenticated("the journal belongs to another credential")
+        server = known or self._attach(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
+        server.name, server.credential = peer, credential
+        granted = servers.share(server)
+        stream.send(server.greeting(granted))
+        error = await self._live(server, stream, hello, granted)
+        if error is not None:
+            raise error
+
+    async def _dial(self, server: Attachment) -> None:
+        async def connect() -> CallError | None:
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access) as call:
+                stream = FrameStream(call, _HEARTBEAT, waits=True)
+                granted = self._pool.servers.share(server)
+                await stream.greet(server.greeting(granted))
+                error = await self._live(server, stream, await stream.hello(opener=False), granted)
+                if error is not None:
+                    await call.finish()
+                return error
+
+        def told(error: CallError | None, pause: float) -> None:
+            server.problem = error
+            if self._leaving:
+                return
+            log.warning("server %s: %s; trying again within %g s", server.name, error or "it left", pause)
+
+        await redial(connect, told, pauses=self._pauses)
+
+    async def _live(
+        self, server: Attachment, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
+    ) -> CallError | None:
+        check_protocol(hello)
+        problem: CallError | None = None
+        server.take(stream, hello, granted=granted)
+        self._pool.servers.arrived(server)
+        self._pool.changed()
+        log.info("attached to server %s", server.name)
+        try:
+            problem = await stream.run(server.handlers)
+        except CallError as error:
+            problem = error
+            raise
+        finally:
+            server.leave(stream, problem)
+            self._pool.servers.left(server)
+        return problem
+
+
+class _Door(services_pb2_grpc.TrainerServiceServicer):
+    """TrainerService for agent servers that dial out."""
+
+    def __init__(self, connections: Connections, guard: Guard | None) -> None:
+        self._connections = connections
+        self._guard = guard
+
+    async def Chat(self, request: Any, context: Any) -> Any:
+        raise Unimplemented("this trainer takes attachments; TrainerServer takes callbacks")
+
+    Complete = Chat
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        credential = self._guard(context) if self._guard is not None else ""
+        await self._connections.accept(context, context.peer(), credential)

@@ -1,0 +1,121 @@
+"""The chats that an agent server has open over its attachment: answered from the book, within its window.
+
+What is open is open on a stream. After a break the server asks again, and the book joins or repeats.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
+from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.rollout import RolloutKey
+from osmosis_grpc.trainer.samples import Asked
+from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
+from osmosis_grpc.wire.trainer import chat_from_wire
+
+MAX_PARKED = 64
+"""Chats of a rollout that may wait for the answer to its Init; the server asks the others again."""
+
+ChatKey = tuple[str, int, str, int]
+
+
+class OpenChats:
+    """Those of one agent server. `unopened` tells whether the answer to a rollout's Init is still to come."""
+
+    def __init__(self, book: ChatBook, unopened: Callable[[RolloutKey], bool]) -> None:
+        self._book = book
+        self._unopened = unopened
+        self._stream: FrameStream | None = None
+        self._granted = self._largest_granted = 0
+        self._open: set[ChatKey] = set()
+        self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
+
+    def take(self, stream: FrameStream, granted: int) -> None:
+        """Go on over this stream, on which the hello granted so many chats."""
+        self.leave()
+        self._stream = stream
+        self._granted = self._largest_granted = granted
+
+    def leave(self) -> None:
+        """The stream has ended."""
+        self._stream = None
+        self._open.clear()
+        self._parked.clear()
+
+    def grant(self, window: int) -> None:
+        """How many chats the server may have open from now on."""
+        if window != self._granted:
+            self._granted = window
+            self._largest_granted = max(window, self._largest_granted)
+            if self._stream is not None:
+                self._stream.send(trainer_frame("window", pb.TrainerWindow(max_open_chats=window)))
+
+    def opened(self, key: RolloutKey) -> None:
+        """The answer to a rollout's Init has come: so may its chats."""
+        for chat in self._parked.pop(key, ()):
+            self.on_chat(chat)
+
+    def on_chat(self, message: trainer_pb2.ChatRequest) -> None:
+        """A chat was asked. Raises ResourceExhausted for one beyond every window that was granted."""
+        key = (message.rollout_id, message.attempt, message.sample, message.number)
+        if key in self._open:
+            return  # asked twice on this stream: the one answer is on its way
+        if self._unopened(key[:2]):  # the answer to its Init was lost, and comes again
+            waiting = self._parked.setdefault(key[:2], [])
+            if len(waiting) < MAX_PARKED:
+                waiting.append(_own(message))
+            return
+        if len(self._open) >= self._granted:
+            error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
+            if len(self._open) >= self._largest_granted:
+                raise error
+            self._reply(key, error)
+            return
+        try:
+            request = chat_from_wire(message)
+            if not self._book.knows(request.rollout_id):
+                raise NotFound(f"rollout {request.rollout_id} was not started here", kind="rollout",
+                               name=request.rollout_id)  # fmt: skip
+            asked = self._book.chat(request, time.monotonic())
+        except CallError as error:
+            self._reply(key, error)
+            return
+        if asked.done.done():
+            self._answer(key, asked, request.continues)
+            return
+        self._open.add(key)
+        asked.done.add_done_callback(partial(self._answered, self._stream, key, asked, request.continues))
+
+    def _answered(
+        self, stream: FrameStream | None, key: ChatKey, asked: Asked, continues: int, _: "asyncio.Future[None]"
+    ) -> None:
+        if stream is self._stream:  # on another stream the server asks again
+            self._open.discard(key)
+            self._answer(key, asked, continues)
+
+    def _answer(self, key: ChatKey, asked: Asked, continues: int) -> None:
+        error = asked.done.exception()
+        if isinstance(error, CallError):
+            self._reply(key, error)
+            return
+        try:
+            self._reply(key, reply_of(asked, continues))
+        except CallError as problem:
+            self._reply(key, problem)
+
+    def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
+        if self._stream is not None:
+            self._stream.answer(chat_reply_frame(*key, reply))
+
+
+def _own(message: trainer_pb2.ChatRequest) -> trainer_pb2.ChatRequest:
+    """A copy that outlives the message it came in."""
+    own = trainer_pb2.ChatRequest()
+    own.CopyFrom(message)
+    return own

@@ -1,0 +1,157 @@
+"""A trainer's agent servers: which are attached, which are lost, and how many chats each may have open."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.trainer.attachment import Attachment
+
+log = logging.getLogger(__name__)
+
+_PARTING = 1.0
+
+
+class Servers:
+    """Those that are named and those that dialled in. Iterates over all of them.
+
+    `lost` is told of one that was away for `lost_after` seconds, before what runs there goes elsewhere; `nobody` that
+    none was there for so long.
+    """
+
+    def __init__(
+        self, *, lost_after: float, max_open_chats: int, lost: Callable[[Attachment, str], None],
+        nobody: Callable[[CallError], None],
+    ) -> None:  # fmt: skip
+        self.paused = False
+        self._known: list[Attachment] = []
+        self._lost_after = lost_after
+        self._max_open_chats = max_open_chats
+        self._tell_lost = lost
+        self._tell_nobody = nobody
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[Attachment, asyncio.TimerHandle] = {}
+        self._nobody: asyncio.TimerHandle | None = self._loop.call_later(lost_after, self._nobody_came)
+        self._parted = asyncio.Event()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Attachment]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, *servers: Attachment) -> None:
+        """Await these."""
+        self._known += servers
+
+    @property
+    def attached(self) -> list[Attachment]:
+        """Those with a stream."""
+        return [server for server in self._known if server.attached]
+
+    @property
+    def all_attached(self) -> bool:
+        """Whether every one has a stream."""
+        return all(server.attached for server in self._known)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether none has come for so long that nothing is sent or awaited."""
+        return self._nobody is None and not self.attached
+
+    def arrived(self, server: Attachment) -> None:
+        """A server has a stream."""
+        self._stop_waiting(server)
+        if self._nobody is not None:
+            self._nobody.cancel()
+            self._nobody = None
+        if server not in self._known:
+            self._known.append(server)
+        self.grant()
+
+    def left(self, server: Attachment) -> None:
+        """A server's stream has ended: its rollouts wait for it, and then go elsewhere."""
+        self._parted.set()
+        if self._closed or server.attached:
+            return
+        self.grant()
+        self._wait_for(server)
+        if not self.attached and self._nobody is None:
+            self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+
+    def wait_anew(self) -> None:
+        """Those that rollouts are at have the time to come that a lost one has to come back."""
+        for server in self._known:
+            if server.rollouts:
+                self._wait_for(server)
+        if self._nobody is not None:
+            self._nobody.cancel()
+        self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+
+    def drop_one(self) -> bool:
+        """Forget a server that is away and has nothing left to do; false when there is none."""
+        gone = next((s for s in self._known if not s.attached and not s.rollouts and s not in self._timers), None)
+        if gone is not None:
+            self._known.remove(gone)
+        return gone is not None
+
+    def share(self, joining: Attachment | None = None) -> int:
+        """How many chats each server may have open; 0 while paused."""
+        if self.paused:
+            return 0
+        others = sum(server is not joining for server in self.attached)
+        return max(1, self._max_open_chats // (others + 1))
+
+    def grant(self) -> None:
+        """Tell every server its share."""
+        for server in self.attached:
+            server.chats.grant(self.share(server))
+
+    async def part(self) -> None:
+        """Leave every server in good order."""
+        for server in self.attached:
+            server.part()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PARTING):
+                while self.attached:
+                    self._parted.clear()
+                    await self._parted.wait()
+
+    def close(self, error: CallError) -> None:
+        """Nothing more comes: whoever waits for a server's answer is told."""
+        self._closed = True
+        for timer in (*self._timers.values(), self._nobody):
+            if timer is not None:
+                timer.cancel()
+        for server in self._known:
+            server.close(error)
+
+    def nobody_there(self) -> Unavailable:
+        """What is told to whoever waits for a server."""
+        problems = "; ".join(f"{server.name}: {server.problem or 'no answer'}" for server in self._known)
+        return Unavailable(
+            f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
+        )
+
+    def _wait_for(self, server: Attachment) -> None:
+        self._stop_waiting(server)
+        self._timers[server] = self._loop.call_later(self._lost_after, self._lost, server)
+
+    def _stop_waiting(self, server: Attachment) -> None:
+        timer = self._timers.pop(server, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _lost(self, server: Attachment) -> None:
+        self._timers.pop(server, None)
+        if server.rollouts:
+            log.warning("server %s is lost; its %d rollouts go elsewhere", server.name, len(server.rollouts))
+        why = f"server {server.name} was away for {self._lost_after:g} s"
+        server.lost(Unavailable(why))
+        self._tell_lost(server, why)
+
+    def _nobody_came(self) -> None:
+        self._nobody = None
+        self._tell_nobody(self.nobody_there())

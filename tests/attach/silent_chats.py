@@ -1,0 +1,91 @@
+"""A rollout with one chat that is silent for long: each way to connect, past a proxy that cuts what is idle."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from osmosis_grpc.trainer import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    RolloutClient,
+    RolloutRequest,
+    TrainerServer,
+    attach,
+)
+from osmosis_grpc.types import Callback
+from tests.attach.cutting_proxy import CuttingProxy
+from tests.attach.policies import CountingPolicy, check_run, requests
+from tests.attach.servers import ServerProcess
+
+WAYS = ("attach", "callback", "dial-out")
+
+
+class SilentOnce(CountingPolicy):
+    """Answers the second chat of a rollout after `seconds`, the others soon."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        self.latency = (self.seconds, self.seconds) if request.number == 2 else (0.0, 0.01)
+        return await super().__call__(request)
+
+
+async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: float | None) -> int:
+    """Run a rollout whose second chat takes `seconds`, with a server process of its own, and check its end.
+
+    With an `idle_limit` what carries the chats goes through a proxy. How many connections that cut.
+    """
+    async with AsyncExitStack() as stack:
+        house = _House(stack, SilentOnce(seconds), folder, idle_limit)
+        [request] = requests(way, 1)
+        async with asyncio.timeout(seconds + 30):
+            completion = await house.ways[way](request)
+        check_run([request.rollout_id], [completion], house.policy)
+        assert completion.attempt == 1
+        return sum(proxy.cut_when_idle for proxy in house.proxies)
+
+
+class _House:
+    """Both sides of a way to connect. What the methods return is the rollout's completion."""
+
+    def __init__(
+        self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None
+    ) -> None:  # fmt: skip
+        self.stack = stack
+        self.policy = policy
+        self.folder = folder
+        self.idle_limit = idle_limit
+        self.proxies: list[CuttingProxy] = []
+        self.ways = dict(zip(WAYS, (self.attach, self.callback, self.dial_out), strict=True))
+
+    async def attach(self, request: RolloutRequest) -> Completion:
+        server = await self._server()
+        target = await self._past_the_proxy(server.address)
+        trainer = await self.stack.enter_async_context(attach([target], self.policy))
+        return await trainer.rollout(request)
+
+    async def callback(self, request: RolloutRequest) -> Completion:
+        trainer = await self.stack.enter_async_context(TrainerServer(self.policy))
+        target = await self._past_the_proxy(trainer.callback().target)
+        client = await self.stack.enter_async_context(RolloutClient((await self._server()).address))
+        await client.init(request, callback=Callback(target=target))
+        return await trainer.completion(request.rollout_id)
+
+    async def dial_out(self, request: RolloutRequest) -> Completion:
+        trainer = await self.stack.enter_async_context(attach([], self.policy, listen_on="127.0.0.1:0"))
+        await self._server("--connect", await self._past_the_proxy(trainer.address))
+        while not any(server.attached for server in trainer.servers):
+            await asyncio.sleep(0.01)
+        return await trainer.rollout(request)
+
+    async def _server(self, *arguments: str) -> ServerProcess:
+        return await self.stack.enter_async_context(ServerProcess("--state-dir", str(self.folder), *arguments))
+
+    async def _past_the_proxy(self, address: str) -> str:
+        if self.idle_limit is None:
+            return address
+        self.proxies.append(await self.stack.enter_async_context(CuttingProxy(address, self.idle_limit)))
+        return self.proxies[-1].address

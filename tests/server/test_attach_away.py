@@ -1,0 +1,123 @@
+"""An attachment as a raw trainer sees it: signs of life, and a trainer that is away."""
+
+import asyncio
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.link import stream as link_stream
+from tests.server.attached import innocent_watcher, kinds_until
+from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
+
+COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
+
+
+async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
+    for name, seconds in (("_BEAT", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
+        monkeypatch.setattr(link_stream, name, seconds)
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        until = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < until:
+            await stream.next("heartbeat")
+            await stream.send(HEARTBEAT)
+        await trainer.start("r")
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve, monkeypatch):
+    monkeypatch.setattr(link_stream, "_BEAT", 0.02)
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("r")
+        chat = await trainer.chat()
+        with monkeypatch.context() as patch:
+            patch.setattr(link_stream, "SILENCE", 0.2)
+            assert await stream.ended() == "UNAVAILABLE"
+        assert "nothing was heard" in stream.details
+        await trainer.attach()
+        assert await trainer.chat() == chat
+        await trainer.answer(chat)
+        assert (await trainer.settled()).status == COMPLETED
+
+
+async def test_rollouts_end_when_their_trainer_stays_away_and_are_told_when_it_comes(serve):
+    server = await serve(Talk(), trainer_grace=0.3)
+    async with innocent_watcher(server) as watcher, RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r", turns=2)
+        await trainer.answer(await trainer.chat(), "one")
+        await trainer.chat()
+        await trainer.stream.cut()
+        await watcher.send(subscribe("s", "r"))
+        ended = await kinds_until(watcher, "s", "ended")
+        assert ended[-1].event.ended.completion.status == FAILED
+        stream = await trainer.attach()
+        completion = await trainer.settled()
+        assert (completion.status, completion.HasField("reward")) == (FAILED, False)
+        failure = completion.failure
+        assert (failure.boundary, failure.retryable) == (rollout_pb2.FAILURE_BOUNDARY_TRAINER, True)
+        assert completion.messages_after.number == 1
+        await trainer.barrier()
+        assert stream.count("chat") == 0
+        await trainer.start("afterwards")
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_a_trainer_that_comes_within_the_grace_period_finds_everything(serve):
+    server = await serve(Talk(), trainer_grace=1.0)
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.stream.cut()
+        await trainer.attach()
+        attachments = server.attachments
+        assert not attachments._graces
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_a_completion_whose_trainer_never_comes_expires(serve):
+    server = await serve(Talk(), trainer_grace=0.05, record_ttl=0.2, sweep_interval=0.05)
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.answer(await trainer.chat())
+        await trainer.completion()
+        await trainer.stream.cut()
+        async with asyncio.timeout(1.5):
+            while not server.engine.capacity().expired:
+                await asyncio.sleep(0.02)
+    assert server.engine.capacity().undelivered == 0
+
+
+async def test_a_trainer_may_leave_in_good_order(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("r")
+        chat = await trainer.chat()
+        await stream.leave()
+        assert await stream.ended() == "OK"
+        await trainer.attach()
+        assert await trainer.chat() == chat
+        assert (await answered(trainer, chat)).status == COMPLETED
+
+
+async def answered(trainer: RawTrainer, chat: Any) -> Any:
+    await trainer.answer(chat)
+    return await trainer.settled()
+
+
+async def test_an_attachment_that_nobody_needs_is_forgotten(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.finish()
+        await trainer.barrier()
+        await trainer.stream.cut()
+        async with RawTrainer(server.address) as other:
+            await other.attach()
+            await other.barrier()
+            assert list(server.attachments._attachments) == [other.attachment_id]

@@ -1,0 +1,125 @@
+"""An attachment as a raw trainer sees it: breaks, streams that take over, what is sent again."""
+
+import asyncio
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2
+from osmosis_grpc.server import attachment as server_attachment
+from tests.server.attached import asked, innocent_watcher, key, plays
+from tests.server.raw_trainer import RawTrainer, Talk, Wide, chat_reply, innocent, recorded
+
+COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+
+
+async def test_what_is_unanswered_comes_again_on_the_next_stream(serve):
+    server = await serve(Talk(), Wide())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("over")
+        await trainer.answer(await trainer.chat())
+        before = await trainer.completion()
+        await trainer.start("wide", agent_loop="wide", turns=3)
+        chats = [await trainer.chat() for _ in range(3)]
+        await trainer.answer(chats[1])
+        for _ in range(3):
+            await trainer.stream.cut()
+            stream = await trainer.attach()
+            await trainer.barrier()
+            assert [key(chat) for chat in stream.all("chat")] == [key(chats[0]), key(chats[2])], "each once, in order"
+            assert stream.all("chat") == [chats[0], chats[2]]
+            assert [c.completion for c in stream.all("complete")] == [before]
+        assert (await trainer.settled()).result_id == before.result_id
+        assert (await trainer.finish()).rollout_id == "wide"
+        await trainer.stream.cut()
+        stream = await trainer.attach()
+        await trainer.barrier()
+        assert (stream.count("chat"), stream.count("complete")) == (0, 0)
+
+
+async def test_an_agent_goes_on_between_two_streams(serve):
+    gate = asyncio.Event()
+
+    async def run(ctx):
+        await gate.wait()
+        return ctx.complete([(await ctx.chat(ctx.request.messages)).message])
+
+    server = await serve(plays(run))
+    async with innocent_watcher(server) as watcher, RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.stream.cut()
+        gate.set()
+        await asked(watcher, "r", 1)
+        stream = await trainer.attach()
+        assert (await trainer.finish()).status == COMPLETED
+        assert stream.count("chat") == 1
+
+
+async def test_a_second_stream_replaces_the_first(serve):
+    server = await serve(Talk())
+    async with innocent(server), RawTrainer(server.address) as trainer:
+        first = await trainer.attach()
+        await trainer.start("over")
+        await trainer.answer(await trainer.chat())
+        completion = await trainer.completion()
+        await trainer.start("r", turns=2)
+        chat = await trainer.chat()
+        second = await trainer.attach()
+        assert await first.ended() == "ABORTED"
+        assert second.count("hello") == 1
+        assert await trainer.chat() == chat
+        assert await trainer.completion() == completion
+        await trainer.send(recorded(completion))
+        await trainer.answer(chat)
+        assert (await trainer.finish()).status == COMPLETED
+        await trainer.barrier()
+        assert (second.count("chat"), second.count("complete")) == (2, 2)
+        attached = [a for a in server.attachments._attachments.values() if a.attached]
+        assert len(attached) == 2
+
+
+async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatch):
+    monkeypatch.setattr(server_attachment, "_TICK", 0.05)
+    server = await serve(Talk(), chat_silence=0.1)
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        chat = await trainer.chat()
+        assert await trainer.chat() == chat
+        await trainer.answer(chat)
+        completion = await trainer.completion()
+        assert await trainer.completion() == completion
+        await trainer.send(recorded(completion))
+
+
+async def test_a_chat_that_cannot_be_answered_now_is_asked_again(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            chat = await trainer.chat()
+            assert chat.number == 1
+            await trainer.send(chat_reply(chat, status=error_pb2.Status(code=code.value[0], message="later")))
+        assert (await trainer.finish()).status == COMPLETED
+        assert trainer.stream.count("chat") == 3
+
+
+async def test_a_completion_that_cannot_be_recorded_now_comes_again(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r")
+        await trainer.answer(await trainer.chat())
+        completion = await trainer.completion()
+        refused = recorded(completion)
+        refused.complete_reply.status.CopyFrom(error_pb2.Status(code=14, message="later"))
+        await trainer.send(refused)
+        assert await trainer.completion() == completion
+        unspecified = recorded(completion)
+        unspecified.complete_reply.outcome = 0
+        await trainer.send(unspecified)
+        assert await trainer.settled() == completion
+        await trainer.barrier()
+        assert server.engine.capacity().undelivered == 0

@@ -1,0 +1,178 @@
+"""An attachment as a raw trainer sees it: Inits, rollouts that are open, cancels."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2
+from tests.server.attached import key, texts
+from tests.server.raw_trainer import RawTrainer, Talk, cancel, chat_reply, init, innocent, reply
+
+COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+
+
+async def test_started_is_true_in_one_answer_over_all_streams(serve):
+    gate = asyncio.Event()
+
+    class Slow(Talk):
+        tells_tools = False
+
+        async def get_tools(self, request):
+            await gate.wait()
+            return []
+
+    server = await serve(Slow())
+    async with RawTrainer(server.address) as trainer:
+        first = await trainer.attach()
+        await trainer.send(init("r"), init("r"))
+        await trainer.barrier()
+        second = await trainer.attach()
+        await trainer.send(init("r"))
+        await trainer.barrier()
+        gate.set()
+        await second.until(lambda: second.count("init_reply") == 3)
+        await trainer.send(init("r"))
+        await second.until(lambda: second.count("init_reply") == 4)
+        replies = [*first.all("init_reply"), *second.all("init_reply")]
+        assert sorted(r.response.started for r in replies) == [False, False, False, True]
+        assert (await trainer.finish()).status == COMPLETED
+
+
+async def test_a_delivered_completion_is_sent_again_to_who_asks_with_its_init(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
+        await trainer.attach()
+        await trainer.start("r")
+        completion = await trainer.finish()
+        await trainer.barrier()
+        assert not (await trainer.start("r")).started
+        assert await trainer.settled() == completion
+        await other.attach()
+        assert not (await other.start("r")).started
+        assert await other.settled() == completion
+
+
+async def test_another_body_and_a_lower_attempt_are_refused_singly(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("r", attempt=2)
+        await trainer.send(init("r", attempt=2, turns=7), init("r", attempt=1))
+        codes = [(await trainer.stream.next("init_reply")).status.code for _ in range(2)]
+        assert codes == [grpc.StatusCode.ALREADY_EXISTS.value[0], grpc.StatusCode.ABORTED.value[0]]
+        assert (await trainer.finish()).attempt == 2
+
+
+async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
+    server = await serve(Talk(), max_concurrent=1, max_queued=0, stop_again_after=(0.05,))
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await trainer.start("r")
+        old = await trainer.chat()
+        await trainer.send(init("r", attempt=2))
+        told = await stream.next("init_reply")
+        if told.WhichOneof("result") == "response":
+            assert told.response.started
+            chat = await trainer.chat()
+            assert key(chat) == ("r", 2, "main", 1)
+            await trainer.answer(chat)
+            assert (await trainer.settled()).attempt == 2
+            await trainer.answer(old)
+            await trainer.barrier()
+        else:
+            assert told.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "until the old one has stopped"
+        assert stream.over is None
+
+
+async def test_a_rollout_moves_to_the_attachment_that_asks_for_it(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
+        await trainer.attach()
+        await trainer.start("r", turns=2)
+        chat = await trainer.chat()
+        await other.attach()
+        assert not (await other.start("r", turns=2)).started
+        assert await other.chat() == chat
+        await trainer.send(chat_reply(chat, response=reply("too late")))
+        await trainer.barrier()
+        await other.answer(chat)
+        assert (await other.finish()).status == COMPLETED
+        assert texts(other.stream.all("chat")[1].delta.messages) == ["so much for turn 1"]
+        await trainer.barrier()
+        assert trainer.stream.count("complete") == 0
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_a_completion_that_moved_to_another_attachment_survives_its_break(serve, delivered):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as gone, RawTrainer(server.address) as trainer:
+        await gone.attach()
+        await gone.start("r")
+        await gone.answer(await gone.chat())
+        completion = await (gone.settled() if delivered else gone.completion())
+        await gone.barrier()
+        await gone.stream.cut()
+        await trainer.attach()
+        await trainer.start("r")
+        assert await trainer.completion() == completion
+        await trainer.stream.cut()
+        stream = await trainer.attach()
+        await trainer.send(open_rollouts(("r", 1)))
+        assert not (await stream.next("unknown_rollouts")).rollouts, "the server says that it has it"
+        await trainer.barrier()
+        assert [c.completion for c in stream.all("complete")] == [completion]
+
+
+def open_rollouts(*refs: tuple[str, int]) -> attach_pb2.TrainerFrame:
+    listed = [attach_pb2.RolloutRef(rollout_id=name, attempt=attempt) for name, attempt in refs]
+    return attach_pb2.TrainerFrame(open_rollouts=attach_pb2.OpenRollouts(rollouts=listed))
+
+
+async def test_open_rollouts_that_are_unknown_are_named(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.start("ended")
+        await trainer.finish()
+        await trainer.start("running")
+        stream = await trainer.attach()
+        lists = [
+            [("running", 1), ("unknown", 1), ("ended", 1), ("running", 2)],
+            [],
+            [("running", 1)],
+            [("ended", 2), ("\n", 3)],
+        ]
+        await trainer.send(*(open_rollouts(*refs) for refs in lists))
+        told = [(await stream.next("unknown_rollouts")).rollouts for _ in lists]
+        unknown = [("unknown", 1), ("running", 2)]
+        assert [[(r.rollout_id, r.attempt) for r in refs] for refs in told] == [unknown, [], [], lists[3]]
+
+
+async def test_cancels_by_id_by_group_and_of_all(serve):
+    server = await serve(Talk())
+    async with innocent(server) as other, RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        for name, group in (("a", "g"), ("b", "g"), ("c", "h")):
+            await trainer.start(name, group=rollout_pb2.Group(id=group))
+        await trainer.send(cancel("1", rollout_id="c"), cancel("2", group_id="g"), cancel("3", group_id="g"))
+        rows = [(await stream.next("cancel_reply")).response.results for _ in range(3)]
+        names = [sorted(row.rollout_id for row in some) for some in rows]
+        assert names[:2] == [["c"], ["a", "b"]]
+        assert {row.disposition for some in rows for row in some} == {control_pb2.CANCEL_DISPOSITION_CANCELLED}
+        ended = [await trainer.settled() for _ in range(3)]
+        assert {c.status for c in ended} == {rollout_pb2.COMPLETION_STATUS_CANCELLED}
+        await trainer.send(cancel("4", rollout_id="c"))
+        row = (await stream.next("cancel_reply")).response.results[0]
+        assert row.disposition == control_pb2.CANCEL_DISPOSITION_ALREADY_ENDED
+        assert other.stream.count("complete") == 0
+
+
+async def test_a_cancel_that_comes_before_its_init_wins(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        await trainer.attach()
+        await trainer.send(cancel("c", rollout_id="r"), init("r"))
+        assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED
+        await trainer.barrier()
+        assert trainer.stream.count("chat") == 0

@@ -1,0 +1,116 @@
+"""An attachment as a raw trainer sees it: how many chats and rollouts may be open, and the server's drain."""
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from tests.server.attached import asked
+from tests.server.raw_trainer import RawTrainer, Talk, Wide, cancel, init, window
+
+COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
+
+
+async def test_never_more_chats_are_open_than_the_trainer_allows(serve):
+    server = await serve(Wide())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach(max_open_chats=0)
+        await trainer.start("r", agent_loop="wide", turns=9)
+        await asked(trainer, "r", 9)
+        assert stream.count("chat") == 0, "0 is pause"
+        await trainer.send(window(2))
+        await trainer.barrier()
+        assert stream.count("chat") == 2
+        await trainer.answer(await trainer.chat())
+        await trainer.barrier()
+        assert stream.count("chat") == 3, "an answer makes room for one"
+        await trainer.send(window(5))
+        await trainer.barrier()
+        assert stream.count("chat") == 6, "five are open"
+        await trainer.send(window(3))
+        for _ in range(2):
+            await trainer.answer(await trainer.chat())
+            await trainer.barrier()
+        assert stream.count("chat") == 6, "three are open: none of them was taken back, none came"
+        await trainer.answer(await trainer.chat())
+        await trainer.barrier()
+        assert stream.count("chat") == 7
+        assert (await trainer.finish()).status == COMPLETED
+        assert sorted(chat.sample for chat in stream.all("chat")) == [f"s{n}" for n in range(9)]
+
+
+async def test_the_next_streams_window_holds_for_what_comes_again(serve):
+    server = await serve(Wide())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach(max_open_chats=5)
+        await trainer.start("r", agent_loop="wide", turns=6)
+        await stream.until(lambda: stream.count("chat") == 5)
+        stream = await trainer.attach(max_open_chats=2)
+        await trainer.barrier()
+        assert [chat.sample for chat in stream.all("chat")] == ["s0", "s1"]
+        assert (await trainer.finish()).status == COMPLETED
+        assert [chat.sample for chat in stream.all("chat")] == [f"s{n}" for n in range(6)]
+
+
+async def test_a_cancelled_rollouts_chat_counts_until_it_is_answered(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach(max_open_chats=1)
+        await trainer.start("one")
+        chat = await trainer.chat()
+        await trainer.send(cancel("c", rollout_id="one"))
+        await trainer.settled()
+        await trainer.start("two")
+        await asked(trainer, "two", 1)
+        assert stream.count("chat") == 1
+        await trainer.answer(chat)
+        assert (await trainer.chat()).rollout_id == "two"
+
+
+async def test_the_servers_window_is_shared_evenly(serve):
+    server = await serve(Talk(), max_concurrent=8, max_queued=4)
+    async with (
+        RawTrainer(server.address) as one,
+        RawTrainer(server.address) as two,
+        RawTrainer(server.address) as three,
+    ):
+        assert (await one.attach()).all("hello")[0].max_open_rollouts == 12
+        assert (await two.attach()).all("hello")[0].max_open_rollouts == 6
+        assert (await one.stream.next("window")).max_open_rollouts == 6
+        assert (await three.attach()).all("hello")[0].max_open_rollouts == 4
+        for trainer in (one, two):
+            assert (await trainer.stream.next("window")).max_open_rollouts == 4
+        replaced = two.stream
+        assert (await two.attach()).all("hello")[0].max_open_rollouts == 4, "a stream that replaces one adds none"
+        assert await replaced.ended() == "ABORTED"
+        await three.stream.cut()
+        for trainer in (one, two):
+            assert (await trainer.stream.next("window")).max_open_rollouts == 6
+        await two.stream.cut()
+        assert (await one.stream.next("window")).max_open_rollouts == 12
+        await one.barrier()
+        assert one.stream.fresh("window") == 0
+        await server.drain()
+        assert (await one.stream.next("window")).max_open_rollouts == 0
+        assert not (await one.stream.next("draining")).last
+
+
+async def test_everybody_gets_at_least_one(serve):
+    server = await serve(Talk(), max_concurrent=1, max_queued=0)
+    async with RawTrainer(server.address) as one, RawTrainer(server.address) as two:
+        await one.attach()
+        assert (await two.attach()).all("hello")[0].max_open_rollouts == 1
+        await one.start("r")
+        await two.send(init("s"))
+        refused = await two.stream.next("init_reply")
+        assert refused.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "there is but one slot"
+        await one.finish()
+        await two.start("s")
+
+
+async def test_a_server_that_stops_says_so_last(serve):
+    server = await serve(Talk())
+    async with RawTrainer(server.address) as trainer:
+        stream = await trainer.attach()
+        await server.stop(0.0)
+        assert await stream.ended() == "UNAVAILABLE"
+        assert [draining.last for draining in stream.all("draining")] == [False, True]
+        assert stream.frames[-1].draining.last

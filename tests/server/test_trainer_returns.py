@@ -1,0 +1,68 @@
+"""A trainer that was away, over real sockets: its first completion that gets through lets the others go."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.link.targets import TargetPolicy
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.types import Callback, CompletionStatus, InitRequest, RolloutRequest
+
+QUESTION = [{"role": "user", "content": "hello"}]
+
+
+class Waiter(RolloutAgentLoop):
+    name = "waiter"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await self.go.wait()
+        return ctx.complete(QUESTION, reward=1.0)
+
+
+async def test_all_completions_come_with_the_first(serve, stack):
+    waiter = Waiter()
+    server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    names = [f"r{number}" for number in range(30)]
+    async with TrainerServer(EchoPolicy()) as trainer:
+        port = trainer.port
+        for name in names:
+            await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
+    waiter.go.set()
+    async with asyncio.timeout(30):
+        while server.engine.capacity().undelivered < len(names) or server.engine.capacity().running:
+            await asyncio.sleep(0.01)
+        while any(record.calls for record in server.engine._table._ended):
+            await asyncio.sleep(0.01)
+    async with TrainerServer(EchoPolicy(), port=port) as trainer:
+        coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
+        for number in itertools.count():  # until the channel is connected again, none gets through
+            await client.init(rollout_id=f"new {number}", messages=QUESTION, callback=trainer.callback())
+            if (await asyncio.wait({coming}, timeout=0.1))[0]:
+                break
+        assert {completion.status for completion in await coming} == {CompletionStatus.COMPLETED}
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_one_trainers_callbacks_are_told_to_be_its(later):
+    callbacks = Callbacks(TargetPolicy(loopback=True))
+    peers = []
+    try:
+        for target, credential in (("127.0.0.1:1", "a"), ("127.0.0.1:1", "b"), ("127.0.0.1:2", "a")):
+            request = RolloutRequest(rollout_id="r", messages=[])
+            init = InitRequest(request=request, callback=Callback(target=target, credential=credential))
+            peers.append(callbacks.later(init) if later else await callbacks.peer(init))
+        assert peers[0].trainer == peers[1].trainer != peers[2].trainer
+        assert len({peer.key for peer in peers}) == 3
+    finally:
+        await callbacks.close()

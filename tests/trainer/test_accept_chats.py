@@ -1,0 +1,171 @@
+"""What a trainer does with the chats that a raw agent server asks: windows, bad ones, the same one again."""
+
+from typing import Any
+
+import pytest
+from google.rpc import error_details_pb2
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2
+from osmosis_grpc.types import CompletionStatus
+from tests.server.raw_trainer import details, field_of
+from tests.trainer.house import CODE, within
+from tests.trainer.raw_agent_server import chat, delta, window
+
+
+async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy):
+    house = await listening(max_open_chats=4)
+    async with house.innocent():
+        server = await house.server()
+        assert (await server.attach()).max_open_chats == 2
+        done = house.run("r")
+        request = await server.accept()
+        policy.may.clear()
+        for number in (1, 2, 3):
+            await server.send(chat(request, number))
+        assert await server.stream.ended() == "RESOURCE_EXHAUSTED"
+        assert details(server.stream.status, error_details_pb2.RetryInfo) is not None
+        await server.attach()
+        policy.may.set()
+        assert {(await server.ask(request, number)).number for number in (1, 2)} == {1, 2}
+        await server.complete(request)
+        assert (await done).status is CompletionStatus.COMPLETED
+    assert len(policy.asked) == 3, "what was asked before the breach was sampled once; what was beyond never"
+
+
+async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, policy):
+    house = await listening(max_open_chats=2)
+    server = await house.server()
+    assert (await server.attach()).max_open_chats == 2
+    done = house.run("r")
+    request = await server.accept()
+    async with house.innocent() as other:
+        assert other.stream.all("hello")[0].max_open_chats == 1
+        assert (await server.stream.next("window")).max_open_chats == 1
+        policy.may.clear()
+        await server.send(chat(request, 1), chat(request, 2))
+        refused = await server.stream.next("chat_reply")
+        assert (refused.number, refused.status.code) == (2, CODE["RESOURCE_EXHAUSTED"])
+        assert details(refused.status, error_details_pb2.RetryInfo) is not None
+        policy.may.set()
+        assert (await server.stream.next("chat_reply")).response.message.text == "fine"
+        assert (await server.ask(request, 2)).response.message.text == "fine"
+    await other.stream.cut()
+    assert (await server.stream.next("window")).max_open_chats == 2
+    await server.complete(request)
+    await done
+
+
+async def test_a_trainer_that_pauses_says_so_and_resumes(listening):
+    house = await listening(max_open_chats=6)
+    server = await house.server()
+    await server.attach()
+    house.trainer.pause()
+    assert (await server.stream.next("window")).max_open_chats == 0
+    await server.stream.cut()
+    assert (await server.attach()).max_open_chats == 0
+    house.trainer.resume()
+    assert (await server.stream.next("window")).max_open_chats == 6
+
+
+BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no history": ({"full": None}, "INVALID_ARGUMENT", "history"),
+    "number 0": ({"number": 0}, "INVALID_ARGUMENT", "number"),
+    "a delta on chat 0": ({"delta": delta(0, "a")}, "INVALID_ARGUMENT", "delta.continues"),
+    "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "rollout_id"),
+    "no sample": ({"sample": ""}, "INVALID_ARGUMENT", "sample"),
+    "a purpose that is none": ({"purpose": 9}, "INVALID_ARGUMENT", "purpose"),
+    "no JSON": ({"full": {"messages": [message_pb2.Message(role="user", extra_json="no")]}}, "INVALID_ARGUMENT",
+                "full.messages[0].extra_json"),
+    "sampling that is no JSON": ({"sampling": message_pb2.SamplingParams(extra_json="[]")}, "INVALID_ARGUMENT",
+                                 "sampling.extra_json"),
+    "a delta on an unknown chat": ({"number": 2, "delta": delta(7, "a")}, "FAILED_PRECONDITION", ""),
+    "a delta on the future": ({"number": 2, "delta": delta(2, "a")}, "FAILED_PRECONDITION", ""),
+    "another body": ({"full": {"messages": [message_pb2.Message(role="user", text="no")]}}, "ALREADY_EXISTS", ""),
+    "other tools": ({"tools": {"tools": [message_pb2.Tool(type="function")]}}, "ALREADY_EXISTS", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_CHATS)
+async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy, what):
+    house = await listening()
+    fields, code, field = BAD_CHATS[what]
+    async with house.innocent():
+        server = await house.server()
+        await server.attach()
+        done = house.run("r")
+        request = await server.accept()
+        await server.ask(request)
+        asked = len(policy.asked)
+        refused = await server.ask(request, **fields)
+        assert (refused.status.code, refused.WhichOneof("result")) == (CODE[code], "status")
+        assert refused.number == fields.get("number", 1)
+        if code == "INVALID_ARGUMENT":
+            assert field_of(refused.status) == field
+        elif code == "FAILED_PRECONDITION":
+            assert details(refused.status, error_pb2.UnknownChat).number == fields["delta"].continues
+        assert len(policy.asked) == asked
+        again = await server.ask(request, 2, delta=delta(1, "and?"))
+        assert again.response.message.text == "fine"
+        await server.complete(request)
+        await done
+
+
+async def test_a_full_history_after_an_unknown_delta_is_answered_with_the_whole_prompt(listening):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    first = (await server.ask(request)).response
+    assert (await server.ask(request, 2, delta=delta(9, "and?"))).status.code == CODE["FAILED_PRECONDITION"]
+    history = [*request.messages, first.message, message_pb2.Message(role="user", text="and?")]
+    second = (await server.ask(request, 2, full={"messages": history})).response
+    assert second.prompt_prefix == 0
+    assert list(second.prompt.ids[: len(first.prompt.ids) + 2]) == [*first.prompt.ids, *first.tokens.ids]
+    again = (await server.ask(request, 2, delta=delta(1, "and?"))).response
+    assert list(again.tokens.ids) == list(second.tokens.ids), "the same chat in another form has the same reply"
+    assert again.prompt_prefix == len(first.prompt.ids) + 2
+    await server.complete(request)
+    await done
+
+
+async def test_a_chat_is_sampled_once_over_any_number_of_streams(listening, policy):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    policy.may.clear()
+    await server.send(chat(request), chat(request))
+    first = server.stream
+    await server.attach()
+    assert await first.ended() == "ABORTED"
+    await server.send(chat(request))
+    await server.stream.cut()
+    await server.attach()
+    await server.send(chat(request), chat(request))
+    await server.complete(request, result_id="")  # answered in order: all of it was read
+    policy.may.set()
+    await server.send(window(10))
+    await within(done)
+    assert policy.asked == [("r", 1, "main", 1)]
+
+
+async def test_an_answer_on_its_way_at_a_break_comes_on_the_next_stream(listening, policy):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    policy.may.clear()
+    await server.send(chat(request))
+    await server.attach()
+    await server.send(chat(request), chat(request))
+    await server.send(chat(request, 0))
+    assert (await server.stream.next("chat_reply")).number == 0, "both were read, and are not answered yet"
+    policy.may.set()
+    assert (await server.stream.next("chat_reply")).response.message.text == "fine"
+    await server.complete(request)
+    await done
+    assert server.stream.count("chat_reply") == 2, "asked twice on a stream, answered once"
+    assert len(policy.asked) == 1

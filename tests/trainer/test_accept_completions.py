@@ -1,0 +1,174 @@
+"""What a trainer does with the completions that a raw agent server reports."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, message_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc.trainer import completions
+from osmosis_grpc.types import CompletionStatus
+from tests.server.raw_trainer import details, field_of
+from tests.trainer.house import CODE
+from tests.trainer.raw_agent_server import complete, delta, event, referring, status
+
+
+async def test_a_whole_rollout(listening, policy):
+    house = await listening()
+    server = await house.server()
+    greeting = await server.attach()
+    assert 16 <= len(greeting.attachment_id) <= 256
+    assert (greeting.journal_id, greeting.protocol_min, greeting.protocol_max) == ("", 1, 1)
+    assert greeting.max_open_chats == 16_384
+    assert server.stream.frames[0].WhichOneof("frame") == "hello"
+    done = house.run("r", metadata={"n": 1}, label="5")
+    request = await server.accept()
+    assert (request.rollout_id, request.attempt, request.metadata_json, request.label) == ("r", 1, '{"n":1}', "5")
+    assert not request.HasField("callback")
+    first = await server.ask(request)
+    assert (len(first.response.tokens.ids), first.response.prompt_prefix) == (2, 0)
+    second = await server.ask(request, 2, delta=delta(1, "and now?"))
+    assert second.response.prompt_prefix == len(first.response.prompt.ids) + 2, "it counts from the chat it continues"
+    runs = (len(first.response.prompt.ids), 2, len(second.response.prompt.ids), 2)
+    told = await server.complete(request, **referring(1, 2, runs=runs), reward=0.5)
+    assert (told.result_id, told.outcome) == ("result of r", pb.COMPLETE_OUTCOME_RECORDED)
+    completion = await done
+    assert [m["content"] for m in completion.messages] == ["How are you?", "fine", "and now?", "fine"]
+    sample = completion.samples["main"]
+    assert (sample.trainable, sample.not_trainable_reason) == (True, "")
+    assert sample.segments[0].sampled == 4
+    assert len(policy.asked) == 2
+
+
+async def test_a_result_is_recorded_once(listening):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    for result_id, outcome in (("one", "RECORDED"), ("one", "ALREADY_RECORDED"), ("two", "CONFLICT")):
+        told = await server.complete(request, result_id=result_id)
+        assert (told.result_id, told.outcome) == (result_id, pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}"))
+    assert (await done).result_id == "one"
+    refused = await server.ask(request, 2)
+    assert refused.status.code == CODE["FAILED_PRECONDITION"], "it has ended"
+
+
+BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no status": ({"status": 0}, "INVALID_ARGUMENT", "completion.status"),
+    "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "completion.rollout_id"),
+    "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "completion.reward"),
+    "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "completion.reward"),
+    "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "completion.extra_json"),
+    "a reference to no sample": ({"messages_after": rollout_pb2.ChatRef(sample="x", number=1)}, "INVALID_ARGUMENT",
+                                 "completion.messages_after"),
+    "an unknown rollout": ({"rollout_id": "nobody's"}, "UNAVAILABLE", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_COMPLETIONS)
+async def test_a_bad_completion_is_answered_singly(listening, what):
+    house = await listening()
+    fields, code, field = BAD_COMPLETIONS[what]
+    async with house.innocent():
+        server = await house.server()
+        await server.attach()
+        done = house.run("r")
+        request = await server.accept()
+        refused = await server.complete(request, **fields)
+        assert (refused.status.code, refused.result_id) == (CODE[code], "result of r")
+        if field:
+            assert field_of(refused.status) == field
+        else:
+            assert details(refused.status, error_details_pb2.RetryInfo) is not None
+        assert (await server.complete(request)).outcome == pb.COMPLETE_OUTCOME_RECORDED
+        assert (await done).status is CompletionStatus.COMPLETED
+
+
+async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listening):
+    house = await listening()
+    async with house.innocent():
+        server = await house.server()
+        await server.attach()
+        done = house.run("r")
+        request = await server.accept()
+        await server.send(complete(request, **referring(1, runs=(1, 2))))
+        wanted = await server.stream.next("subscribe")
+        assert (wanted.request.rollout_id, wanted.request.attempt, wanted.tokens) == ("r", 1, True)
+        gone = attach_pb2.Unsubscribed(id=wanted.id, status=status(grpc.StatusCode.OUT_OF_RANGE, "gone"))
+        await server.send(attach_pb2.ServerFrame(unsubscribed=gone))
+        assert (await server.stream.next("complete_reply")).status.code == CODE["UNAVAILABLE"]
+        assert not done.done()
+        runs = (len((await server.ask(request)).response.prompt.ids), 2)
+        assert (await server.complete(request, **referring(1, runs=runs))).outcome == pb.COMPLETE_OUTCOME_RECORDED
+        assert (await done).samples["main"].segments
+
+
+async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
+    monkeypatch.setattr(completions, "READING_ROOM", 2 * completions.READING_COST + 4096)
+    house = await listening()
+    server, other = await house.server(), await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    results = [complete(request, result_id=f"result {n}", **referring(1, runs=(1, 1))) for n in range(50)]
+    await server.send(*results, results[0])
+    refused = [await server.stream.next("complete_reply") for _ in range(48)]
+    assert {(reply.result_id, reply.status.code) for reply in refused} == {
+        (f"result {n}", CODE["UNAVAILABLE"]) for n in range(2, 50)
+    }
+    assert all(details(reply.status, error_details_pb2.RetryInfo) is not None for reply in refused)
+    assert server.stream.count("subscribe") == 2, "one for each that waits"
+
+    await other.attach(agent_loops=["other"])
+    honest = house.run("honest", agent_loop="other")
+    its = await other.accept()
+    await other.send(complete(its, **referring(1, runs=(1, 1))))
+    await other.send(*trajectory((await other.stream.next("subscribe")).id, its))
+    assert (await other.stream.next("complete_reply")).outcome == pb.COMPLETE_OUTCOME_RECORDED
+    assert (await honest).samples["main"].segments[0].sampled == 1
+
+    first, second = [(await server.stream.next("subscribe")).id for _ in range(2)]
+    gone = attach_pb2.Unsubscribed(id=first, status=status(grpc.StatusCode.OUT_OF_RANGE, "gone"))
+    await server.send(attach_pb2.ServerFrame(unsubscribed=gone))
+    assert (await server.stream.next("complete_reply")).result_id == "result 0"
+    await server.send(results[49])
+    third = (await server.stream.next("subscribe")).id
+    await server.send(*trajectory(third, request), *trajectory(second, request))
+    told = {reply.result_id: reply.outcome for reply in [await server.stream.next("complete_reply") for _ in range(2)]}
+    assert told == {"result 49": pb.COMPLETE_OUTCOME_RECORDED, "result 1": pb.COMPLETE_OUTCOME_CONFLICT}
+    assert (await done).result_id == "result 49"
+
+
+def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.ServerFrame]:
+    """The events of a rollout of one chat, with its tokens."""
+    reply = pb.ChatResponse(
+        message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop",
+        tokens=tokens_pb2.TokenBlock(ids=[2], logprobs=[-0.5]), prompt=tokens_pb2.TokenBlock(ids=[1]),
+    )  # fmt: skip
+    head = rollout_pb2.Completion(
+        rollout_id=request.rollout_id, attempt=1, result_id="any", status=rollout_pb2.COMPLETION_STATUS_COMPLETED
+    )
+    kinds: list[dict[str, Any]] = [
+        {"chat_requested": {"sample": "main", "number": 1, "messages": request.messages}},
+        {"chat_answered": {"sample": "main", "number": 1, "response": reply}},
+        {"ended": {"completion": head}},
+    ]
+    return [event(name, number, request.rollout_id, **kind) for number, kind in enumerate(kinds, 1)]
+
+
+async def test_a_lower_attempts_chats_and_results_are_answered_aborted(listening, policy):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r", attempt=3)
+    request = await server.accept()
+    older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, messages=request.messages)
+    for refused in (await server.ask(older), await server.complete(older)):
+        assert refused.status.code == CODE["ABORTED"]
+        assert details(refused.status, error_pb2.CurrentAttempt).attempt == 3
+    await server.complete(request)
+    assert (await done).attempt == 3
+    assert not policy.asked
