@@ -149,7 +149,7 @@ class Pool:
             rollout_id, attempt = rollout.key
             rollout.done.set_result(Completion(
                 rollout_id=rollout_id, attempt=attempt, status=CompletionStatus.CANCELLED, finish_reason="cancelled",
-                group=rollout.request.group,
+                group=rollout.request.group, evaluation=rollout.request.evaluation,
             ))  # fmt: skip
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:

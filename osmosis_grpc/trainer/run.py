@@ -131,5 +131,5 @@ def _refused(request: RolloutRequest, error: BaseException) -> Completion:
     failure = Failure("trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False))
     return Completion(
         rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
-        finish_reason="refused", failure=failure, group=request.group,
+        finish_reason="refused", failure=failure, group=request.group, evaluation=request.evaluation,
     )  # fmt: skip
