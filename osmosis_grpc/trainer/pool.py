@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -178,6 +179,15 @@ class Pool:
         self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())
         self._queue(rollout, first=True)
         self._loop.call_soon(self.changed)
+
+    def unpin(self, together: str) -> None:
+        """No further rollout of a group comes: its server need not be remembered."""
+        for server in self.servers:
+            pin = server.pinned.get(together)
+            if pin is not None and pin.open:
+                pin.started = sys.maxsize  # removed with the last one that is open
+            elif pin is not None:
+                del server.pinned[together]
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout that was not taken is sent again after some seconds."""

@@ -158,7 +158,7 @@ class Completion:
         """
         if self.evaluation or self.status is not CompletionStatus.COMPLETED:
             return {}
-        rewards = {name: self.reward_of(name) for name, sample in self.samples.items() if sample.trainable}
+        rewards = {name: self.reward_of(name) for name, sample in self.samples.items() if not lacks(sample)}
         return {
             name: replace(self.samples[name], reward=reward) for name, reward in rewards.items() if reward is not None
         }
@@ -180,11 +180,17 @@ class Completion:
             return ""
         if not self.samples:
             return "no reply of the policy is in it"
-        if any(sample.trainable for sample in self.samples.values()):
-            return "it has no reward"
-        return "; ".join(
-            f"{name}: {sample.not_trainable_reason or 'not trainable'}" for name, sample in self.samples.items()
-        )
+        reasons = [f"{name}: {lacks(sample)}" for name, sample in self.samples.items() if lacks(sample)]
+        return "; ".join(reasons) if len(reasons) == len(self.samples) else "it has no reward"
+
+
+def lacks(sample: Sample) -> str:
+    """Returns why a sample has no tokens to train on; an empty string where it has them."""
+    if not sample.trainable:
+        return sample.not_trainable_reason or "it is not trainable"
+    if not sample.segments or any(segment.referred for segment in sample.segments):
+        return "its tokens were left out"
+    return ""
 
 
 def is_reward(value: object) -> bool:

@@ -13,6 +13,8 @@ from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, Sample, Segment
 
+SEGMENT = Segment(ids=np.arange(5, dtype="<u4"), logprobs=np.full(2, -0.5, "<f4"), mask_runs=(3, 2), chats=(1,))
+TRAINABLE = Sample(trainable=True, segments=(SEGMENT,))
 USER = {"role": "user", "content": "What is 2 + 3?"}
 
 
@@ -101,16 +103,15 @@ async def test_t04_a_policy_without_tokens():
 
 
 def test_u08_an_evaluation_has_nothing_to_train_on():
-    sample = Sample(trainable=True, reward=1.0)
     outcome = Completion(
-        rollout_id="e", status=CompletionStatus.COMPLETED, reward=1.0, samples={"main": sample}, evaluation=True
+        rollout_id="e", status=CompletionStatus.COMPLETED, reward=1.0, samples={"main": TRAINABLE}, evaluation=True
     )
     assert outcome.trainable_samples() == {}
     assert "evaluation" in outcome.not_trainable_reason
 
 
 def test_t04_rewards_of_several_samples():
-    one, two, three = Sample(trainable=True, reward=0.5), Sample(trainable=True), Sample(not_trainable_reason="no ids")
+    one, two, three = replace(TRAINABLE, reward=0.5), TRAINABLE, Sample(not_trainable_reason="no ids")
     outcome = Completion(
         rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0, samples={"a": one, "b": two, "c": three}
     )
@@ -120,7 +121,14 @@ def test_t04_rewards_of_several_samples():
 @pytest.mark.parametrize("status", [s for s in CompletionStatus if s is not CompletionStatus.COMPLETED])
 def test_t04_no_other_status_is_trained_on(status):
     failure = None if status is CompletionStatus.CANCELLED else Failure("agent", "it broke")
-    sample = Sample(trainable=True)
-    outcome = Completion(rollout_id="r", status=status, failure=failure, samples={"main": sample})
+    outcome = Completion(rollout_id="r", status=status, failure=failure, samples={"main": TRAINABLE})
     assert outcome.trainable_samples() == {}
     assert str(status) in outcome.not_trainable_reason
+
+
+@pytest.mark.parametrize("segments", [(), (replace(SEGMENT, ids=np.empty(0, "<u4"), logprobs=np.empty(0, "<f4")),)])
+def test_t04_tokens_that_were_left_out_are_not_trained_on(segments):
+    sample = replace(TRAINABLE, segments=segments)
+    outcome = Completion(rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0, samples={"main": sample})
+    assert outcome.trainable_samples() == {}
+    assert outcome.not_trainable_reason == "main: its tokens were left out"
