@@ -4,6 +4,8 @@ Over one stream to each agent server:
 
     async with attach(["127.0.0.1:50051"], policy) as trainer:
         completion = await trainer.rollout(rollout_id="r1", messages=messages)
+        async for group in trainer.groups(requests, group_size=8):
+            batch = pad(group, advantages=advantages(group))
 
 or by callbacks:
 

@@ -140,12 +140,12 @@ class Grouping:
 
     async def _drop(self, name: str, group: _Open, last: Completion) -> None:
         """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
-        self._run.abandon(name)
+        untaken = self._run.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
         log.warning("group %s is dropped: rollout %s, attempt %d: %s", name, last.rollout_id, last.attempt,
                     last.not_trainable_reason)  # fmt: skip
-        for completion in (*group.completed.values(), *group.failed.values()):
+        for completion in (*group.completed.values(), *group.failed.values(), *untaken):
             await completion.confirm()
 
     def _close(self, name: str) -> None:

@@ -64,8 +64,12 @@ class Run:
             for rollout in list(self._started):
                 self._leave(rollout)
 
-    def abandon(self, group_id: str) -> None:
-        """Cancel what runs of a group, and start no more of it. A slot is free once its rollout is over."""
+    def abandon(self, group_id: str) -> list[Completion]:
+        """Cancel what runs of a group, and start no more of it. A slot is free once its rollout is over.
+
+        Returns the completions of the group that had come and were not yielded.
+        """
+        untaken: list[Completion] = []
         if self._feeding == group_id:
             self._feeding = ""
         for rollout in [r for r in self._started if r.request.group is not None and r.request.group.id == group_id]:
@@ -73,6 +77,9 @@ class Run:
             for _ in range(self._started[rollout]):
                 rollout.done.add_done_callback(lambda _: self._slots.release())
             self._leave(rollout)
+            if rollout.done.done() and rollout.done.exception() is None:
+                untaken.append(rollout.done.result())
+        return untaken
 
     async def _feed(self, requests: Requests) -> None:
         try:

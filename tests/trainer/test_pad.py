@@ -9,9 +9,20 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ScriptedPolicy
-from osmosis_grpc.trainer import Advantages, Completion, OutcomeGroup, Row, Skipped, advantages, attach, pad
+from osmosis_grpc.trainer import (
+    Advantages,
+    Completion,
+    OutcomeGroup,
+    RolloutClient,
+    RolloutRequest,
+    Row,
+    Skipped,
+    advantages,
+    attach,
+    pad,
+)
 from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
-from tests.trainer.conftest import talker
+from tests.trainer.conftest import Talker, talker
 
 
 def segment(runs, seed=0, versions=()):
@@ -214,8 +225,6 @@ def test_u02_nothing_to_pad():
 @pytest.mark.parametrize("way", ["attached", "callbacks", "waited for"])
 async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
     """Over a stream, over callbacks, and as the server reports it: the same arrays."""
-    from osmosis_grpc.trainer import RolloutClient
-
     policy = ScriptedPolicy(["one", "two"], tokens=3, version="step-7")
     server = await serve(talker())
     request = {"rollout_id": "r", "messages": [{"role": "user", "content": "Hello"}], "metadata": {"turns": 2}}
@@ -234,3 +243,33 @@ async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, wa
     assert (batch.versions[batch.loss_mask] == 0).all()
     assert batch.version_names == ("step-7",)
     assert batch.rewards.tolist() == [1.0] * len(batch)
+
+
+class Flaky(Talker):
+    """Raises in the odd members of a group, after its chats."""
+
+    async def run(self, ctx):
+        ending = await super().run(ctx)
+        if ctx.request.group.index % 2:
+            raise RuntimeError("the weather service is away")
+        return ending
+
+
+async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
+    """The loop that a user writes: aligned arrays, and no failed rollout among them."""
+    server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
+    requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
+    async with attach([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
+        async for outcome in trainer.run(requests, group_size=4):
+            seen.append(outcome)
+            for sample in outcome.trainable_samples().values():
+                for segment in sample.segments:
+                    arrays = np.stack([segment.ids, segment.mask(), segment.aligned_logprobs()])
+                    trained.append((outcome.rollout_id, arrays.shape, sample.reward))
+    assert len(seen) == 12
+    assert all(outcome.samples["main"].segments for outcome in seen), "the failed ones have tokens, too"
+    assert sorted(name for name, _, _ in trained) == sorted(f"r{n}-{index}" for n in range(3) for index in (0, 2))
+    assert {reward for _, _, reward in trained} == {1.0}
+    with pytest.raises(InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: the weather"):
+        pad(seen)
+    assert len(pad(seen, untrainable="skip")) == 6
