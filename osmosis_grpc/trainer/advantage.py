@@ -86,6 +86,8 @@ def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
     outcomes = tuple(group)
     seen: set[str] = set()
     for outcome in outcomes:
+        if not isinstance(outcome, Completion):
+            raise TypeError(f"group: holds a {type(outcome).__name__}, not the outcomes of one group")
         if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
             raise InvalidArgument("group", f"rollout {outcome.rollout_id} has no advantage: "
                                            f"{outcome.not_trainable_reason}")  # fmt: skip

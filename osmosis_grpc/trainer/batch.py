@@ -139,8 +139,10 @@ def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]
     for each in outcomes:
         if isinstance(each, OutcomeGroup):
             yield from each
-        else:
+        elif isinstance(each, Completion):
             yield each
+        else:
+            raise TypeError(f"outcomes: holds a {type(each).__name__}, not an outcome or an OutcomeGroup")
 
 
 def _segments(

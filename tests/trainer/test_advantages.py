@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer import Completion, Group, advantages
+from osmosis_grpc.trainer import Completion, Group, OutcomeGroup, advantages
 from osmosis_grpc.types import CompletionStatus, Failure, Sample
 
 REWARDS = st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=12)
@@ -46,6 +46,7 @@ def test_u02_grpo_is_the_default():
     assert advantages(group(1.0, 0.0)) == advantages(group(1.0, 0.0), "grpo")
 
 
+@settings(deadline=None)
 @given(REWARDS, st.sampled_from(["grpo", "grpo_no_std", "rloo"]))
 def test_u02_advantages_add_up_to_nothing(rewards, method):
     found = advantages(group(*rewards), method)
@@ -55,6 +56,7 @@ def test_u02_advantages_add_up_to_nothing(rewards, method):
     assert (np.diff(found.values[better]) >= 0).all(), "a higher reward has no lower advantage"
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_u02_rloo_by_its_definition(rewards):
     found = advantages(group(*rewards), "rloo")
@@ -115,6 +117,13 @@ def test_u02_what_cannot_be_compared_is_refused_by_name(case):
     bad, message = BAD[case]
     with pytest.raises(InvalidArgument, match=message):
         advantages([outcome(0, 1.0), bad])
+
+
+def test_u02_it_takes_one_group_at_a_time():
+    one = OutcomeGroup(id="g", size=2, outcomes=tuple(group(1.0, 0.0)))
+    assert advantages(one) == advantages(group(1.0, 0.0))
+    with pytest.raises(TypeError, match="holds a OutcomeGroup, not the outcomes of one group"):
+        advantages([one, one])
 
 
 def test_u02_an_unknown_method_is_refused():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
@@ -79,6 +79,7 @@ def rebuilt(batch, number):
     return batch.ids[number][there], mask, batch.logprobs[number][there][mask], names
 
 
+@settings(deadline=None)
 @given(outcomes(), st.sampled_from(["left", "right"]), st.sampled_from([0, 7, 2**32 - 1, -100]))
 def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
     batch = pad(given_outcomes, side=side, pad_id=pad_id)
@@ -214,6 +215,11 @@ def test_u02_a_segment_that_is_too_long():
 def test_u02_bad_arguments_are_refused_by_name(options, message):
     with pytest.raises(InvalidArgument, match=message):
         pad([completed()], **options)
+
+
+def test_u02_only_outcomes_are_padded():
+    with pytest.raises(TypeError, match="outcomes: holds a Sample"):
+        pad([Sample()])
 
 
 def test_u02_nothing_to_pad():
