@@ -4,6 +4,8 @@ Over one stream to each agent server:
 
     async with attach(["127.0.0.1:50051"], policy) as trainer:
         completion = await trainer.rollout(rollout_id="r1", messages=messages)
+        async for group in trainer.groups(requests, group_size=8):
+            batch = pad(group, advantages=advantages(group))
 
 or by callbacks:
 
@@ -14,8 +16,12 @@ or by callbacks:
 
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.attach import Server, Trainer, attach
+from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
 from osmosis_grpc.trainer.client import RolloutClient, Started
+from osmosis_grpc.trainer.evaluate import Evaluation
+from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.types import (
     Callback,
@@ -32,7 +38,8 @@ from osmosis_grpc.types import (
 )
 
 __all__ = [
-    "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls", "Completion", "Group",
-    "Policy", "RolloutClient", "RolloutRequest", "Server", "ServerTls", "Started", "TokenBlock", "Trainer",
-    "TrainerServer", "TrajectoryEvent", "VersionSpan", "attach",
+    "Advantages", "Batch", "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls",
+    "Completion", "Evaluation", "Group", "GroupCounts", "OutcomeGroup", "Policy", "RolloutClient", "RolloutRequest",
+    "Row", "Server", "ServerTls", "Skipped", "Started", "TokenBlock", "Trainer", "TrainerServer", "TrajectoryEvent",
+    "VersionSpan", "advantages", "attach", "pad",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.connections import Connections
+from osmosis_grpc.trainer.evaluate import Evaluation
+from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
@@ -123,6 +126,7 @@ class Trainer:
         self._pool: Pool
         self._connections: Connections
         self._sweeper: asyncio.Task[None]
+        self._group_counts: Counter[str] = Counter()
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
@@ -211,9 +215,54 @@ class Trainer:
         TypeError and InvalidArgument for a request that cannot be sent.
         """
         run = Run(self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together)
-        async with aclosing(run.completions(requests)) as completions:
-            async for completion in completions:
+        async with aclosing(run.ended(requests)) as ended:
+            async for _, completion in ended:
                 yield completion
+
+    async def groups(
+        self, requests: Requests, group_size: int, *, retries: int = 1, on_failure: OnFailure = "drop_group",
+        max_in_flight: int = 256, together: bool = False,
+    ) -> AsyncGenerator[OutcomeGroup, None]:  # fmt: skip
+        """Run each request as a group, as run() does, and yield groups as their last members end.
+
+        A member that does not complete is run again with a higher attempt, up to `retries` times. A
+        request that is refused for good and a rollout that was cancelled are not. When there is no
+        retry left, `on_failure` decides: "drop_group" cancels the other members and yields nothing,
+        "drop_member" yields the group without it, as long as two members complete. Both are logged,
+        and counted in `group_counts`. Leaving the loop cancels what is not over. Raises ValueError,
+        TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
+        dropped group cannot be confirmed.
+        """
+        grouping = Grouping(
+            self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
+            on_failure=on_failure, counts=self._group_counts,
+        )  # fmt: skip
+        async with aclosing(grouping.groups(requests)) as groups:
+            async for group in groups:
+                yield group
+
+    @property
+    def group_counts(self) -> GroupCounts:
+        """What became of the groups of groups() so far."""
+        return GroupCounts(**self._group_counts)
+
+    async def evaluate(
+        self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, together: bool = False
+    ) -> Evaluation:  # fmt: skip
+        """Run rollouts that measure the policy, beside whatever else runs, and return all outcomes with a summary.
+
+        The requests are sent with `evaluation=True`, so their outcomes are marked on both sides and on
+        disk, and neither trainable_samples() nor pad() takes them. They share the servers with the
+        other rollouts in order of arrival; `priority` in a request puts it ahead in a server's queue.
+        An id runs once: a later evaluation of the same rows needs other ids. Raises as run() does;
+        cancelling it cancels what is not over.
+        """
+        run = Run(
+            self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together,
+            changes={"evaluation": True},
+        )  # fmt: skip
+        async with aclosing(run.ended(requests)) as ended:
+            return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
 
     async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
         """What an earlier process left in the ledger and nobody here has asked for, to its end.

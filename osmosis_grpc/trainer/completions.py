@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import Aborted, CallError, Unavailable
@@ -81,6 +82,9 @@ class Completions:
             server.tell_outcome(completion, outcome)
 
         rollout = self._rollouts.get(completion.rollout_id)
+        if rollout is not None and rollout.request.evaluation and not completion.evaluation:
+            # An older server does not echo the field. The ledger keeps `told`, so it is set there too.
+            completion, told.evaluation = replace(completion, evaluation=True), True
         given_up = rollout is not None and rollout.given_up and not rollout.waiters
         self._book.record(completion, told, done, given_up=given_up, chats=chats)
 

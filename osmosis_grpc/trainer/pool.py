@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -149,7 +150,7 @@ class Pool:
             rollout_id, attempt = rollout.key
             rollout.done.set_result(Completion(
                 rollout_id=rollout_id, attempt=attempt, status=CompletionStatus.CANCELLED, finish_reason="cancelled",
-                group=rollout.request.group,
+                group=rollout.request.group, evaluation=rollout.request.evaluation,
             ))  # fmt: skip
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
@@ -178,6 +179,15 @@ class Pool:
         self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())
         self._queue(rollout, first=True)
         self._loop.call_soon(self.changed)
+
+    def unpin(self, together: str) -> None:
+        """No further rollout of a group comes: its server need not be remembered."""
+        for server in self.servers:
+            pin = server.pinned.get(together)
+            if pin is not None and pin.open:
+                pin.started = sys.maxsize  # removed with the last one that is open
+            elif pin is not None:
+                del server.pinned[together]
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout that was not taken is sent again after some seconds."""

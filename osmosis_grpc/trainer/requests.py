@@ -14,8 +14,8 @@ from osmosis_grpc.wire.rollout import init_to_wire
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 """What is left of a message for a request, its callback and its frame beside it."""
 _KINDS: dict[str, type] = {
-    "agent_loop": str, "attempt": int, "idempotency_key": str, "label": str, "max_tokens_total": int, "max_turns": int,
-    "priority": int, "tool_server_url": str,
+    "agent_loop": str, "attempt": int, "evaluation": bool, "idempotency_key": str, "label": str,
+    "max_tokens_total": int, "max_turns": int, "priority": int, "tool_server_url": str,
 }  # fmt: skip
 _FIELDS = {field.name for field in fields(RolloutRequest)}
 
@@ -31,7 +31,7 @@ def checked(request: RolloutRequest | None, changes: Mapping[str, Any]) -> Rollo
     check_id(full.rollout_id, "rollout_id")
     for name, kind in _KINDS.items():
         value = getattr(full, name)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
             raise InvalidArgument(name, f"is a {type(value).__name__}, not a {kind.__name__}")
     if not 0 < full.attempt < 2**32:
         raise InvalidArgument("attempt", f"{full.attempt} is not a number from 1")

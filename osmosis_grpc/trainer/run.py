@@ -1,9 +1,11 @@
-"""Many rollouts at a time: Trainer.run()."""
+"""Many rollouts at a time: what Trainer.run() and Trainer.groups() are built on."""
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
 from osmosis_grpc.trainer.pool import Pool
@@ -11,24 +13,38 @@ from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.rollout import Rollout
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, Group, RolloutRequest
 
+log = logging.getLogger(__name__)
+
 Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
+Ended = tuple[RolloutRequest, Completion]
 
 
 class Run:
-    """One call of Trainer.run(): takes requests while there are slots, hands out completions as they come."""
+    """One call of Trainer.run() or groups(): takes requests while there are slots, hands out what ended as it ends."""
 
-    def __init__(self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool) -> None:
+    def __init__(
+        self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int = 0,
+        counts: Counter[str] | None = None, changes: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if group_size < 1 or max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
+        if retries < 0:
+            raise ValueError(f"retries: {retries} is negative")
         self._pool = pool
         self._group_size = group_size
         self._together = together
+        self._retries = retries
+        self._counts = Counter() if counts is None else counts
+        self._changes = changes or {}
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._finished: asyncio.Queue[Rollout | Completion | Exception | None] = asyncio.Queue()
+        self._finished: asyncio.Queue[Rollout | Exception | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
+        self._tries: Counter[str] = Counter()
+        self._feeding = ""
+        """The id of the request whose members are being started."""
 
-    async def completions(self, requests: Requests) -> AsyncGenerator[Completion, None]:
-        """See Trainer.run()."""
+    async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
+        """Yields requests with their completions, in order of their ends. See Trainer.run()."""
         feeder = asyncio.create_task(self._feed(requests))
         try:
             fed = False
@@ -36,39 +52,74 @@ class Run:
                 finished = await self._finished.get()
                 if isinstance(finished, Exception):
                     raise finished
-                if isinstance(finished, Rollout):
-                    yield self._over(finished)
-                elif finished is not None:
-                    yield finished
-                else:
+                if finished is None:
                     fed = True
+                elif finished in self._started:  # else its group was abandoned
+                    completion = self._over(finished)
+                    if not self._start_again(finished, completion):
+                        self._slots.release()
+                        yield finished.request, completion
         finally:
             feeder.cancel()
-            for rollout, times in self._started.items():
-                rollout.waiters -= times
-                if not rollout.waiters:
-                    self._pool.give_up(rollout)
+            for rollout in list(self._started):
+                self._leave(rollout)
+
+    def abandon(self, group_id: str) -> list[Completion]:
+        """Cancel what runs of a group, and start no more of it. A slot is free once its rollout is over.
+
+        Returns the completions of the group that had come and were not yielded.
+        """
+        untaken: list[Completion] = []
+        if self._feeding == group_id:
+            self._feeding = ""
+        for rollout in [r for r in self._started if r.request.group is not None and r.request.group.id == group_id]:
+            del self._tries[rollout.request.rollout_id]
+            for _ in range(self._started[rollout]):
+                rollout.done.add_done_callback(lambda _: self._slots.release())
+            self._leave(rollout)
+            if rollout.done.done() and rollout.done.exception() is None:
+                untaken.append(rollout.done.result())
+        return untaken
 
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                for member in _members(checked(request, {}), self._group_size):
+                members = _members(checked(request, self._changes), self._group_size)
+                self._feeding = request.rollout_id
+                for member in members:
                     await self._slots.acquire()
+                    if self._feeding != request.rollout_id:
+                        self._slots.release()
+                        break
                     self._start(member)
             self._finished.put_nowait(None)
         except Exception as error:
             self._finished.put_nowait(error)
 
     def _start(self, request: RolloutRequest) -> None:
+        """Start a rollout. It has a slot until its end is taken."""
         try:
             rollout = self._pool.submit(request, together=request.group.id if self._together and request.group else "")
         except CallError as error:
-            self._slots.release()
-            self._finished.put_nowait(_refused(request, error))
-            return
+            rollout = Rollout(request, asyncio.get_running_loop().create_future())
+            rollout.done.set_exception(error)
+            rollout.done.exception()  # it may be that nobody takes it
         rollout.waiters += 1
         self._started[rollout] += 1
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
+
+    def _start_again(self, rollout: Rollout, completion: Completion) -> bool:
+        """Start a failed rollout with a higher attempt, in its slot, while it has retries left."""
+        rollout_id = completion.rollout_id
+        if self._tries[rollout_id] >= self._retries or not _may_succeed(rollout, completion):
+            del self._tries[rollout_id]
+            return False
+        self._tries[rollout_id] += 1
+        self._counts["retried"] += 1
+        attempt = completion.attempt + 1
+        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, completion.not_trainable_reason)
+        self._start(replace(rollout.request, attempt=attempt))
+        return True
 
     def _over(self, rollout: Rollout) -> Completion:
         """A rollout's completion; a refusal as one that FAILED."""
@@ -76,8 +127,25 @@ class Run:
         if not self._started[rollout]:
             del self._started[rollout]
         rollout.waiters -= 1
-        self._slots.release()
         return _ended(rollout)
+
+    def _leave(self, rollout: Rollout) -> None:
+        """Wait for a rollout no longer. The pool cancels it when nobody else waits."""
+        rollout.waiters -= self._started.pop(rollout)
+        if not rollout.waiters:
+            self._pool.give_up(rollout)
+
+
+def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
+    """Whether a rollout did not complete and may complete when it is tried again.
+
+    An agent's failure may depend on what the policy replied, so its `retryable` is not asked. A
+    refusal has to be retryable. What somebody cancelled is not tried again.
+    """
+    if completion.status in (CompletionStatus.COMPLETED, CompletionStatus.CANCELLED):
+        return False
+    refused = rollout.done.exception() is not None
+    return not refused or (completion.failure is not None and completion.failure.retryable)
 
 
 async def left_over(pool: Pool) -> AsyncGenerator[Completion, None]:
@@ -131,5 +199,5 @@ def _refused(request: RolloutRequest, error: BaseException) -> Completion:
     failure = Failure("trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False))
     return Completion(
         rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
-        finish_reason="refused", failure=failure, group=request.group,
+        finish_reason="refused", failure=failure, group=request.group, evaluation=request.evaluation,
     )  # fmt: skip

@@ -4,7 +4,7 @@ import math
 import numbers
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -135,6 +135,8 @@ class Completion:
     """Field paths of what was left out for its size."""
     group: Group | None = None
     """The group its rollout belongs to."""
+    evaluation: bool = False
+    """Whether its rollout was an evaluation, and so is never trained on."""
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     """Set by a trainer with a ledger; used by confirm()."""
 
@@ -146,6 +148,49 @@ class Completion:
         """
         if self.receipt is not None:
             await self.receipt.confirm()
+
+    def trainable_samples(self) -> dict[str, Sample]:
+        """Returns the samples to train on, by name, each with its reward; empty where there is none.
+
+        Nothing of a rollout that did not complete, that was an evaluation or that has no reward is
+        trained on; `not_trainable_reason` says which. A sample has its own reward, else the
+        rollout's; an only sample has the rollout's.
+        """
+        if self.evaluation or self.status is not CompletionStatus.COMPLETED:
+            return {}
+        rewards = {name: self.reward_of(name) for name, sample in self.samples.items() if not lacks(sample)}
+        return {
+            name: replace(self.samples[name], reward=reward) for name, reward in rewards.items() if reward is not None
+        }
+
+    def reward_of(self, sample: str) -> float | None:
+        """Returns the reward of a sample: its own, else the rollout's; of an only sample, the rollout's first."""
+        own = self.samples[sample].reward if sample in self.samples else None
+        first, second = (self.reward, own) if len(self.samples) == 1 else (own, self.reward)
+        return second if first is None else first
+
+    @property
+    def not_trainable_reason(self) -> str:
+        """Why trainable_samples() is empty; an empty string where it is not."""
+        if self.evaluation:
+            return "it is an evaluation"
+        if self.status is not CompletionStatus.COMPLETED:
+            return f"it ended {self.status}" + (f": {self.failure.message}" if self.failure is not None else "")
+        if self.trainable_samples():
+            return ""
+        if not self.samples:
+            return "no reply of the policy is in it"
+        reasons = [f"{name}: {lacks(sample)}" for name, sample in self.samples.items() if lacks(sample)]
+        return "; ".join(reasons) if len(reasons) == len(self.samples) else "it has no reward"
+
+
+def lacks(sample: Sample) -> str:
+    """Returns why a sample has no tokens to train on; an empty string where it has them."""
+    if not sample.trainable:
+        return sample.not_trainable_reason or "it is not trainable"
+    if not sample.segments or any(segment.referred for segment in sample.segments):
+        return "its tokens were left out"
+    return ""
 
 
 def is_reward(value: object) -> bool:

@@ -62,6 +62,8 @@ class RolloutRequest:
     """A tool server of the trainer's."""
     idempotency_key: str | None = None
     """Another name for the rollout."""
+    evaluation: bool = False
+    """Whether it measures the policy: its outcome says so and is never trained on."""
     server_url: str = ""
     """The trainer's address, where it speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)

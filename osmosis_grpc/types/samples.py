@@ -45,6 +45,19 @@ class Segment(ArrayEquality):
         values = np.arange(len(self.mask_runs), dtype=np.uint8) % 2
         return np.repeat(values, self.mask_runs)
 
+    def aligned_logprobs(self) -> Logprobs:
+        """Returns the logprobs beside `ids`, float32, shape (n,): 0.0 where the mask is 0.
+
+        0.0 and not NaN, because a loss multiplies by the mask, and NaN times 0 is NaN. Raises
+        InvalidArgument for a segment whose tokens were left out.
+        """
+        if self.referred:
+            numbers = ", ".join(map(str, self.chats))
+            raise InvalidArgument("segment", f"its tokens were left out; they are those of its chats {numbers}")
+        aligned = np.zeros(len(self.ids), dtype=np.float32)
+        aligned[self.mask().astype(bool)] = self.logprobs
+        return aligned
+
     def check(self, field_path: str) -> None:
         """Refuse a segment whose parts do not agree. Raises InvalidArgument."""
         if self.referred and not len(self.logprobs) and self.chats:
@@ -91,9 +104,11 @@ class Sample:
     begins: ChatRef | None = None
     """The answered chat that `messages` begin with, where they do."""
     segments: tuple[Segment, ...] = ()
-    """What to train on; empty when not trainable."""
+    """Its tokens, also those of a rollout that failed; empty when not trainable. To train, use
+    Completion.trainable_samples()."""
     reward: float | None = None
     trainable: bool = False
+    """Whether its tokens are exact. It says nothing about how the rollout ended."""
     not_trainable_reason: str = ""
     chats: tuple[SampledChat, ...] = ()
     """Every chat's tokens, where the samples were assembled from the trainer's own chats."""

@@ -90,6 +90,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         ),
         tool_server_url=message.tool_server_url or None,
         idempotency_key=message.idempotency_key or None,
+        evaluation=message.evaluation,
     )
     callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
     trace = None
@@ -120,6 +121,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
+        evaluation=request.evaluation,
     )
     if request.group is not None:
         message.group.CopyFrom(group_to_wire(request.group))
@@ -264,6 +266,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         metrics=metrics_to_wire(completion.metrics),
         extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
         omitted=completion.omitted,
+        evaluation=completion.evaluation,
     )
 
 
@@ -332,6 +335,7 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         metrics=_metrics_from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
+        evaluation=message.evaluation,
     )
 
 

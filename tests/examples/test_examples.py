@@ -3,6 +3,8 @@
 import ast
 import re
 
+import pytest
+
 from tests.processes import ROOT, run, server_process
 
 EXAMPLES = ROOT / "examples"
@@ -26,3 +28,37 @@ def test_there_is_no_eval_anywhere():
             names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
             generated = {"exec"} if path == ROOT / "osmosis_grpc" / "types" / "quick.py" else set()  # as dataclasses do
             assert names & {"eval", "exec", "compile"} == generated, path
+
+
+def rewards(output):
+    """The mean rewards that examples/grpo_numpy.py printed, step by step, the evaluation last."""
+    return [float(found) for found in re.findall(r"mean reward (\S+)", output)]
+
+
+@pytest.mark.timeout(180)
+def test_the_numpy_trainer_learns_the_calculator_twice(tmp_path):
+    """From an empty folder, twice, beside nothing and with a server of its own; its random numbers are seeded."""
+    source = EXAMPLES / "grpo_numpy.py"
+    assert len(source.read_text().splitlines()) < 120
+    results = [run(str(source), cwd=tmp_path, timeout=80) for _ in range(2)]
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    first, second = (rewards(result.stdout) for result in results)
+    assert len(first) == 16
+    assert max(first[:2]) < 0.3
+    assert min(first[-4:]) > 0.9, "the mean reward rises"
+    assert first == second
+    assert [result.stderr for result in results] == ["", ""]
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+@pytest.mark.timeout(180)
+def test_the_numpy_trainer_uses_a_server_that_runs(tmp_path):
+    source = EXAMPLES / "grpo_numpy.py"
+    with server_process("-m", "osmosis_grpc.testing.calculator:agent_loop", "--state-dir", str(tmp_path)) as (
+        _,
+        address,
+    ):
+        results = [run(str(source), address, timeout=80) for _ in range(2)]
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    assert rewards(results[0].stdout) == rewards(results[1].stdout)
+    assert run(str(source), address, "too much").returncode == 1

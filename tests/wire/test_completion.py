@@ -54,6 +54,7 @@ FIXTURES = {
     "failed": BROKEN,
     "late": replace(BROKEN, status=CompletionStatus.DEADLINE_EXCEEDED, failure=Failure("agent", "late")),
     "cancelled": replace(BROKEN, status=CompletionStatus.CANCELLED, failure=None),
+    "evaluation": replace(DONE, evaluation=True),
     "nothing said": Completion(rollout_id="r", status=CompletionStatus.COMPLETED, messages=[]),
     "something left out": replace(JUDGED, omitted=("samples[main].segments", "extra_json")),
 }

@@ -31,6 +31,7 @@ INIT = InitRequest(
         agent_timeout=1.5,
         tool_server_url="http://tools",
         idempotency_key="key",
+        evaluation=True,
     ),
     callback=Callback(target="127.0.0.1:1", credential="secret-token", state=b"\x00secret-state"),
     trace=TraceContext("00-aa-bb-01", "vendor=1"),
@@ -93,6 +94,7 @@ OTHER = {
     "messages": [message_pb2.Message(role="user", text="2+4?")], "metadata_json": '{"a":[1,1,null]}',
     "sampling": message_pb2.SamplingParams(temperature=0.25), "label": "x", "group": pb.Group(id="g", index=3, size=8),
     "priority": 0, "agent_timeout": Duration(seconds=2), "tool_server_url": "http://other", "idempotency_key": "other",
+    "evaluation": False,
 }  # fmt: skip
 NOT_IN_THE_BODY = {"callback", "trace_context"}
 

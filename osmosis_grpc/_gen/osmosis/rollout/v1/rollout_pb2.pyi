@@ -194,6 +194,7 @@ class InitRequest(google.protobuf.message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: builtins.int
     TOOL_SERVER_URL_FIELD_NUMBER: builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    EVALUATION_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The trainer's name for the rollout: 1 to 256 characters that form one path
     segment (not ".", "..", nor holding "/" or "\\"), not blank, without control
@@ -222,6 +223,10 @@ class InitRequest(google.protobuf.message.Message):
     idempotency_key: builtins.str
     """Another name for the rollout, from the HTTP contract: the same key with another
     rollout id, or the other way round, is ALREADY_EXISTS.
+    """
+    evaluation: builtins.bool
+    """The rollout measures the policy. Its completion says so, and a trainer does not
+    train on it.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
@@ -277,9 +282,10 @@ class InitRequest(google.protobuf.message.Message):
         trace_context: global___TraceContext | None = ...,
         tool_server_url: builtins.str = ...,
         idempotency_key: builtins.str = ...,
+        evaluation: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_timeout", b"agent_timeout", "callback", b"callback", "grader_timeout", b"grader_timeout", "group", b"group", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "sampling", b"sampling", "trace_context", b"trace_context"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_loop", b"agent_loop", "agent_timeout", b"agent_timeout", "attempt", b"attempt", "callback", b"callback", "grader_timeout", b"grader_timeout", "group", b"group", "idempotency_key", b"idempotency_key", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "rollout_id", b"rollout_id", "sampling", b"sampling", "tool_server_url", b"tool_server_url", "trace_context", b"trace_context"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_loop", b"agent_loop", "agent_timeout", b"agent_timeout", "attempt", b"attempt", "callback", b"callback", "evaluation", b"evaluation", "grader_timeout", b"grader_timeout", "group", b"group", "idempotency_key", b"idempotency_key", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "rollout_id", b"rollout_id", "sampling", b"sampling", "tool_server_url", b"tool_server_url", "trace_context", b"trace_context"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_label", b"_label"]) -> typing.Literal["label"] | None: ...
     @typing.overload
@@ -570,6 +576,7 @@ class Completion(google.protobuf.message.Message):
     OMITTED_FIELD_NUMBER: builtins.int
     MESSAGES_AFTER_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
+    EVALUATION_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -588,6 +595,8 @@ class Completion(google.protobuf.message.Message):
     """
     extra_json: builtins.str
     """Whatever else the agent reported: a JSON object as text. Empty means {}."""
+    evaluation: builtins.bool
+    """The evaluation field of the InitRequest, echoed: a trainer does not train on it."""
     @property
     def failure(self) -> global___Failure:
         """What broke. Set when the status is FAILED or DEADLINE_EXCEEDED."""
@@ -639,9 +648,10 @@ class Completion(google.protobuf.message.Message):
         omitted: collections.abc.Iterable[builtins.str] | None = ...,
         messages_after: global___ChatRef | None = ...,
         group: global___Group | None = ...,
+        evaluation: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reward", b"_reward", "failure", b"failure", "group", b"group", "messages_after", b"messages_after", "metrics", b"metrics", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "attempt", b"attempt", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "group", b"group", "messages", b"messages", "messages_after", b"messages_after", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "attempt", b"attempt", "evaluation", b"evaluation", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "group", b"group", "messages", b"messages", "messages_after", b"messages_after", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Completion = Completion

@@ -1,0 +1,108 @@
+"""Advantages of a group's rollouts: how much better each one did than the others."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types.tokens import ArrayEquality
+
+Floats = NDArray[np.float64]
+Method = Literal["grpo", "grpo_no_std", "rloo"]
+
+EPSILON = 1e-6
+"""Added to the standard deviation, as verl does."""
+_METHODS: dict[str, Callable[[Floats], Floats]] = {
+    "grpo": lambda rewards: (rewards - rewards.mean()) / (rewards.std(ddof=1) + EPSILON),
+    "grpo_no_std": lambda rewards: rewards - rewards.mean(),
+    "rloo": lambda rewards: (rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Advantages(ArrayEquality):
+    """The advantages of a group: one for each sample of each outcome, in order.
+
+    Where every rollout has one sample, that is one for each outcome.
+    """
+
+    keys: tuple[tuple[str, str], ...]
+    """The rollout id and the name of the sample that each value is of. The name is empty for a rollout
+    without a sample."""
+    values: NDArray[np.float32]
+    """float32, shape (n,)."""
+    rewards: NDArray[np.float32]
+    """float32, shape (n,): what was compared."""
+    zero_variance: bool
+    """Whether all compared rewards are equal: every value is 0, and the group teaches nothing."""
+
+
+def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantages:
+    """Compare the rollouts of one group by their rewards.
+
+    `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
+    mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
+    the division; "rloo" is the reward minus the mean of the others. Where the samples of a rollout
+    have different rewards, a sample is compared with the samples of its name.
+
+    Raises InvalidArgument for a method that is not known, and naming the rollout that failed, was an
+    evaluation or has no reward: it cannot be compared.
+    """
+    compare = _METHODS.get(method)
+    if compare is None:
+        raise InvalidArgument("method", f"{method!r} is none of {', '.join(get_args(Method))}")
+    outcomes = _checked(group)
+    rows = [
+        (index, name, _reward(outcome, name))
+        for index, outcome in enumerate(outcomes) for name in outcome.samples or ("",)
+    ]  # fmt: skip
+    apart = len({(index, reward) for index, _, reward in rows}) > len(outcomes)
+    compared: dict[str, dict[int, float]] = {}
+    for index, name, reward in rows:
+        compared.setdefault(name if apart else "", {})[index] = reward
+    rewards = {name: np.array(list(members.values()), dtype=np.float64) for name, members in compared.items()}
+    values = {
+        name: dict(zip(compared[name], np.zeros(len(found)) if equal(found) else compare(found), strict=True))
+        for name, found in rewards.items()
+    }
+    return Advantages(
+        keys=tuple((outcomes[index].rollout_id, name) for index, name, _ in rows),
+        values=np.array([values[name if apart else ""][index] for index, name, _ in rows], dtype=np.float32),
+        rewards=np.array([reward for _, _, reward in rows], dtype=np.float32),
+        zero_variance=all(equal(found) for found in rewards.values()),
+    )
+
+
+def equal(rewards: Floats) -> bool:
+    """Whether all rewards are equal, but for rounding."""
+    return len(rewards) < 2 or bool(np.ptp(rewards) <= 1e-9 * np.abs(rewards).max())
+
+
+def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
+    outcomes = tuple(group)
+    seen: set[str] = set()
+    for outcome in outcomes:
+        if not isinstance(outcome, Completion):
+            raise TypeError(f"group: holds a {type(outcome).__name__}, not the outcomes of one group")
+        if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
+            raise InvalidArgument("group", f"rollout {outcome.rollout_id} has no advantage: "
+                                           f"{outcome.not_trainable_reason}")  # fmt: skip
+        if outcome.rollout_id in seen:
+            raise InvalidArgument("group", f"rollout {outcome.rollout_id} is in it twice")
+        seen.add(outcome.rollout_id)
+    names = sorted({outcome.group.id for outcome in outcomes if outcome.group is not None})
+    if len(names) > 1:
+        raise InvalidArgument("group", f"holds outcomes of several groups, {names[0]} and {names[1]}: call it for each")
+    return outcomes
+
+
+def _reward(outcome: Completion, sample: str) -> float:
+    reward = outcome.reward_of(sample)
+    if reward is None:
+        raise InvalidArgument("group", f"rollout {outcome.rollout_id} has no advantage: it has no reward; "
+                                       "set one with dataclasses.replace(outcome, reward=...)")  # fmt: skip
+    return reward

@@ -1,0 +1,208 @@
+"""From outcomes to padded NumPy arrays: pad().
+
+Each segment is a row. Nothing is left out silently: what is not trained on is refused, or listed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.trainer.advantage import Advantages
+from osmosis_grpc.trainer.groups import OutcomeGroup
+from osmosis_grpc.types import Completion, Segment
+from osmosis_grpc.types.completion import lacks
+from osmosis_grpc.types.tokens import ArrayEquality
+
+Side = Literal["right", "left"]
+TooLong = Literal["raise", "truncate", "skip"]
+Untrainable = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Which segment a row is."""
+
+    outcome: int
+    """The index of its outcome among those that pad() was given, groups counted by their outcomes."""
+    rollout_id: str
+    sample: str
+    """The name of its sample."""
+    segment: int
+    """The index of the segment in its sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What was given to pad() and has no row."""
+
+    rollout_id: str
+    sample: str
+    """The name of the sample; empty for the whole outcome."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch(ArrayEquality):
+    """Padded rows, one for each segment. n is the number of rows, w the length of the longest."""
+
+    ids: NDArray[np.int64]
+    """int64, shape (n, w): prompts and replies; `pad_id` where there is no token."""
+    attention_mask: NDArray[np.bool_]
+    """bool, shape (n, w): where there is a token."""
+    loss_mask: NDArray[np.bool_]
+    """bool, shape (n, w): where the token was sampled by the policy."""
+    logprobs: NDArray[np.float32]
+    """float32, shape (n, w): of the token at the same place; 0.0 where the loss mask is False."""
+    versions: NDArray[np.int32]
+    """int32, shape (n, w): the index in `version_names` of the policy version that sampled the token;
+    -1 where none did, or where the policy did not name its version."""
+    version_names: tuple[str, ...]
+    """The policy versions, in order of appearance."""
+    rewards: NDArray[np.float32]
+    """float32, shape (n,): of the sample, else of the rollout."""
+    advantages: NDArray[np.float32] | None
+    """float32, shape (n,): as given; None when none were given."""
+    lengths: NDArray[np.int64]
+    """int64, shape (n,): tokens in the row."""
+    truncated: NDArray[np.bool_]
+    """bool, shape (n,): whether the row lost its end."""
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    pad_id: int
+    side: Side
+    """Where the padding is."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class _Found(NamedTuple):
+    row: Row
+    segment: Segment
+    reward: float
+
+
+def pad(
+    outcomes: Iterable[Completion | OutcomeGroup], *, advantages: Advantages | Iterable[Advantages] | None = None,
+    pad_id: int = 0, side: Side = "right", max_length: int | None = None, too_long: TooLong = "raise",
+    untrainable: Untrainable = "raise",
+) -> Batch:  # fmt: skip
+    """Make a batch of what there is to train on in `outcomes`: those of a group, of several, or any others.
+
+    `advantages` are those of every group that the outcomes are from. An outcome that is not
+    trainable (it failed, was an evaluation, has no reward or no exact tokens) is refused by name;
+    with `untrainable="skip"` it is left out and listed in `skipped`. So is, always, a sample that is
+    not trainable beside one that is. A row is as long as its segment. A segment longer than
+    `max_length` is refused by name; with `too_long="truncate"` it loses its end, because the logprobs
+    of the tokens before stay exact, and with `too_long="skip"` it is left out and listed.
+
+    Raises InvalidArgument naming the argument, and the rollout where it is about one.
+    """
+    for name, value, known in (("side", side, Side), ("too_long", too_long, TooLong),
+                               ("untrainable", untrainable, Untrainable)):  # fmt: skip
+        if value not in get_args(known):
+            raise InvalidArgument(name, f"{value!r} is none of {', '.join(get_args(known))}")
+    if max_length is not None and max_length < 1:
+        raise InvalidArgument("max_length", f"{max_length} is less than 1")
+    skipped: list[Skipped] = []
+    found = list(_fitting(_segments(outcomes, untrainable, skipped), max_length, too_long, skipped))
+    width = max((len(each.segment.ids) for each in found), default=0)
+    width = width if max_length is None else min(width, max_length)
+    shape = len(found), width
+    ids, logprobs = np.full(shape, pad_id, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    attention_mask, loss_mask = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    versions, names = np.full(shape, -1, dtype=np.int32), dict[str, int]()
+    for number, (_, segment, _) in enumerate(found):
+        length = min(len(segment.ids), width)
+        place = slice(0, length) if side == "right" else slice(width - length, width)
+        ids[number, place] = segment.ids[:length]
+        attention_mask[number, place] = True
+        loss_mask[number, place] = segment.mask()[:length]
+        logprobs[number, place] = segment.aligned_logprobs()[:length]
+        versions[number, place] = _versions(segment, names)[:length]
+    lengths = np.array([len(each.segment.ids) for each in found], dtype=np.int64)
+    rows = tuple(each.row for each in found)
+    return Batch(
+        ids=ids, attention_mask=attention_mask, loss_mask=loss_mask, logprobs=logprobs, versions=versions,
+        version_names=tuple(names), rewards=np.array([each.reward for each in found], dtype=np.float32),
+        advantages=_of_rows(rows, advantages), lengths=np.minimum(lengths, width), truncated=lengths > width,
+        rows=rows, skipped=tuple(skipped), pad_id=pad_id, side=side,
+    )  # fmt: skip
+
+
+def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]:
+    for each in outcomes:
+        if isinstance(each, OutcomeGroup):
+            yield from each
+        elif isinstance(each, Completion):
+            yield each
+        else:
+            raise TypeError(f"outcomes: holds a {type(each).__name__}, not an outcome or an OutcomeGroup")
+
+
+def _segments(
+    outcomes: Iterable[Completion | OutcomeGroup], untrainable: Untrainable, skipped: list[Skipped]
+) -> Iterator[_Found]:  # fmt: skip
+    """Yields the segments to train on."""
+    for index, outcome in enumerate(_each(outcomes)):
+        samples = outcome.trainable_samples()
+        if not samples and untrainable == "raise":
+            raise InvalidArgument(
+                "outcomes", f"rollout {outcome.rollout_id} is not trained on: {outcome.not_trainable_reason}. "
+                'Leave it out, or pass untrainable="skip"')  # fmt: skip
+        if not samples:
+            skipped.append(Skipped(outcome.rollout_id, "", outcome.not_trainable_reason))
+            continue
+        for name, sample in outcome.samples.items():
+            if name not in samples:
+                skipped.append(Skipped(outcome.rollout_id, name, lacks(sample) or "it has no reward"))
+                continue
+            reward = samples[name].reward
+            assert reward is not None
+            for number, segment in enumerate(sample.segments):
+                yield _Found(Row(index, outcome.rollout_id, name, number), segment, reward)
+
+
+def _fitting(
+    found: Iterable[_Found], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
+) -> Iterator[_Found]:
+    """Yields the segments that fit, or are cut."""
+    for each in found:
+        row, length = each.row, len(each.segment.ids)
+        if max_length is not None and length > max_length and too_long != "truncate":
+            problem = f"segment {row.segment} has {length} tokens, more than max_length {max_length}"
+            if too_long == "raise":
+                raise InvalidArgument("outcomes", f"rollout {row.rollout_id}, sample {row.sample}: {problem}. "
+                                                  'Pass too_long="truncate" or too_long="skip"')  # fmt: skip
+            skipped.append(Skipped(row.rollout_id, row.sample, problem))
+            continue
+        yield each
+
+
+def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
+    """The number of each token's policy version, int32, shape (n,); a new version gets the next number."""
+    versions = np.full(len(segment.ids), -1, dtype=np.int32)
+    if segment.versions:
+        numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
+        versions[segment.mask().astype(bool)] = np.repeat(numbers, [span.tokens for span in segment.versions])
+    return versions
+
+
+def _of_rows(
+    rows: Iterable[Row], advantages: Advantages | Iterable[Advantages] | None
+) -> NDArray[np.float32] | None:  # fmt: skip
+    """The advantage of each row's sample."""
+    if advantages is None:
+        return None
+    listed = [advantages] if isinstance(advantages, Advantages) else list(advantages)
+    known = dict(chain.from_iterable(zip(each.keys, each.values, strict=True) for each in listed))
+    missing = next((row for row in rows if (row.rollout_id, row.sample) not in known), None)
+    if missing is not None:
+        raise InvalidArgument("advantages", f"have none of rollout {missing.rollout_id}, sample {missing.sample}; "
+                                            "pass those of every group in the batch")  # fmt: skip
+    return np.array([known[row.rollout_id, row.sample] for row in rows], dtype=np.float32)

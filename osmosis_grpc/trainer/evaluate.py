@@ -1,0 +1,32 @@
+"""What Trainer.evaluate() returns."""
+
+from dataclasses import dataclass
+
+from osmosis_grpc.types import Completion, CompletionStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The outcomes of one evaluation, in order of their ends."""
+
+    outcomes: tuple[Completion, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """How many rollouts were run."""
+        return len(self.outcomes)
+
+    @property
+    def failed(self) -> int:
+        """How many did not complete. They have no reward, and none counts as 0."""
+        return sum(outcome.status is not CompletionStatus.COMPLETED for outcome in self.outcomes)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean of the rewards there are; None where there is none."""
+        rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    def __repr__(self) -> str:
+        mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
+        return f"Evaluation(n={self.n}, failed={self.failed}, mean_reward={mean})"

@@ -1,0 +1,157 @@
+"""Complete groups as they finish: Trainer.groups().
+
+A group is yielded once its last member is over. Until then its outcomes are kept here. There are never
+more open groups than rollouts in flight, and one more that is being started.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.trainer.advantage import equal
+from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.run import Requests, Run
+from osmosis_grpc.types import Completion, CompletionStatus
+
+log = logging.getLogger(__name__)
+
+OnFailure = Literal["drop_group", "drop_member"]
+"""What becomes of a group when a member has failed and has no retry left."""
+MIN_MEMBERS = 2
+"""Fewer members cannot be compared with one another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeGroup:
+    """The outcomes of one group. Iterating over it gives those that completed."""
+
+    id: str
+    """The id of the request that the group was made from."""
+    size: int
+    """How many members were asked for."""
+    outcomes: tuple[Completion, ...]
+    """The members that completed, in order of their index."""
+    failed: tuple[Completion, ...] = ()
+    """The last outcomes of the members that were dropped, in order of their index. Not to be trained on."""
+
+    def __iter__(self) -> Iterator[Completion]:
+        return iter(self.outcomes)
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no member was dropped."""
+        return len(self.outcomes) == self.size
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """The rewards of `outcomes`: float64, shape (n,), NaN where an outcome has none."""
+        return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
+
+    @property
+    def zero_variance(self) -> bool:
+        """Whether all rewards are equal, so that the group teaches nothing."""
+        return equal(self.rewards)
+
+    async def confirm(self) -> None:
+        """Confirm every outcome of the group, see Completion.confirm(). Raises LedgerError."""
+        for outcome in (*self.outcomes, *self.failed):
+            await outcome.confirm()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """What became of a trainer's groups since it was started."""
+
+    yielded: int = 0
+    dropped: int = 0
+    """Groups that were not yielded, because too many members had failed."""
+    dropped_members: int = 0
+    """Members that had failed, in groups that were yielded."""
+    retried: int = 0
+    """Failed members that were started again."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A group with members that are not over."""
+
+    completed: dict[int, Completion] = field(default_factory=dict)
+    failed: dict[int, Completion] = field(default_factory=dict)
+
+
+class Grouping:
+    """One call of Trainer.groups(). `counts` is counted up as GroupCounts names it."""
+
+    def __init__(
+        self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int, on_failure: OnFailure,
+        counts: Counter[str],
+    ) -> None:  # fmt: skip
+        if group_size < MIN_MEMBERS:
+            raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
+        if on_failure not in get_args(OnFailure):
+            raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
+        self._pool = pool
+        self._size = group_size
+        self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
+        self._counts = counts
+        self._open: dict[str, _Open] = {}
+        self._run = Run(
+            pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries, counts=counts
+        )
+
+    async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
+        """See Trainer.groups()."""
+        async with aclosing(self._run.ended(requests)) as ended:
+            async for request, completion in ended:
+                assert request.group is not None
+                name = request.group.id
+                group = self._open.setdefault(name, _Open())
+                self._add(name, group, request.group.index, completion)
+                if len(group.failed) > self._may_fail:
+                    await self._drop(name, group, completion)
+                elif len(group.completed) + len(group.failed) == self._size:
+                    yield self._finish(name, group)
+
+    def _add(self, name: str, group: _Open, index: int, completion: Completion) -> None:
+        if index in group.completed or index in group.failed:
+            raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
+        ok = completion.status is CompletionStatus.COMPLETED
+        (group.completed if ok else group.failed)[index] = completion
+
+    def _finish(self, name: str, group: _Open) -> OutcomeGroup:
+        self._close(name)
+        self._counts["yielded"] += 1
+        self._counts["dropped_members"] += len(group.failed)
+        for failed in group.failed.values():
+            log.warning("group %s goes without rollout %s: %s", name, failed.rollout_id, failed.not_trainable_reason)
+        return OutcomeGroup(
+            id=name, size=self._size, outcomes=_in_order(group.completed), failed=_in_order(group.failed)
+        )
+
+    async def _drop(self, name: str, group: _Open, last: Completion) -> None:
+        """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
+        untaken = self._run.abandon(name)
+        self._close(name)
+        self._counts["dropped"] += 1
+        log.warning("group %s is dropped: rollout %s, attempt %d: %s", name, last.rollout_id, last.attempt,
+                    last.not_trainable_reason)  # fmt: skip
+        for completion in (*group.completed.values(), *group.failed.values(), *untaken):
+            await completion.confirm()
+
+    def _close(self, name: str) -> None:
+        del self._open[name]
+        self._pool.unpin(name)
+
+
+def _in_order(members: dict[int, Completion]) -> tuple[Completion, ...]:
+    return tuple(members[index] for index in sorted(members))

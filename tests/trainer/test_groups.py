@@ -1,0 +1,284 @@
+"""groups(): complete groups as they finish, and what becomes of members that fail."""
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
+from osmosis_grpc.types import CompletionStatus, Group
+from tests.trainer.conftest import PATIENCE, USER, Talker, reply, until
+
+CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
+
+
+class Fallible(Talker):
+    """A Talker that raises in the attempts that the metadata names, by rollout id; rewards by index."""
+
+    name = "fallible"
+
+    async def run(self, ctx):
+        ending = await super().run(ctx)
+        if ctx.request.attempt in ctx.request.metadata.get("fails", {}).get(ctx.request.rollout_id, ()):
+            raise RuntimeError("the weather service is away")
+        return replace(ending, reward=float(ctx.request.group.index if ctx.request.group else 1.0))
+
+
+def fallible():
+    return type("A", (Fallible,), {})("fallible")
+
+
+def requests(count, name="g", **changes):
+    return [RolloutRequest(rollout_id=f"{name}{n}", messages=[USER], **changes) for n in range(count)]
+
+
+def failing(**attempts):
+    """One request, `g0`, whose members fail in these attempts: m1=(1, 2) is the member g0-1."""
+    fails = {f"g0-{name[1:]}": list(failed) for name, failed in attempts.items()}
+    return requests(1, metadata={"fails": fails})
+
+
+async def collect(groups):
+    async with asyncio.timeout(PATIENCE), aclosing(groups):
+        return [group async for group in groups]
+
+
+async def test_u01_groups_come_complete_and_as_they_finish(serve, attach_to):
+    agent = fallible()
+    agent.gate("g0-2")
+    trainer = await attach_to(reply, await serve(agent))
+    ids = []
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(requests(4), 3)) as groups:
+        async for group in groups:
+            ids.append(group.id)
+            assert [outcome.group for outcome in group] == [Group(group.id, index, 3) for index in range(3)]
+            assert [outcome.rollout_id for outcome in group.outcomes] == [f"{group.id}-{index}" for index in range(3)]
+            assert group.rewards.tolist() == [0.0, 1.0, 2.0]
+            assert group.rewards.dtype == np.float64
+            assert (len(group), group.size, group.complete, group.failed) == (3, 3, True, ())
+            assert not group.zero_variance
+            assert len(pad(group, advantages=advantages(group))) == 3
+            if len(ids) == 3:
+                assert "g0" not in ids
+                agent.let_go()
+    assert ids[-1] == "g0"
+    assert sorted(ids) == ["g0", "g1", "g2", "g3"]
+    assert trainer.group_counts == GroupCounts(yielded=4)
+
+
+async def test_u01_requests_may_come_from_an_async_iterator(serve, attach_to):
+    async def lazily():
+        for request in requests(2):
+            await asyncio.sleep(0)
+            yield request
+
+    trainer = await attach_to(reply, await serve(fallible()))
+    assert sorted(group.id for group in await collect(trainer.groups(lazily(), 2))) == ["g0", "g1"]
+
+
+async def test_u01_a_group_without_variance_says_so(serve, attach_to):
+    trainer = await attach_to(reply, await serve(Talker()))
+    (group,) = await collect(trainer.groups(requests(1), 4))
+    assert group.zero_variance
+    assert advantages(group).zero_variance
+
+
+async def test_u01_a_failed_member_is_tried_again_with_a_higher_attempt(serve, attach_to):
+    agent = fallible()
+    trainer = await attach_to(reply, await serve(agent))
+    (group,) = await collect(trainer.groups(failing(m1=(1, 2)), 3, retries=2))
+    assert [outcome.attempt for outcome in group] == [1, 3, 1]
+    assert {outcome.status for outcome in group} == {COMPLETED}
+    assert group.complete
+    assert trainer.group_counts == GroupCounts(yielded=1, retried=2)
+    assert Counter(agent.attempts) == Counter([("g0-0", 1), ("g0-1", 1), ("g0-1", 2), ("g0-1", 3), ("g0-2", 1)])
+
+
+async def test_u01_a_group_is_dropped_and_its_other_members_are_cancelled(serve, attach_to, caplog):
+    agent = fallible()
+    agent.gate("g0-2")
+    server = await serve(agent)
+    trainer = await attach_to(reply, server)
+    with caplog.at_level(logging.WARNING, "osmosis_grpc.trainer"):
+        groups = await collect(trainer.groups([*failing(m1=(1, 2)), *requests(2, "h")], 3, retries=1))
+    assert sorted(group.id for group in groups) == ["h0", "h1"]
+    assert trainer.group_counts == GroupCounts(yielded=2, dropped=1, retried=1)
+    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
+    assert "group g0 is dropped: rollout g0-1, attempt 2" in line
+    assert "the weather service is away" in line
+    await until(lambda: trainer.servers[0].open == 0)
+    assert sum(agent.running.values()) == 0, "g0-2 was waiting at its gate"
+
+
+async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+    with caplog.at_level(logging.WARNING, "osmosis_grpc.trainer"):
+        (group,) = await collect(trainer.groups(failing(m1=(1,)), 3, retries=0, on_failure="drop_member"))
+    assert [outcome.rollout_id for outcome in group] == ["g0-0", "g0-2"]
+    assert group.rewards.tolist() == [0.0, 2.0]
+    assert [(outcome.rollout_id, outcome.status) for outcome in group.failed] == [("g0-1", FAILED)]
+    assert not group.complete
+    assert trainer.group_counts == GroupCounts(yielded=1, dropped_members=1)
+    assert "group g0 goes without rollout g0-1: it ended FAILED" in caplog.text
+    assert len(advantages(group).values) == 2
+
+
+async def test_u01_two_members_are_needed(serve, attach_to):
+    trainer = await attach_to(reply, await serve(fallible()))
+    assert await collect(trainer.groups(failing(m0=(1,), m1=(1,)), 3, retries=0, on_failure="drop_member")) == []
+    assert trainer.group_counts == GroupCounts(dropped=1)
+
+
+async def test_u01_what_is_refused_for_good_is_not_tried_again(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+    mixed = [*requests(1, "bad", agent_loop="nobody"), *requests(1)]
+    assert [group.id for group in await collect(trainer.groups(mixed, 3, retries=5))] == ["g0"]
+    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
+    assert "nobody" in caplog.text
+
+
+async def test_u01_an_id_that_is_over_is_not_trained_on_again(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+    assert len(await collect(trainer.groups(requests(1), 2))) == 1
+    assert await collect(trainer.groups(requests(1), 2)) == []
+    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
+    assert "raise `attempt`" in caplog.text
+
+
+async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attach_to):
+    agent = fallible()
+    agent.gate(*(f"g0-{index}" for index in range(3)))
+    trainer = await attach_to(reply, await serve(agent))
+    groups = asyncio.ensure_future(collect(trainer.groups(requests(2), 3, retries=5)))
+    await until(lambda: sum(agent.running.values()) == 3 and len(agent.ended_ones) == 3)
+    await trainer.cancel(group_id="g0", reason="no time")
+    assert [group.id for group in await groups] == ["g1"]
+    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
+
+
+async def test_u01_leaving_the_loop_cancels_what_is_not_over(serve, attach_to):
+    agent = fallible()
+    agent.gate(*(f"g{n}-1" for n in range(1, 6)))
+    server = await serve(agent, max_concurrent=4)
+    trainer = await attach_to(reply, server)
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(requests(6), 2)) as groups:
+        async for group in groups:
+            assert group.id == "g0"
+            break
+    await until(lambda: trainer.servers[0].open == 0)
+    await until(lambda: server.engine.capacity().running == 0 and server.engine.capacity().queued == 0)
+    assert sum(agent.running.values()) == 0
+
+
+async def test_u01_cancelling_the_task_cancels_what_is_not_over(serve, attach_to):
+    agent = fallible()
+    agent.gate("g0-1")
+    trainer = await attach_to(reply, await serve(agent))
+    task = asyncio.ensure_future(collect(trainer.groups(requests(1), 2)))
+    await until(lambda: agent.running["g0-1"] == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: trainer.servers[0].open == 0)
+    assert sum(agent.running.values()) == 0
+
+
+async def test_u01_requests_wait_while_nobody_takes_a_group(serve, attach_to):
+    """Memory is bounded: what is finished and not taken counts as in flight."""
+    agent, pulled = fallible(), []
+
+    def lazily():
+        for request in requests(50):
+            pulled.append(request.rollout_id)
+            yield request
+
+    trainer = await attach_to(reply, await serve(agent))
+    async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(lazily(), 2, max_in_flight=4)) as groups:
+        await anext(groups)
+        await until(lambda: trainer.servers[0].open == 0)
+        assert len(pulled) <= 5
+        assert len([group async for group in groups]) == 49
+
+
+async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
+    agent = fallible()
+    fails = {"fails": {f"g{n}-{index}": [1] for n in range(10) for index in range(3)}}
+    trainer = await attach_to(reply, await serve(agent))
+    mixed = [*requests(10, metadata=fails), *requests(5, "h")]
+    groups = await collect(trainer.groups(mixed, 3, max_in_flight=2, retries=0))
+    assert sorted(group.id for group in groups) == [f"h{n}" for n in range(5)]
+    assert trainer.group_counts == GroupCounts(yielded=5, dropped=10)
+
+
+async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to):
+    agents = [fallible(), fallible()]
+    trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
+    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, together=True))
+    assert len(groups) == 6
+    places = [{name.partition("-")[0] for name in agent.started} for agent in agents]
+    assert not places[0] & places[1]
+
+
+async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
+    agent = fallible()
+    agent.gate("g0-0", "g0-1")
+    trainer = await attach_to(reply, await serve(agent))
+    task = asyncio.ensure_future(collect(trainer.groups([*requests(1), *requests(1)], 2)))
+    await until(lambda: len(agent.started) == 2)
+    agent.let_go()
+    with pytest.raises(InvalidArgument, match=r"two requests .* g0"):
+        await task
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"group_size": 1}, "group_size: 1 is less than 2"), ({"retries": -1}, "retries: -1"),
+     ({"on_failure": "ignore"}, "on_failure: 'ignore' is none of drop_group, drop_member"),
+     ({"max_in_flight": 0}, "max_in_flight")],
+)  # fmt: skip
+async def test_u01_bad_arguments_are_refused_by_name(serve, attach_to, options, message):
+    trainer = await attach_to(reply, await serve(fallible()))
+    with pytest.raises(ValueError, match=message):
+        await collect(trainer.groups(requests(1), **({"group_size": 2} | options)))
+
+
+async def test_u01_a_bad_request_is_raised_and_the_others_are_cancelled(serve, attach_to):
+    agent = fallible()
+    agent.gate("g0-0")
+    trainer = await attach_to(reply, await serve(agent))
+    with pytest.raises(InvalidArgument):
+        await collect(trainer.groups([*requests(1), RolloutRequest(rollout_id="a/b")], 2))
+    await until(lambda: trainer.servers[0].open == 0)
+
+
+async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_path):
+    """A confirmed group and a dropped one do not come again; one that was not confirmed does."""
+    server, ledger = await serve(fallible()), tmp_path / "run.ledger"
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        mixed = [*failing(m1=(1, 2)), *requests(2, "h")]
+        for group in await collect(trainer.groups(mixed, 3)):
+            if group.id == "h0":
+                await group.confirm()
+        assert trainer.group_counts.dropped == 1
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        left = [completion.rollout_id for completion in await collect(trainer.unconfirmed())]
+        assert sorted(left) == ["h1-0", "h1-1", "h1-2"]
+
+
+async def test_u01_members_that_end_while_their_group_is_dropped_are_confirmed(serve, tmp_path):
+    """g0 fails and has ended altogether before its first outcome is looked at."""
+    server, ledger = await serve(fallible()), tmp_path / "run.ledger"
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        mixed = [*requests(1, "h"), *failing(m0=(1,))]
+        async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(mixed, 3, retries=0, max_in_flight=6)) as groups:
+            await (await anext(groups)).confirm()
+            await until(lambda: server.engine.capacity().undelivered == 0 and trainer.servers[0].open == 0)
+            assert [group.id async for group in groups] == []
+        assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        assert await collect(trainer.unconfirmed()) == []

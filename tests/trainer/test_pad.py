@@ -1,0 +1,281 @@
+"""pad(): from outcomes to padded arrays, and back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.policies import ScriptedPolicy
+from osmosis_grpc.trainer import (
+    Advantages,
+    Completion,
+    OutcomeGroup,
+    RolloutClient,
+    RolloutRequest,
+    Row,
+    Skipped,
+    advantages,
+    attach,
+    pad,
+)
+from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
+from tests.trainer.conftest import Talker, talker
+
+
+def segment(runs, seed=0, versions=()):
+    """A segment with these runs of the mask."""
+    random = np.random.default_rng(seed)
+    return Segment(
+        ids=random.integers(0, 2**32, sum(runs), dtype=np.uint32),
+        logprobs=-random.random(sum(runs[1::2]), dtype=np.float32), mask_runs=tuple(runs), versions=tuple(versions),
+    )  # fmt: skip
+
+
+@st.composite
+def segments(draw):
+    runs = draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+    left, spans = sum(runs[1::2]), []
+    if draw(st.booleans()):
+        while left:
+            tokens = draw(st.integers(1, left))
+            spans.append(VersionSpan(draw(st.sampled_from(["", "v1", "v2"])), tokens))
+            left -= tokens
+    return segment(runs, draw(st.integers(0, 2**31)), spans)
+
+
+@st.composite
+def outcomes(draw):
+    made = []
+    for number in range(draw(st.integers(0, 4))):
+        samples = {
+            name: Sample(trainable=True, segments=tuple(draw(st.lists(segments(), min_size=1, max_size=3))))
+            for name in draw(st.lists(st.sampled_from(["main", "helper", "critic"]), min_size=1, unique=True))
+        }
+        made.append(completed(f"r{number}", reward=draw(st.floats(-4, 4, width=32)), samples=samples))
+    return made
+
+
+def completed(rollout_id="r", *, reward=1.0, samples=None, **fields):
+    samples = {"main": Sample(trainable=True, segments=(segment((2, 3)),))} if samples is None else samples
+    usual = {"status": CompletionStatus.COMPLETED, "reward": reward, "samples": samples}
+    return Completion(rollout_id=rollout_id, **(usual | fields))
+
+
+def by_token(segment):
+    """The version of each token under the mask; None where the policy did not name it."""
+    if not segment.versions:
+        return [None] * segment.sampled
+    return [span.version for span in segment.versions for _ in range(span.tokens)]
+
+
+def rebuilt(batch, number):
+    """What a row holds of its segment: ids, mask, logprobs, versions."""
+    there = batch.attention_mask[number]
+    mask = batch.loss_mask[number][there]
+    names = [None if index < 0 else batch.version_names[index] for index in batch.versions[number][there][mask]]
+    return batch.ids[number][there], mask, batch.logprobs[number][there][mask], names
+
+
+@settings(deadline=None)
+@given(outcomes(), st.sampled_from(["left", "right"]), st.sampled_from([0, 7, 2**32 - 1, -100]))
+def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
+    batch = pad(given_outcomes, side=side, pad_id=pad_id)
+    wanted = [
+        (Row(index, outcome.rollout_id, name, number), segment, outcome.reward)
+        for index, outcome in enumerate(given_outcomes)
+        for name, sample in outcome.samples.items()
+        for number, segment in enumerate(sample.segments)
+    ]
+    assert batch.rows == tuple(row for row, _, _ in wanted)
+    assert len(batch) == len(wanted)
+    width = max((len(segment.ids) for _, segment, _ in wanted), default=0)
+    for array in (batch.ids, batch.attention_mask, batch.loss_mask, batch.logprobs, batch.versions):
+        assert array.shape == (len(wanted), width)
+    for number, (_, segment, reward) in enumerate(wanted):
+        ids, mask, logprobs, names = rebuilt(batch, number)
+        assert np.array_equal(ids, segment.ids)
+        assert np.array_equal(mask, segment.mask())
+        assert np.array_equal(logprobs, segment.logprobs)
+        assert names == by_token(segment)
+        assert batch.rewards[number] == np.float32(reward)
+        assert batch.lengths[number] == len(segment.ids)
+        padding = ~batch.attention_mask[number]
+        assert (batch.ids[number][padding] == pad_id).all()
+        assert not batch.logprobs[number][~batch.loss_mask[number]].any()
+        assert (np.diff(batch.attention_mask[number].astype(int)) * (1 if side == "left" else -1) >= 0).all()
+    assert not batch.loss_mask[~batch.attention_mask].any()
+    assert not batch.truncated.any()
+
+
+def test_u02_the_arrays_of_one_batch():
+    long = Segment(
+        ids=np.array([1, 2, 3, 4], "<u4"), logprobs=np.array([-0.5, -0.25], "<f4"), mask_runs=(2, 2),
+        versions=(VersionSpan("step-1", 1), VersionSpan("step-2", 1)),
+    )  # fmt: skip
+    short = Segment(ids=np.array([5, 6], "<u4"), logprobs=np.array([-1.0], "<f4"), mask_runs=(1, 1))
+    given_outcomes = [
+        completed("a", reward=1.0, samples={"main": Sample(trainable=True, segments=(long,))}),
+        completed("b", reward=0.0, samples={"main": Sample(trainable=True, segments=(short,))}),
+    ]
+    batch = pad(given_outcomes, advantages=advantages(given_outcomes, "grpo_no_std"), pad_id=9, side="left")
+    assert batch.ids.tolist() == [[1, 2, 3, 4], [9, 9, 5, 6]]
+    assert batch.attention_mask.tolist() == [[True] * 4, [False, False, True, True]]
+    assert batch.loss_mask.tolist() == [[False, False, True, True], [False, False, False, True]]
+    assert batch.logprobs.tolist() == [[0, 0, -0.5, -0.25], [0, 0, 0, -1.0]]
+    assert batch.versions.tolist() == [[-1, -1, 0, 1], [-1, -1, -1, -1]]
+    assert batch.version_names == ("step-1", "step-2")
+    assert batch.rewards.tolist() == [1.0, 0.0]
+    assert batch.advantages.tolist() == [0.5, -0.5]
+    assert batch.lengths.tolist() == [4, 2]
+    assert (batch.pad_id, batch.side, batch.skipped) == (9, "left", ())
+
+
+def test_u02_every_segment_has_its_samples_reward_and_advantage():
+    main = Sample(trainable=True, segments=(segment((1, 2)), segment((3, 1))), reward=1.0)
+    helper = Sample(trainable=True, segments=(segment((1, 1)),), reward=5.0)
+    one = completed("a", reward=None, samples={"main": main, "helper": helper})
+    two = completed("b", reward=None, samples={"main": replace(main, reward=0.0), "helper": helper})
+    batch = pad([one, two], advantages=advantages([one, two], "grpo_no_std"))
+    assert [(row.rollout_id, row.sample, row.segment) for row in batch.rows] == [
+        ("a", "main", 0), ("a", "main", 1), ("a", "helper", 0), ("b", "main", 0), ("b", "main", 1), ("b", "helper", 0),
+    ]  # fmt: skip
+    assert batch.rewards.tolist() == [1.0, 1.0, 5.0, 0.0, 0.0, 5.0]
+    assert batch.advantages.tolist() == [0.5, 0.5, 0.0, -0.5, -0.5, 0.0]
+
+
+def test_u02_several_groups_in_one_batch():
+    groups = [
+        OutcomeGroup(id=name, size=2, outcomes=(completed(f"{name}-0", reward=1.0), completed(f"{name}-1", reward=0.0)))
+        for name in ("g", "h")
+    ]
+    batch = pad(groups, advantages=[advantages(group, "grpo_no_std") for group in groups])
+    assert [row.rollout_id for row in batch.rows] == ["g-0", "g-1", "h-0", "h-1"]
+    assert [row.outcome for row in batch.rows] == [0, 1, 2, 3]
+    assert batch.advantages.tolist() == [0.5, -0.5, 0.5, -0.5]
+    with pytest.raises(InvalidArgument, match="advantages: have none of rollout h-0"):
+        pad(groups, advantages=advantages(groups[0]))
+    assert pad(groups).advantages is None
+    assert isinstance(advantages(groups[0]), Advantages)
+
+
+UNTRAINABLE = {
+    "failed": (completed("bad", reward=None, status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
+               "FAILED: it broke"),
+    "cancelled": (completed("bad", reward=None, status=CompletionStatus.CANCELLED), "CANCELLED"),
+    "an evaluation": (completed("bad", evaluation=True), "evaluation"),
+    "no reward": (completed("bad", reward=None), "no reward"),
+    "no tokens": (completed("bad", samples={"main": Sample(not_trainable_reason="no ids")}), "main: no ids"),
+    "no sample": (completed("bad", samples={}), "no reply"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNTRAINABLE)
+def test_t04_pad_refuses_by_name_what_must_not_be_trained_on(case):
+    bad, reason = UNTRAINABLE[case]
+    with pytest.raises(InvalidArgument, match=f"rollout bad is not trained on: .*{reason}.*untrainable="):
+        pad([completed("good"), bad])
+    batch = pad([bad, completed("good")], untrainable="skip")
+    assert batch.rows == (Row(1, "good", "main", 0),)
+    assert batch.skipped == (Skipped("bad", "", bad.not_trainable_reason),)
+
+
+def test_u02_a_sample_without_tokens_beside_one_with_them_is_listed():
+    good = Sample(trainable=True, segments=(segment((1, 1)),))
+    outcome = completed("r", samples={"judge": Sample(not_trainable_reason="no ids"), "main": good})
+    batch = pad([outcome])
+    assert [row.sample for row in batch.rows] == ["main"]
+    assert batch.skipped == (Skipped("r", "judge", "no ids"),)
+
+
+def test_u02_a_segment_that_is_too_long():
+    two = Sample(trainable=True, segments=(segment((2, 1)), segment((2, 4), versions=[VersionSpan("v", 4)])))
+    outcome = completed("r", samples={"main": two})
+    with pytest.raises(InvalidArgument, match=r"rollout r, sample main: segment 1 has 6 tokens.*max_length 4"):
+        pad([outcome], max_length=4)
+    cut = pad([outcome], max_length=4, too_long="truncate")
+    assert np.array_equal(cut.ids[1], two.segments[1].ids[:4])
+    assert np.array_equal(cut.logprobs[1][2:], two.segments[1].logprobs[:2])
+    assert cut.versions[1].tolist() == [-1, -1, 0, 0]
+    assert (cut.lengths.tolist(), cut.truncated.tolist()) == ([3, 4], [False, True])
+    left = pad([outcome], max_length=4, too_long="skip")
+    assert [row.segment for row in left.rows] == [0]
+    assert left.skipped == (Skipped("r", "main", "segment 1 has 6 tokens, more than max_length 4"),)
+    assert pad([outcome], max_length=100).ids.shape == (2, 6), "no wider than the longest row"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"side": "top"}, "side: 'top' is none of right, left"), ({"max_length": 0}, "max_length: 0 is less than 1"),
+     ({"too_long": "cut"}, "too_long: 'cut' is none of raise, truncate, skip"),
+     ({"untrainable": "train"}, "untrainable: 'train' is none of raise, skip")],
+)  # fmt: skip
+def test_u02_bad_arguments_are_refused_by_name(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        pad([completed()], **options)
+
+
+def test_u02_only_outcomes_are_padded():
+    with pytest.raises(TypeError, match="outcomes: holds a Sample"):
+        pad([Sample()])
+
+
+def test_u02_nothing_to_pad():
+    batch = pad([])
+    assert len(batch) == 0
+    assert batch.ids.shape == (0, 0)
+
+
+@pytest.mark.parametrize("way", ["attached", "callbacks", "waited for"])
+async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
+    """Over a stream, over callbacks, and as the server reports it: the same arrays."""
+    policy = ScriptedPolicy(["one", "two"], tokens=3, version="step-7")
+    server = await serve(talker())
+    request = {"rollout_id": "r", "messages": [{"role": "user", "content": "Hello"}], "metadata": {"turns": 2}}
+    if way == "attached":
+        async with attach([server.address], policy) as trainer:
+            outcome = await trainer.rollout(**request)
+    else:
+        trainer = await train(policy)
+        client = await stack.enter_async_context(RolloutClient(server.address))
+        await client.init(**request, callback=trainer.callback())
+        outcome = await (trainer.completion("r", 10) if way == "callbacks" else client.wait("r"))
+    batch = pad([outcome])
+    assert len(batch) == len(outcome.samples["main"].segments) > 0
+    assert batch.loss_mask.sum() == 6
+    assert (batch.logprobs[batch.loss_mask] < 0).all()
+    assert (batch.versions[batch.loss_mask] == 0).all()
+    assert batch.version_names == ("step-7",)
+    assert batch.rewards.tolist() == [1.0] * len(batch)
+
+
+class Flaky(Talker):
+    """Raises in the odd members of a group, after its chats."""
+
+    async def run(self, ctx):
+        ending = await super().run(ctx)
+        if ctx.request.group.index % 2:
+            raise RuntimeError("the weather service is away")
+        return ending
+
+
+async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
+    """The loop that a user writes: aligned arrays, and no failed rollout among them."""
+    server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
+    requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
+    async with attach([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
+        async for outcome in trainer.run(requests, group_size=4):
+            seen.append(outcome)
+            for sample in outcome.trainable_samples().values():
+                for segment in sample.segments:
+                    arrays = np.stack([segment.ids, segment.mask(), segment.aligned_logprobs()])
+                    trained.append((outcome.rollout_id, arrays.shape, sample.reward))
+    assert len(seen) == 12
+    assert all(outcome.samples["main"].segments for outcome in seen), "the failed ones have tokens, too"
+    assert sorted(name for name, _, _ in trained) == sorted(f"r{n}-{index}" for n in range(3) for index in (0, 2))
+    assert {reward for _, _, reward in trained} == {1.0}
+    with pytest.raises(InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: the weather"):
+        pad(seen)
+    assert len(pad(seen, untrainable="skip")) == 6
