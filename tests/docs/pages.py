@@ -70,6 +70,8 @@ class Reader:
             text = re.sub(rf"\b{port}\b", free, text)
         if block.language == "bash":
             if _SERVES.search(text):
+                grpc, http = self._ports["50051"], self._ports["9000"]
+                text = re.sub(r"\bserve ", f"serve --grpc-port {grpc} -p {http} ", text)  # else the default ports
                 await asyncio.to_thread(self._serve, text, timeout)
             else:
                 await asyncio.to_thread(self._shell, ["bash", "-e", "-m", "-c", text], block, timeout)

@@ -1,19 +1,79 @@
 """Every block of a page runs, in order, in an empty folder."""
 
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.docs.pages import PAGES, Reader, blocks_of
+from tests.processes import ROOT
 
-HOURS = "make test"
-"""Commands that pages show in `text` blocks: they take minutes, or need a cluster."""
+CHECKOUT = "make"
+"""A block that begins with this word needs a checkout, not an empty folder."""
 
 
-@pytest.mark.parametrize("name", ["docs/agents.md", "docs/trainers.md", "docs/operators.md"])
-@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.timeout(180)
 async def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = blocks_of(PAGES[name])
+    blocks = [block for block in blocks_of(PAGES[name]) if not block.text.startswith(CHECKOUT)]
     assert len(blocks) > 2
     with Reader(tmp_path) as reader:
         for block in blocks:
             await reader.run(block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_command_of_the_readme_runs_in_a_fresh_clone_again_and_again(tmp_path):
+    (first,) = [block for block in blocks_of(PAGES["README.md"]) if block.text.startswith(CHECKOUT)]
+    command = first.text.strip()
+    subprocess.run(["git", "clone", "-q", str(ROOT), "clone"], cwd=tmp_path, check=True)
+    with Reader(tmp_path / "clone") as reader:
+        done = subprocess.run(
+            ["bash", "-e", "-c", f"{command} && {command} && {command}"], cwd=tmp_path / "clone", timeout=500,
+            env=reader.environment | {"HOME": "/nonexistent"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\bCOMPLETED +\d", done.stdout)) == 24
+
+
+def test_the_readme_shows_what_the_demo_prints(demo_output):
+    shown = re.search(r"```text\n( +rollout .*?)```", PAGES["README.md"].read_text(), re.S)[1].splitlines()
+    printed = demo_output.splitlines()
+    assert shown[0].split() == next(line for line in printed if line.split()[:1] == ["rollout"]).split()
+    assert shown[-1] in printed
+
+
+@pytest.fixture
+def demo_output(tmp_path) -> str:
+    with Reader(tmp_path) as reader:
+        done = subprocess.run(["osmosis-grpc", "demo"], cwd=tmp_path, env=reader.environment, capture_output=True,
+                              text=True, timeout=50, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_says_first_what_it_is_for():
+    text = PAGES["README.md"].read_text()
+    assert "reinforcement-learning" in text[:200]
+    assert text.index("```bash\nmake demo") < 500
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    assert {"venv", "demo", "test", "check", "generate", "compat-newest"} <= set(targets)
+
+
+@pytest.mark.parametrize("path", [*PAGES.values(), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(path: Path):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        if anchor:
+            assert anchor in [_anchor(line) for line in page.read_text().splitlines()], anchor
+
+
+def _anchor(line: str) -> str:
+    """The anchor that a heading gets."""
+    return (
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-") if line.startswith("#") else ""
+    )
