@@ -101,7 +101,7 @@ class Reader:
         assert done.returncode == 0, f"line {block.line}: exit code {done.returncode}\n{block.text}\n{done.stdout}"
 
     def _serve(self, text: str, timeout: float) -> None:
-        log = self._stack.enter_context(open(self.folder / f"terminal-{len(os.listdir(self.folder))}.log", "w+"))
+        log = self._stack.enter_context((self.folder / f"terminal-{len(os.listdir(self.folder))}.log").open("w"))
         process = subprocess.Popen(
             ["bash", "-e", "-c", text], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT, start_new_session=True,

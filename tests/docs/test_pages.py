@@ -73,7 +73,7 @@ def test_links_lead_somewhere(path: Path):
 
 
 def _anchor(line: str) -> str:
-    """The anchor that a heading gets."""
-    return (
-        re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-") if line.startswith("#") else ""
-    )
+    """Returns the anchor of a heading; empty for any other line."""
+    if not line.startswith("#"):
+        return ""
+    return re.sub(r"[^a-z0-9 -]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
