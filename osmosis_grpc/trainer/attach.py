@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
+from osmosis_grpc.trainer.sampler import version_text
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
@@ -276,15 +277,61 @@ class Trainer:
                 server.subscriptions.end(subscription)
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
-    def pause(self) -> None:
-        """Let no further chat come, for example while weights are swapped. What is open is answered."""
+    def pause(self, *, idle: bool = False) -> Awaitable[None]:
+        """Let no further chat come, for example while weights are swapped. Chats that are open are answered.
+
+        The call itself pauses. Awaiting what it returns waits for nothing more; with `idle` it waits until no policy
+        call is in flight, and raises FailedPrecondition when resume() is called before that. asyncio.timeout()
+        bounds the wait; the trainer stays paused.
+
+            await trainer.pause(idle=True)
+            load_weights(step)
+            trainer.resume(version=step)
+        """
         self._pool.servers.paused = True
         self._pool.servers.grant()
+        if idle:
+            return self._book.sampler.idle()
+        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        paused.set_result(None)
+        return paused
 
-    def resume(self) -> None:
-        """Let chats come again."""
+    def resume(self, *, version: str | int | None = None) -> None:
+        """Let chats come again, and name the policy's version from now on; None leaves it as it is.
+
+        Policy calls find it in ChatRequest.version, and replies that come without `versions` get the one that
+        their call began with. It may be called without a pause, for example with the first version. Raises TypeError
+        for a version that is neither text nor a whole number.
+        """
+        if version is not None:
+            self._book.sampler.version = version_text(version)
+        self._book.sampler.resumed()
         self._pool.servers.paused = False
         self._pool.servers.grant()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
+
+        Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
+        `rollouts/from_journal` (of these, outcomes of an earlier run of the server), `failures/BOUNDARY/REASON`,
+        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`.
+        Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
+        Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
+        `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
+        outcome's oldest token and the current one). A name without a value is left out; version and lag need versions
+        that are numbers. Evaluation rollouts are counted apart, as `evaluation/rollouts/completed` and so on.
+
+            wandb.log(trainer.metrics(), step=step)
+
+            for name, value in trainer.metrics().items():
+                writer.add_scalar(name, value, step)  # TensorBoard
+
+            mlflow.log_metrics(trainer.metrics(), step=step)
+        """
+        return self._book.metrics.read(
+            open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
+            version=self._book.sampler.version,
+        )  # fmt: skip
 
     async def _sweep(self) -> None:
         while True:

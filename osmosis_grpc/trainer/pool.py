@@ -45,6 +45,13 @@ class Pool:
 
     def submit(self, request: RolloutRequest, *, together: str = "") -> Rollout:
         """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
+        try:
+            return self._submit(request, together)
+        except CallError as error:
+            self.book.metrics.refused(error)
+            raise
+
+    def _submit(self, request: RolloutRequest, together: str) -> Rollout:
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
@@ -68,7 +75,7 @@ class Pool:
         if self.servers.given_up:
             raise self.servers.nobody_there()
         rollout = Rollout(request, self._loop.create_future(), together)
-        rollout.done.add_done_callback(_retrieve)
+        rollout.done.add_done_callback(self._count)
         self.rollouts[request.rollout_id] = rollout
         self._queue(rollout)
         self.changed()
@@ -90,7 +97,7 @@ class Pool:
                 continue
             rollout = Rollout(request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None,
                               begun=True)  # fmt: skip
-            rollout.done.add_done_callback(_retrieve)
+            rollout.done.add_done_callback(self._count)
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
             server = places.get(row.place)
@@ -241,6 +248,16 @@ class Pool:
         if not rollout.done.done():
             rollout.done.set_result(completion)
         self.changed()
+
+    def _count(self, done: "asyncio.Future[Completion]") -> None:
+        """A rollout is over: count its outcome."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.book.metrics.ended(done.result(), self.book.sampler.version)
+        else:
+            self.book.metrics.refused(error)
 
     def _lost(self, server: Attachment, why: str) -> None:
         """What ran on a lost server goes elsewhere."""
