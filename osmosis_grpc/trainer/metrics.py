@@ -4,6 +4,7 @@ Metrics is called with outcomes and policy replies; it knows no transport and st
 """
 
 import math
+import re
 from collections import Counter, deque
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ RECENT = 1024
 MAX_REASONS = 64
 """Kinds of failure that are counted by name; further ones are counted as `failures/other`."""
 _REASON_CHARS = 64
+_NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
+"""Characters that MLflow refuses in a name."""
 
 
 class Recent:
@@ -63,7 +66,8 @@ class Tally:
         self.count += 1
         self._statuses[outcome.status] += 1
         if outcome.failure is not None:
-            self._failed(f"{outcome.failure.boundary}/{outcome.finish_reason[:_REASON_CHARS] or 'error'}")
+            reason = _NOT_IN_NAMES.sub("_", outcome.finish_reason[:_REASON_CHARS])
+            self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
         if getattr(outcome, "from_journal", None):  # its times and versions are those of an earlier run

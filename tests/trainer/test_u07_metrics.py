@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
-from osmosis_grpc.types import Completion, CompletionStatus, Failure
+from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, Failure
 from tests.trainer.conftest import PATIENCE, USER, until
 
 
@@ -129,12 +130,14 @@ def test_u07_metrics_are_bounded():
     for n in range(MAX_REASONS + 10):
         failure = Failure("agent", "no")
         metrics.ended(
-            outcome(status=CompletionStatus.FAILED, reward=None, failure=failure, finish_reason=f"{n}" * 500), ""
+            outcome(status=CompletionStatus.FAILED, reward=None, failure=failure, finish_reason=f"{n:03} ü/\n" * 100),
+            "",
         )
     values = read(metrics)
     names = [name for name in values if name.startswith("failures/")]
     assert len(names) == MAX_REASONS + 1
     assert max(map(len, names)) < 100
+    assert all(re.fullmatch(r"[\w.\- /]+", name, re.ASCII) for name in names), "MLflow takes no other characters"
     assert values["failures/other"] == 10.0
     for n in range(RECENT * 2):
         metrics.ended(outcome(reward=float(n >= RECENT)), "")
@@ -143,8 +146,6 @@ def test_u07_metrics_are_bounded():
 
 
 def test_u07_tokens_of_a_policy_without_ids_are_those_of_its_usage():
-    from osmosis_grpc.types import ChatResponse
-
     metrics = Metrics()
     reply = ChatResponse(
         message={"role": "assistant", "content": "x"}, usage={"prompt_tokens": 5, "completion_tokens": 2}
