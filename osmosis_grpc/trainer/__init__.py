@@ -5,6 +5,11 @@ Over one stream to each agent server:
     async with attach(["127.0.0.1:50051"], policy) as trainer:
         completion = await trainer.rollout(rollout_id="r1", messages=messages)
 
+without async code:
+
+    with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
+        completion = trainer.rollout(rollout_id="r1", messages=messages)
+
 or by callbacks:
 
     async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
@@ -17,6 +22,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.attach import Server, Trainer, attach
 from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.server import TrainerServer
+from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.types import (
     Callback,
     CallbackTls,
@@ -33,6 +39,6 @@ from osmosis_grpc.types import (
 
 __all__ = [
     "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls", "Completion", "Group",
-    "Policy", "RolloutClient", "RolloutRequest", "Server", "ServerTls", "Started", "TokenBlock", "Trainer",
-    "TrainerServer", "TrajectoryEvent", "VersionSpan", "attach",
+    "Policy", "RolloutClient", "RolloutRequest", "Server", "ServerTls", "Started", "SyncTrainer", "TokenBlock",
+    "Trainer", "TrainerServer", "TrajectoryEvent", "VersionSpan", "attach",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
-from osmosis_grpc.trainer.sampler import version_text
+from osmosis_grpc.trainer.sampler import entered, version_text
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
@@ -124,18 +124,18 @@ class Trainer:
         self._pool: Pool
         self._connections: Connections
         self._sweeper: asyncio.Task[None]
+        self._resources: AsyncExitStack
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
     async def __aenter__(self) -> "Trainer":
-        if self._path is not None:
-            self._ledger = await Ledger.open(self._path, self._ttl)
-        try:
+        async with AsyncExitStack() as stack:
+            if self._path is not None:
+                self._ledger = await Ledger.open(self._path, self._ttl)
+                stack.push_async_callback(self._ledger.close)
+            await stack.enter_async_context(entered(self._policy))
             await self._begin()
-        except BaseException:
-            if self._ledger is not None:
-                await self._ledger.close()
-            raise
+            self._resources = stack.pop_all()
         return self
 
     async def _begin(self) -> None:
@@ -170,8 +170,7 @@ class Trainer:
             await self._connections.close()
         finally:
             self._pool.close()
-            if self._ledger is not None:
-                await self._ledger.close()
+            await self._resources.aclose()
 
     @property
     def servers(self) -> list[Server]:
@@ -182,7 +181,9 @@ class Trainer:
             for s in self._pool.servers
         ]  # fmt: skip
 
-    async def rollout(self, request: RolloutRequest | None = None, *, together: str = "", **changes: Any) -> Completion:
+    async def rollout(
+        self, /, request: RolloutRequest | None = None, *, together: str = "", **changes: Any
+    ) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
         A rollout of the same id that is not over is joined; with a ledger also one that is over and

@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,16 +32,6 @@ class Sampler:
         self._policy = policy
         self._metrics = metrics
         self._waiting: list[asyncio.Future[None]] = []
-
-    async def open(self) -> None:
-        """Enter a policy that is an async context manager."""
-        if isinstance(self._policy, AbstractAsyncContextManager):
-            await self._policy.__aenter__()
-
-    async def close(self) -> None:
-        """Leave it again."""
-        if isinstance(self._policy, AbstractAsyncContextManager):
-            await self._policy.__aexit__(None, None, None)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
         """Call the policy and hand what comes of it to `keep`. Returns the task of a policy that is awaited."""
@@ -103,6 +93,11 @@ def versioned(response: ChatResponse, version: str) -> ChatResponse:
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response
     return replace(response, versions=(VersionSpan(version, len(tokens.ids)),))
+
+
+def entered(policy: object) -> AbstractAsyncContextManager[Any]:
+    """Returns the context of a policy that is an async context manager; an empty one otherwise."""
+    return policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
 
 
 def version_text(version: str | int) -> str:
