@@ -20,6 +20,7 @@ from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.sampler import entered, version_text
@@ -203,19 +204,23 @@ class Trainer:
 
     async def run(
         self, requests: Requests, *, group_size: int = 1,
-        max_in_flight: int = 256, together: bool = False,
+        max_in_flight: int = 256, together: bool = False, progress: bool = False,
     ) -> AsyncGenerator[Completion, None]:  # fmt: skip
         """Run rollouts and yield their completions as they come.
 
         With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
         group ID; `together` keeps a group's members on one server. A rollout that is refused is
-        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. Raises
-        TypeError and InvalidArgument for a request that cannot be sent.
+        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
+        stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
+        Raises TypeError and InvalidArgument for a request that cannot be sent.
         """
-        run = Run(self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together)
-        async with aclosing(run.completions(requests)) as completions:
-            async for completion in completions:
-                yield completion
+        with shown(progress, requests, group_size) as bar:
+            run = Run(
+                self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
+            )  # fmt: skip
+            async with aclosing(run.completions(requests)) as completions:
+                async for completion in completions:
+                    yield completion
 
     async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
         """What an earlier process left in the ledger and nobody here has asked for, to its end.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus
+from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024
 """How many of the newest values a mean or a percentile is taken over."""
@@ -108,13 +108,13 @@ class Metrics:
         self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
         self._chat_seconds = Recent()
 
-    def ended(self, outcome: Completion, version: str, *, evaluation: bool = False) -> None:
+    def ended(self, outcome: Completion, version: str) -> None:
         """Count an outcome; `version` is the policy's current one."""
-        (self._evaluation if evaluation else self._training).ended(outcome, version)
+        self._tally(outcome).ended(outcome, version)
 
-    def refused(self, error: BaseException, *, evaluation: bool = False) -> None:
+    def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server took."""
-        (self._evaluation if evaluation else self._training).refused(error)
+        self._tally(request).refused(error)
 
     def answered(self, reply: ChatResponse, seconds: float) -> None:
         """Count a policy call that gave this reply after some seconds."""
@@ -144,6 +144,9 @@ class Metrics:
         if self._evaluation.count:
             values.update(self._evaluation.items("evaluation/"))
         return values
+
+    def _tally(self, marked: Completion | RolloutRequest) -> Tally:
+        return self._evaluation if getattr(marked, "evaluation", False) else self._training
 
 
 def _used(reply: ChatResponse, name: str) -> int:

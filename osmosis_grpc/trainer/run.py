@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.rollout import Rollout
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, Group, RolloutRequest
@@ -17,12 +18,15 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 class Run:
     """One call of Trainer.run(): takes requests while there are slots, hands out completions as they come."""
 
-    def __init__(self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool) -> None:
+    def __init__(
+        self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, progress: Progress | None = None
+    ) -> None:
         if group_size < 1 or max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
         self._pool = pool
         self._group_size = group_size
         self._together = together
+        self._progress = progress
         self._slots = asyncio.Semaphore(max_in_flight)
         self._finished: asyncio.Queue[Rollout | Completion | Exception | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
@@ -65,9 +69,13 @@ class Run:
         except CallError as error:
             self._slots.release()
             self._finished.put_nowait(_refused(request, error))
+            if self._progress is not None:
+                self._progress.refused()
             return
         rollout.waiters += 1
         self._started[rollout] += 1
+        if self._progress is not None:
+            self._progress.watch(rollout.done)
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _over(self, rollout: Rollout) -> Completion:

@@ -114,15 +114,35 @@ def read(metrics):
     return metrics.read(open_rollouts=0, open_chats=0, version="")
 
 
+class Evaluated(Completion):
+    evaluation = True
+
+
+class ToEvaluate(RolloutRequest):
+    evaluation = True
+
+
+class FromJournal(Completion):
+    from_journal = "an earlier run"
+
+
 def test_u07_evaluation_is_counted_apart():
     metrics = Metrics()
     metrics.ended(outcome(reward=0.0), "")
-    metrics.ended(outcome(), "", evaluation=True)
-    metrics.refused(AlreadyExists("there"), evaluation=True)
+    metrics.ended(Evaluated(rollout_id="e", status=CompletionStatus.COMPLETED, reward=1.0), "")
+    metrics.refused(ToEvaluate(rollout_id="f"), AlreadyExists("there"))
     values = read(metrics)
     assert (values["rollouts/completed"], values["reward/mean"], values["rollouts/failed"]) == (1.0, 0.0, 0.0)
     assert (values["evaluation/rollouts/completed"], values["evaluation/reward/mean"]) == (1.0, 1.0)
     assert values["evaluation/failures/refused/AlreadyExists"] == 1.0
+
+
+def test_u07_outcomes_of_an_earlier_run_are_counted_and_their_times_are_not():
+    metrics = Metrics()
+    metrics.ended(FromJournal(rollout_id="r", status=CompletionStatus.COMPLETED, reward=1.0), "")
+    values = read(metrics)
+    assert (values["rollouts/completed"], values["rollouts/from_journal"], values["reward/mean"]) == (1.0, 1.0, 1.0)
+    assert not [name for name in values if name.startswith("rollout_seconds")]
 
 
 def test_u07_metrics_are_bounded():
