@@ -17,7 +17,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
 from osmosis_grpc.trainer.attach import Server, Trainer, attach
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types.completion import Receipt
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[
 
     @wraps(method)
     def call(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._thread.call(lambda: method(self._trainer, *args, **kwargs))
+        with _Readers() as readers:
+            return self._thread.call(lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs)))
 
     return call
 
@@ -44,27 +45,14 @@ def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[
 def _iterates(
     method: Callable[Concatenate[Trainer, P], AsyncIterator[T]],
 ) -> Callable[Concatenate["SyncTrainer", P], Generator[T, None, None]]:
-    """Returns a method of SyncTrainer that yields what a method of Trainer yields.
-
-    An iterator among the arguments (requests) is read on a thread of its own, so it may block, and may use the
-    SyncTrainer.
-    """
+    """Returns a method of SyncTrainer that yields what a method of Trainer yields."""
 
     @wraps(method)
     def iterate(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        readers: list[_Reader[Any]] = []
-
-        def begin() -> AsyncIterator[T]:
-            return method(
-                self._trainer, *(_read(value, readers) for value in args),
-                **{name: _read(value, readers) for name, value in kwargs.items()},
+        with _Readers() as readers:
+            yield from self._thread.iterate(
+                lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs))
             )  # fmt: skip
-
-        try:
-            yield from self._thread.iterate(begin)
-        finally:
-            for reader in readers:
-                reader.close()
 
     return iterate
 
@@ -105,8 +93,8 @@ class SyncTrainer:
     unconfirmed = _iterates(Trainer.unconfirmed)
     events = _iterates(Trainer.events)
 
-    def confirm(self, outcome: Completion) -> None:
-        """See Completion.confirm."""
+    def confirm(self, outcome: Receipt) -> None:
+        """Confirm an outcome; see Completion.confirm."""
         self._thread.call(outcome.confirm)
 
     def resume(self, *, version: str | int | None = None) -> None:
@@ -213,12 +201,35 @@ class _Reader(Generic[T]):
         return next(self._iterator, _END)
 
 
-def _read(value: Any, readers: "list[_Reader[Any]]") -> Any:
-    """An argument as Trainer gets it: what is only iterable is read on a thread."""
-    if not isinstance(value, Iterable) or isinstance(value, Collection):
-        return value
-    readers.append(_Reader(value))
-    return readers[-1]
+class _Readers:
+    """The arguments of one call: an iterator of requests is read on a thread of its own.
+
+    So it may block, and may use the SyncTrainer. Requests are the first argument, or are named so.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[_Reader[Any]] = []
+
+    def __enter__(self) -> "_Readers":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for reader in self._made:
+            reader.close()
+
+    def first(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the positional arguments as Trainer gets them."""
+        return (self._read(args[0]), *args[1:]) if args else args
+
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the named arguments as Trainer gets them."""
+        return kwargs | {"requests": self._read(kwargs["requests"])} if "requests" in kwargs else kwargs
+
+    def _read(self, value: Any) -> Any:
+        if not isinstance(value, Iterable) or isinstance(value, Collection):
+            return value
+        self._made.append(_Reader(value))
+        return self._made[-1]
 
 
 def _hide_own_frames(trace: TracebackType | None) -> None:

@@ -110,7 +110,7 @@ def test_u06_requests_come_from_an_iterator_that_blocks_and_uses_the_trainer(tar
             yield request
 
     with SyncTrainer([target], EchoPolicy()) as trainer:
-        assert len(list(trainer.run(lazily(trainer)))) == 4
+        assert len(list(trainer.run(requests=lazily(trainer)))) == 4
         assert len(set(thread)) == 1
         with pytest.raises(ZeroDivisionError):
             list(trainer.run(1 // 0 for _ in range(1)))
