@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
+from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
-"""What answers a trainer's chats."""
+"""What answers a trainer's chats. The trainer enters one that is an async context manager, and leaves it at its end;
+it may be entered more than once."""
 
-__all__ = ["EchoPolicy", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ToolCallingMock"]
+__all__ = ["EchoPolicy", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ThreadedPolicy", "ToolCallingMock"]

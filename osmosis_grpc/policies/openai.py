@@ -3,10 +3,13 @@
 Token ids and logprobs are kept when the server gives them (`return_token_ids`: vLLM puts the
 prompt's ids beside the choices, SGLang into them). Where it does not, the reply comes without,
 and its sample is not trainable; nothing is ever tokenized again.
+
+Needs the extra `policies` (aiohttp).
 """
 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
@@ -29,20 +32,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SESSION_HEADER = "X-Session-ID"
+"""The same for all chats of a sample: routers send them to the replica that has their prefix in its cache."""
+ABORT_RETRY = 1.0
+"""Seconds after which a chat is asked again whose sampling the model server aborted."""
+
 
 class OpenAIPolicy:
-    """Asks `base_url`/chat/completions. Used as `async with OpenAIPolicy(url, model) as policy`.
+    """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
+    A trainer opens its connections and closes them at its end; elsewhere use `async with OpenAIPolicy(url, model)`.
     `token_ids=False` leaves out `return_token_ids`, which some servers refuse. `timeout` is in
-    seconds, for one reply. 429 and 5xx raise errors that are asked again; 4xx is final. The key
-    appears in no error.
+    seconds, for one reply. `version` is kept with every reply; without it the trainer's own is.
+
+    429, 5xx and a reply with the finish reason "abort" (vLLM and SGLang send what they have when weights change)
+    raise errors after which the agent server asks again, for its `trainer_grace` at most; 4xx is final. Errors name
+    the URL, never the key. Raises MissingExtraError without aiohttp, ValueError for a `base_url` that is none.
     """
 
     def __init__(
         self, base_url: str, model: str, *, api_key: str | None = None, token_ids: bool = True,
         timeout: float = 600.0, connections: int = 1024, version: str = "",
     ) -> None:  # fmt: skip
-        self._url = base_url.rstrip("/") + "/chat/completions"
+        _check_installed()
+        self._url = _checked(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
         self._token_ids = token_ids
@@ -50,41 +63,52 @@ class OpenAIPolicy:
         self._connections = connections
         self._version = version
         self._session: aiohttp.ClientSession | None = None
+        self._users = 0
 
     async def __aenter__(self) -> "OpenAIPolicy":
-        self._open()
+        self._users += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._users -= 1
+        session = self._session
+        if not self._users and session is not None:
             self._session = None
+            await session.close()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         import aiohttp
 
         session = self._session or self._open()
+        headers = {SESSION_HEADER: quote(f"{request.rollout_id}/{request.sample}")}
+        call = session.post(self._url, json=self._body(request), headers=headers, allow_redirects=False)
         try:
-            async with session.post(self._url, json=self._body(request), allow_redirects=False) as response:
+            async with call as response:
                 raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")
         except TimeoutError:
-            raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s") from None
+            raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s{self._at}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}") from None
+            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), retry_after)
+            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), self._at, retry_after)
         try:
-            return _read(jsontext.parse(raw.decode(), "body"), self._version)
+            body = jsontext.parse(raw.decode(), "body")
+            if body["choices"][0].get("finish_reason") == "abort":
+                raise Unavailable(f"the model server aborted the chat{self._at}", retry_after=ABORT_RETRY)
+            return _read(body, self._version)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-            raise Internal(f"the model server's reply cannot be read: {type(error).__name__}: {error}") from None
+            problem = f"{type(error).__name__}: {error}"
+            raise Internal(f"the model server's reply cannot be read: {problem}{self._at}") from None
+
+    @property
+    def _at(self) -> str:
+        return f" (POST {self._url})"
 
     def _open(self) -> "aiohttp.ClientSession":
-        try:
-            import aiohttp
-        except ImportError:
-            raise MissingExtraError("OpenAIPolicy", "server") from None
+        import aiohttp
+
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._session = aiohttp.ClientSession(
             headers=headers, trust_env=False, timeout=aiohttp.ClientTimeout(total=self._timeout),
@@ -103,6 +127,24 @@ class OpenAIPolicy:
         if self._token_ids:
             body["return_token_ids"] = True
         return body
+
+
+def _check_installed() -> None:
+    """Raise MissingExtraError without aiohttp."""
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("OpenAIPolicy", "policies") from None
+
+
+def _checked(base_url: str) -> str:
+    """A base URL that may be shown. Raises ValueError."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("base_url: has a user name, a password, a query or a fragment; give the key as api_key")
+    return base_url.rstrip("/")
 
 
 def _read(body: dict[str, Any], version: str) -> ChatResponse:
@@ -136,13 +178,13 @@ def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | Non
     return np.array([np.nan if row.get("logprob") is None else row["logprob"] for row in rows], dtype="<f4")
 
 
-def _refused(status: int, text: str, retry_after: str | None) -> CallError:
+def _refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
     pause = float(retry_after) if retry_after and retry_after.strip().isdecimal() else None
-    message = f"the model server answered {status}: {text}"
+    message = f"the model server answered {status}: {text}{at}"
     if status == 429:
         return ResourceExhausted(message, retry_after=pause)
     if status >= 500 or status == 408:
         return Unavailable(message, retry_after=pause)
     if status in (401, 403):
-        return (Unauthenticated if status == 401 else PermissionDenied)(f"the model server answered {status}")
+        return (Unauthenticated if status == 401 else PermissionDenied)(f"the model server answered {status}{at}")
     return InvalidArgument("", message)

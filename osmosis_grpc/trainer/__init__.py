@@ -7,6 +7,11 @@ Over one stream to each agent server:
         async for group in trainer.groups(requests, group_size=8):
             batch = pad(group, advantages=advantages(group))
 
+without async code:
+
+    with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
+        completion = trainer.rollout(rollout_id="r1", messages=messages)
+
 or by callbacks:
 
     async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
@@ -23,6 +28,7 @@ from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.server import TrainerServer
+from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.types import (
     Callback,
     CallbackTls,
@@ -40,6 +46,6 @@ from osmosis_grpc.types import (
 __all__ = [
     "Advantages", "Batch", "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls",
     "Completion", "Evaluation", "Group", "GroupCounts", "OutcomeGroup", "Policy", "RolloutClient", "RolloutRequest",
-    "Row", "Server", "ServerTls", "Skipped", "Started", "TokenBlock", "Trainer", "TrainerServer", "TrajectoryEvent",
-    "VersionSpan", "advantages", "attach", "pad",
+    "Row", "Server", "ServerTls", "Skipped", "Started", "SyncTrainer", "TokenBlock", "Trainer", "TrainerServer",
+    "TrajectoryEvent", "VersionSpan", "advantages", "attach", "pad",
 ]  # fmt: skip

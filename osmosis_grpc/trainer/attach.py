@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
+from osmosis_grpc.trainer.sampler import entered, version_text
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
@@ -126,19 +128,19 @@ class Trainer:
         self._pool: Pool
         self._connections: Connections
         self._sweeper: asyncio.Task[None]
+        self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
     async def __aenter__(self) -> "Trainer":
-        if self._path is not None:
-            self._ledger = await Ledger.open(self._path, self._ttl)
-        try:
+        async with AsyncExitStack() as stack:
+            if self._path is not None:
+                self._ledger = await Ledger.open(self._path, self._ttl)
+                stack.push_async_callback(self._ledger.close)
+            await stack.enter_async_context(entered(self._policy))
             await self._begin()
-        except BaseException:
-            if self._ledger is not None:
-                await self._ledger.close()
-            raise
+            self._resources = stack.pop_all()
         return self
 
     async def _begin(self) -> None:
@@ -173,8 +175,7 @@ class Trainer:
             await self._connections.close()
         finally:
             self._pool.close()
-            if self._ledger is not None:
-                await self._ledger.close()
+            await self._resources.aclose()
 
     @property
     def servers(self) -> list[Server]:
@@ -185,7 +186,9 @@ class Trainer:
             for s in self._pool.servers
         ]  # fmt: skip
 
-    async def rollout(self, request: RolloutRequest | None = None, *, together: str = "", **changes: Any) -> Completion:
+    async def rollout(
+        self, /, request: RolloutRequest | None = None, *, together: str = "", **changes: Any
+    ) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
         A rollout of the same id that is not over is joined; with a ledger also one that is over and
@@ -205,23 +208,27 @@ class Trainer:
 
     async def run(
         self, requests: Requests, *, group_size: int = 1,
-        max_in_flight: int = 256, together: bool = False,
+        max_in_flight: int = 256, together: bool = False, progress: bool = False,
     ) -> AsyncGenerator[Completion, None]:  # fmt: skip
         """Run rollouts and yield their completions as they come.
 
         With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
         group ID; `together` keeps a group's members on one server. A rollout that is refused is
-        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. Raises
-        TypeError and InvalidArgument for a request that cannot be sent.
+        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
+        stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
+        Raises TypeError and InvalidArgument for a request that cannot be sent.
         """
-        run = Run(self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together)
-        async with aclosing(run.ended(requests)) as ended:
-            async for _, completion in ended:
-                yield completion
+        with shown(progress, requests, group_size) as bar:
+            run = Run(
+                self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
+            )  # fmt: skip
+            async with aclosing(run.ended(requests)) as ended:
+                async for _, completion in ended:
+                    yield completion
 
     async def groups(
         self, requests: Requests, group_size: int, *, retries: int = 1, on_failure: OnFailure = "drop_group",
-        max_in_flight: int = 256, together: bool = False,
+        max_in_flight: int = 256, together: bool = False, progress: bool = False,
     ) -> AsyncGenerator[OutcomeGroup, None]:  # fmt: skip
         """Run each request as a group, as run() does, and yield groups as their last members end.
 
@@ -233,13 +240,14 @@ class Trainer:
         TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
         dropped group cannot be confirmed.
         """
-        grouping = Grouping(
-            self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
-            on_failure=on_failure, counts=self._group_counts,
-        )  # fmt: skip
-        async with aclosing(grouping.groups(requests)) as groups:
-            async for group in groups:
-                yield group
+        with shown(progress, requests, group_size) as bar:
+            grouping = Grouping(
+                self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
+                on_failure=on_failure, counts=self._group_counts, progress=bar,
+            )  # fmt: skip
+            async with aclosing(grouping.groups(requests)) as groups:
+                async for group in groups:
+                    yield group
 
     @property
     def group_counts(self) -> GroupCounts:
@@ -325,15 +333,61 @@ class Trainer:
                 server.subscriptions.end(subscription)
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
-    def pause(self) -> None:
-        """Let no further chat come, for example while weights are swapped. What is open is answered."""
+    def pause(self, *, idle: bool = False) -> Awaitable[None]:
+        """Let no further chat come, for example while weights are swapped. Chats that are open are answered.
+
+        The call itself pauses. Awaiting what it returns waits for nothing more; with `idle` it waits until no policy
+        call is in flight, and raises FailedPrecondition when resume() is called before that. asyncio.timeout()
+        bounds the wait; the trainer stays paused.
+
+            await trainer.pause(idle=True)
+            load_weights(step)
+            trainer.resume(version=step)
+        """
         self._pool.servers.paused = True
         self._pool.servers.grant()
+        if idle:
+            return self._book.sampler.idle()
+        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        paused.set_result(None)
+        return paused
 
-    def resume(self) -> None:
-        """Let chats come again."""
+    def resume(self, *, version: str | int | None = None) -> None:
+        """Let chats come again, and name the policy's version from now on; None leaves it as it is.
+
+        Policy calls find it in ChatRequest.version, and replies that come without `versions` get the one that
+        their call began with. It may be called without a pause, for example with the first version. Raises TypeError
+        for a version that is neither text nor a whole number.
+        """
+        if version is not None:
+            self._book.sampler.version = version_text(version)
+        self._book.sampler.resumed()
         self._pool.servers.paused = False
         self._pool.servers.grant()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
+
+        Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
+        `rollouts/from_journal` (of these, outcomes of an earlier run of the server), `failures/BOUNDARY/REASON`,
+        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`.
+        Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
+        Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
+        `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
+        outcome's oldest token and the current one). A name without a value is left out; version and lag need versions
+        that are numbers. Evaluation rollouts are counted apart, as `evaluation/rollouts/completed` and so on.
+
+            wandb.log(trainer.metrics(), step=step)
+
+            for name, value in trainer.metrics().items():
+                writer.add_scalar(name, value, step)  # TensorBoard
+
+            mlflow.log_metrics(trainer.metrics(), step=step)
+        """
+        return self._book.metrics.read(
+            open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
+            version=self._book.sampler.version,
+        )  # fmt: skip
 
     async def _sweep(self) -> None:
         while True:

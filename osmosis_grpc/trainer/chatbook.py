@@ -11,8 +11,10 @@ from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.held import LedgerReceipt
 from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
+from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.trainer.restore import tools_of
 from osmosis_grpc.trainer.rollout_book import RolloutBook, unwritten
+from osmosis_grpc.trainer.sampler import Sampler
 from osmosis_grpc.trainer.samples import Asked
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
@@ -24,7 +26,8 @@ class ChatBook:
     """All rollouts of a trainer."""
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
-        self._policy = policy
+        self.metrics = Metrics()
+        self.sampler = Sampler(policy, self.metrics)
         self._ledger = ledger
         self._rollouts: dict[str, RolloutBook] = {}
 
@@ -38,7 +41,7 @@ class ChatBook:
 
     def chat(self, request: ChatRequest, now: float) -> Asked:
         """See RolloutBook.chat. Raises Aborted for an attempt that is no longer the newest."""
-        return self.rollout(request.rollout_id, request.attempt, now).chat(request, self._policy)
+        return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
     def knows(self, rollout_id: str) -> bool:
         """Whether a rollout has a book."""

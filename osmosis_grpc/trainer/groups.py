@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.run import Requests, Run
 from osmosis_grpc.types import Completion, CompletionStatus
 
@@ -94,7 +95,7 @@ class Grouping:
 
     def __init__(
         self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int, on_failure: OnFailure,
-        counts: Counter[str],
+        counts: Counter[str], progress: Progress | None = None,
     ) -> None:  # fmt: skip
         if group_size < MIN_MEMBERS:
             raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
@@ -106,7 +107,13 @@ class Grouping:
         self._counts = counts
         self._open: dict[str, _Open] = {}
         self._run = Run(
-            pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries, counts=counts
+            pool,
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            together=together,
+            retries=retries,
+            counts=counts,
+            progress=progress,
         )
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
@@ -46,6 +47,13 @@ class Pool:
 
     def submit(self, request: RolloutRequest, *, together: str = "") -> Rollout:
         """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
+        try:
+            return self._submit(request, together)
+        except CallError as error:
+            self.book.metrics.refused(request, error)
+            raise
+
+    def _submit(self, request: RolloutRequest, together: str) -> Rollout:
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
@@ -69,7 +77,7 @@ class Pool:
         if self.servers.given_up:
             raise self.servers.nobody_there()
         rollout = Rollout(request, self._loop.create_future(), together)
-        rollout.done.add_done_callback(_retrieve)
+        rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
         self._queue(rollout)
         self.changed()
@@ -91,7 +99,7 @@ class Pool:
                 continue
             rollout = Rollout(request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None,
                               begun=True)  # fmt: skip
-            rollout.done.add_done_callback(_retrieve)
+            rollout.done.add_done_callback(partial(self._count, rollout.request))
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
             server = places.get(row.place)
@@ -251,6 +259,16 @@ class Pool:
         if not rollout.done.done():
             rollout.done.set_result(completion)
         self.changed()
+
+    def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:
+        """A rollout is over: count its outcome."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.book.metrics.ended(done.result(), self.book.sampler.version)
+        else:
+            self.book.metrics.refused(request, error)
 
     def _lost(self, server: Attachment, why: str) -> None:
         """What ran on a lost server goes elsewhere."""

@@ -5,10 +5,10 @@ joins the first. Nothing that asks can stop a sampling: only the rollout's end d
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
@@ -24,9 +24,9 @@ from osmosis_grpc.errors import (
     UnknownChat,
 )
 from osmosis_grpc.link.options import MAX_REPLY_BYTES
-from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.ledger import KeptChat, Ledger
 from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.sampler import Sampler, versioned
 from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, told
@@ -54,7 +54,7 @@ class RolloutBook:
         self._samples: dict[str, KeptSample] = {}
         self._ledger = ledger
 
-    def chat(self, request: ChatRequest, policy: Policy) -> Asked:
+    def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
         """A chat, its sampling begun now or before.
 
         Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
@@ -92,46 +92,38 @@ class RolloutBook:
             tools=self.tools if request.tools is None else request.tools, own_tools=request.own_tools,
             purpose=request.purpose, continues=place.continues, covered=place.covered,
             known_ids=tokens if len(tokens) else None, state=request.state, credential=request.credential,
-            timeout=request.timeout,
+            timeout=request.timeout, version=sampler.version,
         )  # fmt: skip
         asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
-        self._sample(asked, full, policy)
+        asked.task = sampler.sample(full, partial(self._sampled, asked, full))
         return asked
 
-    def _sample(self, asked: Asked, request: ChatRequest, policy: Policy) -> None:
-        """Ask the policy. Only one that is awaited takes a task."""
-        try:
-            response = policy(request)
-        except Exception as error:
-            asked.fail(_told(error, request))
-            return
-        if not isinstance(response, ChatResponse) and inspect.isawaitable(response):
-            asked.task = asyncio.ensure_future(response)
-            asked.task.add_done_callback(lambda task: self._sampled(asked, request, task))
-        else:
-            self._keep(asked, request, response)
-
-    def _sampled(self, asked: Asked, request: ChatRequest, task: "asyncio.Future[ChatResponse]") -> None:
-        if task.cancelled():
+    def _sampled(self, asked: Asked, request: ChatRequest, reply: object) -> bool:
+        """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
+        if isinstance(reply, asyncio.CancelledError):
             asked.fail(
                 Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
             )
-        elif (error := task.exception()) is not None:
-            asked.fail(_told(error, request))
-        else:
-            self._keep(asked, request, task.result())
-
-    def _keep(self, asked: Asked, request: ChatRequest, response: Any) -> None:
+            return False
+        if isinstance(reply, BaseException):
+            asked.fail(_told(reply, request))
+            return False
         try:
-            if not isinstance(response, ChatResponse):
-                raise TypeError(f"it returned a {type(response).__name__}; return ChatResponse(message=...)")
+            if not isinstance(reply, ChatResponse):
+                raise TypeError(f"it returned a {type(reply).__name__}; return ChatResponse(message=...)")
+            reply = versioned(reply, request.version)
             if self._ledger is None:
-                asked.answer(response)
-                return
-            asked.keep(response)
+                asked.answer(reply)
+                return True
+            asked.keep(reply)
         except Exception as error:
             asked.fail(_told(error, request))
-            return
+            return False
+        self._commit(asked, request)
+        return True
+
+    def _commit(self, asked: Asked, request: ChatRequest) -> None:
+        """Commit a reply that is kept; one that cannot be sent is answered with that."""
         reach("ledger.reply.before")
         try:
             kept = kept_chat(request, asked)

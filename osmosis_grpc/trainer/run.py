@@ -9,6 +9,7 @@ from typing import Any
 
 from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.rollout import Rollout
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, Group, RolloutRequest
@@ -25,6 +26,7 @@ class Run:
     def __init__(
         self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int = 0,
         counts: Counter[str] | None = None, changes: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
     ) -> None:  # fmt: skip
         if group_size < 1 or max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
@@ -33,6 +35,7 @@ class Run:
         self._pool = pool
         self._group_size = group_size
         self._together = together
+        self._progress = progress
         self._retries = retries
         self._counts = Counter() if counts is None else counts
         self._changes = changes or {}
@@ -106,6 +109,8 @@ class Run:
             rollout.done.exception()  # it may be that nobody takes it
         rollout.waiters += 1
         self._started[rollout] += 1
+        if self._progress is not None:
+            self._progress.watch(rollout.done)
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _start_again(self, rollout: Rollout, completion: Completion) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.sampler import entered
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
@@ -81,6 +83,7 @@ class TrainerServer:
         self._closed = False
         self._server: grpc.aio.Server
         self._sweeper: asyncio.Task[None] | None = None
+        self._resources: AsyncExitStack
 
     @property
     def address(self) -> str:
@@ -152,14 +155,13 @@ class TrainerServer:
             await self._arrived.wait()
 
     async def __aenter__(self) -> "TrainerServer":
-        if self._path is not None:
-            self._ledger = await Ledger.open(self._path, self._ttl)
-        try:
+        async with AsyncExitStack() as stack:
+            if self._path is not None:
+                self._ledger = await Ledger.open(self._path, self._ttl)
+                stack.push_async_callback(self._ledger.close)
+            await stack.enter_async_context(entered(self._policy))
             await self._begin()
-        except BaseException:
-            if self._ledger is not None:
-                await self._ledger.close()
-            raise
+            self._resources = stack.pop_all()
         return self
 
     async def _begin(self) -> None:
@@ -182,8 +184,7 @@ class TrainerServer:
             await self._server.stop(0.5)
         finally:
             self._book.close()
-            if self._ledger is not None:
-                await self._ledger.close()
+            await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
         self._closed = True

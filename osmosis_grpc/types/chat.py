@@ -60,6 +60,8 @@ class ChatRequest(ArrayEquality):
     """The bearer token that the chat came with, where it came over a wire. Never shown."""
     timeout: float | None = None
     """Seconds the asker waits for this try; None for no limit."""
+    version: str = ""
+    """The policy version that the trainer was resumed with; empty where it was given none."""
 
 
 @quick

@@ -1,0 +1,109 @@
+"""Runs blocking functions on daemon threads, and a sync policy with them.
+
+The threads are daemons: a function that never returns does not keep the process from its end.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from osmosis_grpc.types import ChatRequest, ChatResponse
+
+T = TypeVar("T")
+
+_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+
+
+class DaemonThreads:
+    """Up to `count` threads. The queue of jobs is as long as its callers that wait."""
+
+    def __init__(self, name: str, count: int = 1) -> None:
+        if count < 1:
+            raise ValueError(f"threads: {count} is less than 1")
+        self._name = name
+        self._count = count
+        self._threads: list[Thread] = []
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function on one of the threads, jobs in their order. A cancelled caller does not stop the function."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put((loop, future, function))
+        if len(self._threads) < self._count:
+            thread = Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return await future
+
+    def close(self) -> None:
+        """End each thread after the jobs that wait. run() starts new ones."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._threads, self._jobs = [], SimpleQueue()
+
+
+class ThreadedPolicy:
+    """Calls a sync policy on threads of its own, so that it does not block the event loop.
+
+        attach(servers, ThreadedPolicy(policy, threads=16))
+
+    With one thread, the default, the policy has one call at a time and needs no locks.
+    """
+
+    def __init__(
+        self, policy: Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]], *, threads: int = 1
+    ) -> None:
+        self._policy = policy
+        self._threads = DaemonThreads("osmosis-policy", threads)
+        self._users = 0
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        reply = await self._threads.run(lambda: self._policy(request))
+        return reply if isinstance(reply, ChatResponse) or not inspect.isawaitable(reply) else await reply
+
+    async def __aenter__(self) -> "ThreadedPolicy":
+        self._users += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._users -= 1
+        if not self._users:
+            self._threads.close()
+
+
+def is_async(policy: Callable[..., Any]) -> bool:
+    """Returns whether a callable is an async function, or has an async __call__."""
+    return inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None))  # noqa: B004
+
+
+def _work(jobs: "SimpleQueue[_Job | None]") -> None:
+    while (job := jobs.get()) is not None:
+        loop, future, function = job
+        if future.cancelled():
+            continue
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = function()
+        except StopIteration as stop:  # no future takes it
+            error = RuntimeError(f"the function raised {stop!r}")
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(_settle, future, result, error)
+        except RuntimeError:  # the loop is closed: its callers have gone
+            return
+        del job, future, function, result, error
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,149 @@
+"""An event loop in a thread of its own, for callers that are not async.
+
+Nothing here knows a trainer: it runs awaitables and iterates async iterators for other threads.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from osmosis_grpc.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STOP_LIMIT = 5.0
+_END = object()
+
+
+class LoopThread:
+    """One event loop, from start() to stop()."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._submitting = threading.Lock()
+        """Held while work is handed to the loop, so that none is handed to one that has stopped."""
+        self._iterations: set[_Iteration[Any]] = set()
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped."""
+        return self._loop is not None
+
+    def start(self) -> None:
+        """Start the thread, and wait until its loop runs. Raises RuntimeError when it runs already."""
+        if self._loop is not None:
+            raise RuntimeError("the trainer is open already")
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def call(self, work: Callable[[], Awaitable[T]], timeout: float | None = None) -> T:
+        """Await on the loop what `work` returns, and wait for it; a KeyboardInterrupt here cancels it there.
+
+        Raises what it raises, Unavailable after stop(), TimeoutError after `timeout` seconds.
+        """
+        if self.is_own_thread():
+            raise RuntimeError("a SyncTrainer is not for async code on its own loop: it would wait for itself")
+
+        async def run() -> T:
+            return await work()
+
+        with self._submitting:
+            if self._loop is None:
+                raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
+            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.CancelledError:
+            raise Unavailable("the trainer was closed") from None
+        finally:
+            future.cancel()
+
+    def iterate(self, begin: Callable[[], AsyncIterator[T]]) -> Generator[T, None, None]:
+        """Yield the values of an async iterator; leaving the loop closes the iterator."""
+        iteration = _Iteration(begin)
+        self._iterations.add(iteration)
+        try:
+            while True:
+                value = self.call(iteration.next)
+                if value is _END:
+                    return
+                yield value
+        finally:
+            self._leave(iteration)
+
+    def stop(self) -> None:
+        """Cancel what still runs on the loop, and end the thread."""
+        with self._submitting:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is None or thread is None or self._stop is None:
+            return
+        loop.call_soon_threadsafe(self._stop.set)
+        thread.join(_STOP_LIMIT)
+        if thread.is_alive():
+            log.warning("the trainer's thread did not end within %g s: something blocks its event loop", _STOP_LIMIT)
+
+    async def close_iterations(self) -> None:
+        """Close every iterator that is still open. Runs on the loop."""
+        for iteration in list(self._iterations):
+            await iteration.close()
+
+    def is_own_thread(self) -> bool:
+        """Returns whether the caller runs on the loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def _leave(self, iteration: "_Iteration[T]") -> None:
+        self._iterations.discard(iteration)
+        if self._loop is None:
+            return
+        if self.is_own_thread():  # the garbage collector ran here
+            iteration.closing = self._loop.create_task(iteration.close())
+        else:
+            self.call(iteration.close)
+
+    def _run(self, started: threading.Event) -> None:
+        with asyncio.Runner() as runner:
+            self._loop, self._stop = runner.get_loop(), asyncio.Event()
+            self._loop.call_soon(started.set)
+            runner.run(_wait(self._stop))
+
+
+class _Iteration(Generic[T]):
+    """One async iterator, begun with its first value. Its methods run on the loop."""
+
+    def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
+        self.closing: asyncio.Task[None] | None = None
+        self._begin = begin
+        self._values: AsyncIterator[T] | None = None
+        self._step: asyncio.Task[Any] | None = None
+
+    async def next(self) -> Any:
+        """Returns the next value, or _END."""
+        if self._values is None:
+            self._values = self._begin()
+        self._step = asyncio.current_task()
+        try:
+            return await anext(self._values, _END)
+        finally:
+            self._step = None
+
+    async def close(self) -> None:
+        """End a step that has not ended, then the iterator. Idempotent."""
+        if self._step is not None:
+            self._step.cancel()
+            await asyncio.wait({self._step})
+        if isinstance(self._values, AsyncGenerator):
+            await self._values.aclose()
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()

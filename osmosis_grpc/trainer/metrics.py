@@ -1,0 +1,173 @@
+"""Counts what a trainer does, as a flat dict for W&B, TensorBoard or MLflow.
+
+Metrics is called with outcomes and policy replies; it knows no transport and starts no task.
+"""
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
+
+RECENT = 1024
+"""How many of the newest values a mean or a percentile is taken over."""
+MAX_REASONS = 64
+"""Kinds of failure that are counted by name; further ones are counted as `failures/other`."""
+_REASON_CHARS = 64
+_NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
+"""Characters that MLflow refuses in a name."""
+
+
+class Recent:
+    """The newest values of one quantity."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, value: float) -> None:
+        """Add a value; the oldest one goes when there are too many."""
+        self._values.append(value)
+
+    def mean(self, name: str) -> Iterator[tuple[str, float]]:
+        """Yields the mean; nothing without a value."""
+        if self._values:
+            yield f"{name}/mean", float(np.mean(self._values))
+
+    def spread(self, name: str) -> Iterator[tuple[str, float]]:
+        """Yields mean, p50 and p95; nothing without a value."""
+        yield from self.mean(name)
+        if self._values:
+            p50, p95 = np.percentile(self._values, (50, 95))
+            yield f"{name}/p50", float(p50)
+            yield f"{name}/p95", float(p95)
+
+    def highest(self, name: str) -> Iterator[tuple[str, float]]:
+        """Yields mean and maximum; nothing without a value."""
+        yield from self.mean(name)
+        if self._values:
+            yield f"{name}/max", float(max(self._values))
+
+
+class Tally:
+    """Outcomes of one kind: those to train on, or those of an evaluation."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._statuses: Counter[CompletionStatus] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._from_journal = 0
+        self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
+
+    def ended(self, outcome: Completion, version: str) -> None:
+        """Count an outcome; `version` is the policy's current one."""
+        self.count += 1
+        self._statuses[outcome.status] += 1
+        if outcome.failure is not None:
+            reason = _NOT_IN_NAMES.sub("_", outcome.finish_reason[:_REASON_CHARS])
+            self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
+        if outcome.reward is not None:
+            self._rewards.add(outcome.reward)
+        if getattr(outcome, "from_journal", None):  # its times and versions are those of an earlier run
+            self._from_journal += 1
+            return
+        self._seconds.add(outcome.metrics.total_latency_ms / 1000)
+        lag = _lag(outcome, version)
+        if lag is not None:
+            self._lags.add(lag)
+
+    def refused(self, error: BaseException) -> None:
+        """Count a rollout that no server took."""
+        self.count += 1
+        self._statuses[CompletionStatus.FAILED] += 1
+        self._failed(f"refused/{type(error).__name__}")
+
+    def items(self, prefix: str) -> Iterator[tuple[str, float]]:
+        """Yields names with values."""
+        for status in CompletionStatus:
+            yield f"{prefix}rollouts/{status.lower()}", float(self._statuses[status])
+        yield f"{prefix}rollouts/from_journal", float(self._from_journal)
+        for reason, times in self._failures.items():
+            yield f"{prefix}failures/{reason}", float(times)
+        yield from self._rewards.mean(f"{prefix}reward")
+        yield from self._seconds.spread(f"{prefix}rollout_seconds")
+        yield from self._lags.highest(f"{prefix}policy/lag")
+
+    def _failed(self, reason: str) -> None:
+        known = reason in self._failures or len(self._failures) < MAX_REASONS
+        self._failures[reason if known else "other"] += 1
+
+
+class Metrics:
+    """Of one trainer, since it was made. See Trainer.metrics()."""
+
+    def __init__(self) -> None:
+        self._training, self._evaluation = Tally(), Tally()
+        self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
+        self._chat_seconds = Recent()
+
+    def ended(self, outcome: Completion, version: str) -> None:
+        """Count an outcome; `version` is the policy's current one."""
+        self._tally(outcome).ended(outcome, version)
+
+    def refused(self, request: RolloutRequest, error: BaseException) -> None:
+        """Count a rollout that no server took."""
+        self._tally(request).refused(error)
+
+    def answered(self, reply: ChatResponse, seconds: float) -> None:
+        """Count a policy call that gave this reply after some seconds."""
+        self._answered += 1
+        self._chat_seconds.add(seconds)
+        prompt = None if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
+        sampled = None if reply.tokens is None else len(reply.tokens.ids)
+        self._prompt_tokens += _used(reply, "prompt_tokens") if prompt is None else prompt
+        self._sampled_tokens += _used(reply, "completion_tokens") if sampled is None else sampled
+
+    def unanswered(self) -> None:
+        """Count a policy call that gave no reply."""
+        self._unanswered += 1
+
+    def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
+        """Returns everything by name; see Trainer.metrics()."""
+        values = dict(self._training.items(""))
+        values |= {
+            "rollouts/open": float(open_rollouts), "chats/open": float(open_chats),
+            "chats/answered": float(self._answered), "chats/failed": float(self._unanswered),
+            "tokens/prompt": float(self._prompt_tokens), "tokens/sampled": float(self._sampled_tokens),
+        }  # fmt: skip
+        values.update(self._chat_seconds.spread("chat_seconds"))
+        number = _number(version)
+        if number is not None:
+            values["policy/version"] = number
+        if self._evaluation.count:
+            values.update(self._evaluation.items("evaluation/"))
+        return values
+
+    def _tally(self, marked: Completion | RolloutRequest) -> Tally:
+        return self._evaluation if marked.evaluation else self._training
+
+
+def _used(reply: ChatResponse, name: str) -> int:
+    """A token count of the reply's usage; 0 when there is none."""
+    count = (reply.usage or {}).get(name)
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+def _lag(outcome: Completion, version: str) -> float | None:
+    """How many versions the oldest sampled token is behind; None where versions are missing or no numbers."""
+    current = _number(version)
+    spans = [span for sample in outcome.samples.values() for segment in sample.segments for span in segment.versions]
+    numbers = [_number(span.version) for span in spans]
+    if current is None or not numbers or any(number is None for number in numbers):
+        return None
+    return current - min(number for number in numbers if number is not None)
+
+
+def _number(version: str) -> float | None:
+    try:
+        number = float(version)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

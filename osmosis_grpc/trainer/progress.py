@@ -1,0 +1,184 @@
+"""Shows how many rollouts run, ended and failed: a bar on a terminal, plain lines elsewhere.
+
+A Progress observes rollouts by their futures and starts none. It draws on the event loop, by a timer.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from operator import length_hint
+from typing import Any, Protocol, TextIO
+
+from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
+
+log = logging.getLogger(__name__)
+
+_BAR_PERIOD = 0.2
+_LINE_PERIOD = 5.0
+_QUIET_LINE_PERIOD = 60.0
+"""Seconds between lines while nothing changes."""
+_RATE_OVER = 256
+"""Ends that the shown rate is taken over."""
+
+
+class Display(Protocol):
+    """Where the numbers are drawn."""
+
+    period: float
+    """Seconds between draws."""
+
+    def draw(self, text: str, ended: int, total: int | None) -> None:
+        """Draw the numbers of now."""
+
+    def finish(self, text: str, ended: int, total: int | None) -> None:
+        """Draw the last numbers, and leave the terminal as it was."""
+
+
+class Progress:
+    """Counts the rollouts of one run(). Used as a context manager, on the event loop's thread.
+
+    `total` is how many are expected, None where that is not known. It draws on `file`, by default stderr. A bar needs
+    a terminal and rich (the extra `server`); without one of them lines are written.
+    """
+
+    def __init__(self, total: int | None = None, *, file: TextIO | None = None) -> None:
+        self._total = total
+        self._file: TextIO | None = file or sys.stderr
+        self._started = self._ended = self._failed = self._rewarded = 0
+        self._rewards = 0.0
+        self._began = time.monotonic()
+        self._ends: deque[float] = deque([self._began], _RATE_OVER)
+        self._display: Display | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, done: "asyncio.Future[Completion]") -> None:
+        """Count a rollout as started, and as ended when its future is done; one with an exception has failed."""
+        self._started += 1
+        done.add_done_callback(self._count)
+
+    def __enter__(self) -> "Progress":
+        if self._file is not None:  # a process may have no stderr
+            self._display = _display(self._file)
+            self._tick()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._draw(last=True)
+
+    def __str__(self) -> str:
+        """The numbers of now, for example "37 of 64 done, 8 in flight, 1 failed, mean reward 0.531, 12.4/s"."""
+        of = "" if self._total is None else f" of {max(self._total, self._started)}"
+        mean = f", mean reward {self._rewards / self._rewarded:.3f}" if self._rewarded else ""
+        seconds = time.monotonic() - self._ends[0]
+        rate = f", {(len(self._ends) - 1) / seconds:.1f}/s" if self._ended and seconds > 0 else ""
+        return f"{self._ended}{of} done, {self._started - self._ended} in flight, {self._failed} failed{mean}{rate}"
+
+    def _count(self, done: "asyncio.Future[Completion]") -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._end(failed=True)
+            return
+        outcome = done.result()
+        if outcome.reward is not None:
+            self._rewarded += 1
+            self._rewards += outcome.reward
+        self._end(failed=outcome.status is not CompletionStatus.COMPLETED)
+
+    def _end(self, *, failed: bool) -> None:
+        self._ended += 1
+        self._failed += failed
+        self._ends.append(time.monotonic())
+
+    def _tick(self) -> None:
+        self._draw()
+        if self._display is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._display.period, self._tick)
+
+    def _draw(self, *, last: bool = False) -> None:
+        display = self._display
+        if display is None:
+            return
+        total = None if self._total is None else max(self._total, self._started)
+        try:
+            (display.finish if last else display.draw)(str(self), self._ended, total)
+        except (OSError, ValueError) as error:  # the file is closed: the rollouts go on
+            self._display = None
+            log.warning("progress is not shown any more: %s", error)
+
+
+class Lines:
+    """A line now and then, when something has changed."""
+
+    period = _LINE_PERIOD
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._ended = 0
+        self._written = time.monotonic()
+
+    def draw(self, text: str, ended: int, total: int | None) -> None:
+        """Write a line when rollouts have ended since the last one, or a minute has passed."""
+        now = time.monotonic()
+        if ended != self._ended or now - self._written >= _QUIET_LINE_PERIOD:
+            self.finish(text, ended, total)
+
+    def finish(self, text: str, ended: int, total: int | None) -> None:
+        """Write a line."""
+        self._ended, self._written = ended, time.monotonic()
+        self._file.write(f"rollouts: {text}\n")
+        self._file.flush()
+
+
+class Bar:
+    """A bar of rich's, refreshed by draw(). What is printed on the same terminal stands above it."""
+
+    period = _BAR_PERIOD
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            TextColumn("rollouts"), BarColumn(bar_width=20), TextColumn("{task.description}"), console=console,
+            auto_refresh=False, redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+
+    def draw(self, text: str, ended: int, total: int | None) -> None:
+        """Draw the bar anew."""
+        self._bar.update(self._task, description=text, completed=ended, total=total, refresh=True)
+
+    def finish(self, text: str, ended: int, total: int | None) -> None:
+        """Draw the bar for the last time; it stays on the screen."""
+        try:
+            self.draw(text, ended, total)
+        finally:
+            self._bar.stop()
+
+
+def shown(
+    progress: bool, requests: Iterable[RolloutRequest] | AsyncIterable[RolloutRequest], group_size: int
+) -> AbstractContextManager[Progress | None]:
+    """Returns the Progress of a run() over these requests; an empty context without `progress`."""
+    if not progress:
+        return nullcontext()
+    expected = length_hint(requests, 0)
+    return Progress(expected * group_size if expected else None)
+
+
+def _display(file: TextIO) -> Display:
+    if file.isatty():
+        try:
+            from rich.console import Console
+        except ImportError:
+            return Lines(file)
+        console = Console(file=file)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return Bar(console)
+    return Lines(file)

@@ -1,0 +1,243 @@
+"""SyncTrainer: a Trainer for code that is not async, as scripts, notebooks and TRL's hooks are.
+
+A trainer runs on a loop in a thread that SyncTrainer owns (loop_thread.py). A new method of Trainer
+needs one line here: `_waits` for one that is awaited, `_iterates` for an async generator.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterable
+from functools import partial, wraps
+from operator import length_hint
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
+from osmosis_grpc.trainer.attach import Server, Trainer, attach
+from osmosis_grpc.trainer.loop_thread import LoopThread
+from osmosis_grpc.types.completion import Receipt
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_INTERRUPT_LIMIT = 10.0
+"""Seconds that closing may take after Ctrl-C."""
+_CANCEL_LIMIT = 2.0
+"""Seconds of these that agent servers have to answer the cancels."""
+_END = object()
+
+
+def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[Concatenate["SyncTrainer", P], T]:
+    """Returns a method of SyncTrainer that waits for what a method of Trainer returns."""
+
+    @wraps(method)
+    def call(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with _Readers() as readers:
+            return self._thread.call(lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs)))
+
+    return call
+
+
+def _iterates(
+    method: Callable[Concatenate[Trainer, P], AsyncIterator[T]],
+) -> Callable[Concatenate["SyncTrainer", P], Generator[T, None, None]]:
+    """Returns a method of SyncTrainer that yields what a method of Trainer yields."""
+
+    @wraps(method)
+    def iterate(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        with _Readers() as readers:
+            yield from self._thread.iterate(
+                lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs))
+            )  # fmt: skip
+
+    return iterate
+
+
+def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncTrainer", P], None]]:
+    """Returns a decorator that gives an __init__ the parameters of another callable, for type checkers."""
+
+    def typed(init: Callable[..., None]) -> Callable[Concatenate["SyncTrainer", P], None]:
+        return init
+
+    return typed
+
+
+class SyncTrainer:
+    """A Trainer with the same methods, not async; its parameters are those of attach().
+
+        with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
+            for outcome in trainer.run(requests, max_in_flight=64):
+                train_on(outcome)
+
+    It owns one thread with one event loop, so it works where a loop runs already, as in a notebook; there open() and
+    close() do what `with` does. Its methods may be called from any thread. An async policy runs on that loop. A sync
+    one runs on a thread of its own, one call at a time; ThreadedPolicy(policy, threads=16) gives it more. Iterators of
+    requests are read on a thread of their own.
+
+    Ctrl-C cancels the rollouts that run, closes the trainer and raises KeyboardInterrupt. Raises what attach() raises.
+    """
+
+    @_typed_as(attach)
+    def __init__(self, targets: Any, policy: Policy, **options: Any) -> None:
+        self._trainer = attach(targets, policy if is_async(policy) else ThreadedPolicy(policy), **options)
+        self._thread = LoopThread("osmosis-trainer")
+
+    rollout = _waits(Trainer.rollout)
+    cancel = _waits(Trainer.cancel)
+    pause = _waits(Trainer.pause)
+    run = _iterates(Trainer.run)
+    unconfirmed = _iterates(Trainer.unconfirmed)
+    events = _iterates(Trainer.events)
+    groups = _iterates(Trainer.groups)
+    evaluate = _waits(Trainer.evaluate)
+
+    def confirm(self, outcome: Receipt) -> None:
+        """Confirm an outcome; see Completion.confirm."""
+        self._thread.call(outcome.confirm)
+
+    def resume(self, *, version: str | int | None = None) -> None:
+        """See Trainer.resume."""
+        self._on_loop(lambda: self._trainer.resume(version=version))
+
+    def metrics(self) -> dict[str, float]:
+        """See Trainer.metrics."""
+        return self._on_loop(self._trainer.metrics)
+
+    @property
+    def servers(self) -> list[Server]:
+        """The agent servers, attached or awaited."""
+        return self._on_loop(lambda: self._trainer.servers)
+
+    @property
+    def address(self) -> str:
+        """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+        return self._trainer.address
+
+    def open(self) -> "SyncTrainer":
+        """Start the thread and the trainer."""
+        self._thread.start()
+        try:
+            self._thread.call(self._trainer.__aenter__)
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Close the trainer and end the thread. Rollouts that run are left to a successor. Idempotent."""
+        self._close(interrupted=False)
+
+    def __enter__(self) -> "SyncTrainer":
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            _hide_own_frames(trace)
+        self._close(interrupted=isinstance(error, KeyboardInterrupt))
+
+    def _on_loop(self, function: Callable[[], T]) -> T:
+        async def call() -> T:
+            return function()
+
+        return self._thread.call(call)
+
+    def _close(self, *, interrupted: bool) -> None:
+        if not self._thread.running:
+            return
+        try:
+            self._thread.call(partial(self._end, interrupted), _INTERRUPT_LIMIT if interrupted else None)
+        except TimeoutError:
+            log.warning("the trainer did not close within %g s", _INTERRUPT_LIMIT)
+        finally:
+            self._thread.stop()
+
+    async def _end(self, interrupted: bool) -> None:
+        try:
+            await self._thread.close_iterations()
+            if interrupted:
+                await self._cancel_all()
+        finally:
+            await self._trainer.__aexit__(None, None, None)
+
+    async def _cancel_all(self) -> None:
+        try:
+            async with asyncio.timeout(_CANCEL_LIMIT):
+                await self._trainer.cancel(reason="the trainer was interrupted")
+        except (CallError, TimeoutError) as error:
+            log.warning("not every agent server answered the cancel: %s", error or "no answer in time")
+
+
+class _Reader(Generic[T]):
+    """Reads an iterable on a thread of its own, as an async iterator."""
+
+    def __init__(self, values: Iterable[T]) -> None:
+        self._values = values
+        self._iterator: Any = None
+        self._thread = DaemonThreads("osmosis-requests")
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._values, 0)
+
+    def __aiter__(self) -> "_Reader[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        value = await self._thread.run(self._next)
+        if value is _END:
+            raise StopAsyncIteration
+        return cast("T", value)
+
+    def close(self) -> None:
+        """End the thread, after the value that it reads."""
+        self._thread.close()
+
+    def _next(self) -> object:
+        if self._iterator is None:
+            self._iterator = iter(self._values)
+        return next(self._iterator, _END)
+
+
+class _Readers:
+    """The arguments of one call: an iterator of requests is read on a thread of its own.
+
+    So it may block, and may use the SyncTrainer. Requests are the first argument, or are named so.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[_Reader[Any]] = []
+
+    def __enter__(self) -> "_Readers":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for reader in self._made:
+            reader.close()
+
+    def first(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the positional arguments as Trainer gets them."""
+        return (self._read(args[0]), *args[1:]) if args else args
+
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the named arguments as Trainer gets them."""
+        return kwargs | {"requests": self._read(kwargs["requests"])} if "requests" in kwargs else kwargs
+
+    def _read(self, value: Any) -> Any:
+        if not isinstance(value, Iterable) or isinstance(value, Collection):
+            return value
+        self._made.append(_Reader(value))
+        return self._made[-1]
+
+
+def _hide_own_frames(trace: TracebackType | None) -> None:
+    """Cut a traceback below the caller's last frame: what follows is how this file waits."""
+    while trace is not None and trace.tb_next is not None:
+        if str(trace.tb_next.tb_frame.f_globals.get("__name__", "")).startswith("osmosis_grpc."):
+            trace.tb_next = None
+            return
+        trace = trace.tb_next
