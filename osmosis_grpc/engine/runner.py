@@ -229,8 +229,12 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        log.warning("the agent of rollout %s raised\n%s", context.request.rollout_id, told(error))
-        return verdicts.raised(error)
+        verdict = verdicts.raised(error)
+        where = verdict.failure.where if verdict.failure else ""
+        log.warning(
+            "the agent of rollout %s raised%s\n%s", context.request.rollout_id, where and f" at {where}", told(error)
+        )
+        return verdict
 
 
 def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:

@@ -5,6 +5,7 @@ A trainer hands its own to attach() or TrainerServer; those here script, mock, o
 
 from collections.abc import Awaitable, Callable
 
+from osmosis_grpc.policies.every_tool import EveryToolMock
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
@@ -13,4 +14,4 @@ from osmosis_grpc.types import ChatRequest, ChatResponse
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
 """What answers a trainer's chats."""
 
-__all__ = ["EchoPolicy", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ToolCallingMock"]
+__all__ = ["EchoPolicy", "EveryToolMock", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ToolCallingMock"]
