@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.current import ToolRun
     from osmosis_grpc.types import Completion
 
-MOST_MESSAGES = 40
+MOST_MESSAGES = 30
 """Messages of a conversation that are shown."""
 MOST_LINES = 8
 """Lines of a text."""

@@ -67,18 +67,16 @@ def _end(trial: Trial) -> Iterator[Row]:
     from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
     completion, result = trial.completion, trial.result
+    if trial.endless:
+        text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
+        yield "MAX_TURNS_IGNORED", text, None
+        return
     if completion is None:
         return
     text = completion.failure.message if completion.failure else str(completion.status)
     failed, is_result = completion.status is CompletionStatus.FAILED, isinstance(result, RolloutResult)
     completed = is_result and result.status == "COMPLETED"
-    if trial.endless:
-        yield (
-            "MAX_TURNS_IGNORED",
-            f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}",
-            None,
-        )
-    elif failed and trial.returned and not is_result:
+    if failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):
         yield "NON_FINITE_REWARD", text, None
@@ -119,7 +117,8 @@ def _tools(trial: Trial) -> Iterator[Row]:
             noted.add(run.call_id)
             yield _failed(run, *_call(trial, run))
     for call_id, content in _answers(trial):
-        if call_id not in noted and _ERROR.match(content):
+        repeats = any(str(error) and str(error) in content for error in told)
+        if call_id not in noted and _ERROR.match(content) and not repeats:
             name = next((name for key, (name, _) in trial.called.items() if key.endswith(f"/{call_id}")), "a tool")
             yield "TOOL_ANSWERED_ERROR", f"the tool {name} answered what looks like an error: {content!r}", None
     called = {name for name, _ in trial.called.values()}

@@ -5,6 +5,7 @@ there is no text.
 """
 
 import re
+import warnings
 
 _MOST = 1000
 """Characters of a text, and repetitions of a part."""
@@ -20,12 +21,14 @@ class _NotSimple(Exception):
 def matching(pattern: str, at_least: int = 0) -> str | None:
     """Returns a text in which a pattern is found, of at least so many characters; None where it is not simple."""
     try:
-        compiled = re.compile(pattern)
-        for more in dict.fromkeys((0, at_least)):
-            text = _Reader(pattern, more).alternatives()
-            if len(text) >= at_least and compiled.search(text):
-                return text
-    except (_NotSimple, re.error, RecursionError, OverflowError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python warns of is not simple
+            compiled = re.compile(pattern)
+            for more in dict.fromkeys((0, at_least)):
+                text = _Reader(pattern, more).alternatives()
+                if len(text) >= at_least and compiled.search(text):
+                    return text
+    except (_NotSimple, re.error, Warning, RecursionError, OverflowError):
         pass
     return None
 
