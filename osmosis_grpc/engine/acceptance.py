@@ -15,7 +15,7 @@ from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.engine.record import Peer, Record, Tenant, timeout_of
+from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.table import RecordTable
@@ -82,11 +82,11 @@ class Acceptance:
             raise self._unwritable()
         own = own_copy(request)
         self._admission.reserve()
-        now, timeout = self._clock.monotonic(), timeout_of(init, self._config.agent_timeout)
+        now = self._clock.monotonic()
         record = Record(
             init, owner, peer, peer.tenant or self._callbacks, self._clock.time(), Meter(now),
             asyncio.get_running_loop().create_future(),
-            agent_loop=name, timeout=timeout, deadline=None if timeout is None else now + timeout,
+            agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )  # fmt: skip
         record.accepted.add_done_callback(_retrieve)
         self._table.add(record)

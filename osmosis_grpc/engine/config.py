@@ -20,7 +20,7 @@ class EngineConfig:
     max_tombstones: int = 16_384
     """How many of one owner's may wait so."""
     agent_timeout: float | None = 1800.0
-    """How long a rollout may take whose request names no agent_timeout, queue time included; None means no limit."""
+    """How long a rollout may run whose request names no agent_timeout, counted from its start; None means no limit."""
     get_tools_timeout: float = 10.0
     """How long an awaitable get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)

@@ -79,9 +79,7 @@ class Engine:
         """What may be asked about them."""
         self.shutdown = Shutdown(loops, journal is not None, table, runner, outbox, clock, self.capacity)
         """How the engine finishes."""
-        self.recovery = Recovery(
-            loops, journal, table, tombstones, admission, runner, outbox, log, clock, callbacks, config.agent_timeout
-        )
+        self.recovery = Recovery(loops, journal, table, tombstones, admission, runner, outbox, log, clock, callbacks)
         """What another process left."""
         self.acceptance = Acceptance(
             loops, config, journal, table, tombstones, admission, runner, log, clock, self.shutdown, callbacks,

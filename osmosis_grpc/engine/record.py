@@ -89,7 +89,7 @@ class Record:
     cancel_reason: str | None = None
     """A cancel that came before acceptance was done."""
     timeout: float | None = None
-    """Seconds from acceptance: the request's agent_timeout, or the server's default."""
+    """The server's agent_timeout, in seconds from the start; None where the request names its own."""
     deadline: float | None = None
     """Monotonic."""
     start_time: float | None = None
@@ -153,13 +153,12 @@ class Record:
         """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
-        timeout = timeout_of(entry.init, default_timeout)
+        timeout = entry.init.request.agent_timeout
         over = entry.end_time is not None
         return cls(
             entry.init, entry.owner, peer, tenant, entry.accept_time, Meter(now - elapsed), accepted,
             state=entry.state if over else RolloutState.ACCEPTED, sequence=entry.sequence, agent_loop=entry.agent_loop,
-            tools=entry.tools, timeout=timeout,
-            deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
+            tools=entry.tools, deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
             start_time=entry.start_time, end_time=entry.end_time, ended=now if over else None,
             completion=entry.completion, undelivered=entry.undelivered, settled=entry.settled,
             verdict=Verdict(CompletionStatus(entry.state.value)) if over else None,
@@ -209,8 +208,3 @@ class Record:
             start_time=self.start_time, end_time=self.end_time, last_number=self.last_number,
             undelivered=self.undelivered,
         )  # fmt: skip
-
-
-def timeout_of(init: InitRequest, default: float | None) -> float | None:
-    """Returns the seconds that a rollout may take; None for no limit."""
-    return default if init.request.agent_timeout is None else init.request.agent_timeout

@@ -22,7 +22,7 @@ class Recovery:
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
         tombstones: Tombstones, admission: Admission, runner: Runner, outbox: Outbox, log: EventLog, clock: Clock,
-        callbacks: Tenant, default_timeout: float | None,
+        callbacks: Tenant,
     ) -> None:  # fmt: skip
         self._agent_loops = agent_loops
         self._journal = journal
@@ -34,7 +34,6 @@ class Recovery:
         self._log = log
         self._clock = clock
         self._callbacks = callbacks
-        self._default_timeout = default_timeout
 
     def left_over(self) -> Sequence[Entry]:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
@@ -44,7 +43,7 @@ class Recovery:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
         elapsed = max(0.0, self._clock.time() - entry.accept_time)
-        record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed, self._default_timeout)
+        record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt

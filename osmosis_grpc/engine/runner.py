@@ -100,8 +100,12 @@ class Runner:
 
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, Step.START)
-        record.start_time = self._clock.time()
-        waited = record.meter.started(self._clock.monotonic())
+        record.start_time, now = self._clock.time(), self._clock.monotonic()
+        waited = record.meter.started(now)
+        if record.deadline is None and self._config.agent_timeout is not None:
+            record.timeout = self._config.agent_timeout
+            record.deadline = now + record.timeout
+            record.timers.append(asyncio.get_running_loop().call_later(record.timeout, self._expire, record))
         self._log.append(record, events.Started(waited))
         request = record.init.request
         session = RolloutSession(

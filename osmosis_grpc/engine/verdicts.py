@@ -38,7 +38,9 @@ def expired(record: Record) -> Verdict:
 
     Beyond max_turns it is the agent's, whatever it was doing: it would have ended before.
     """
-    doing, limit, turns = record.activity().description, record.timeout or 0.0, record.init.request.max_turns
+    request = record.init.request
+    limit = request.agent_timeout or record.timeout or 0.0
+    doing, turns = record.activity().description, request.max_turns
     asked = record.session.turns if record.session is not None else 0
     message = f"the agent_timeout of {limit:g} s ran out"
     boundary: Boundary = "agent"

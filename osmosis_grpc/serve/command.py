@@ -61,7 +61,7 @@ def serve(
         typer.Option(
             "--agent-timeout",
             metavar="SECONDS",
-            help="How long a rollout may take whose request names no agent_timeout. Default: 1800.",
+            help="How long a rollout may run whose request names no agent_timeout. Default: 1800.",
         ),
     ] = None,
     allow_target: Annotated[

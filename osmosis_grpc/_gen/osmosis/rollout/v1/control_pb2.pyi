@@ -507,7 +507,9 @@ class Limits(google.protobuf.message.Message):
     """The most characters of a rollout id."""
     @property
     def agent_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """The agent_timeout of a rollout whose request names none; unset: such a rollout has none."""
+        """How long a rollout may run whose request names no agent_timeout, counted from the start of
+        its agent: time in the queue is not part of it. Unset: such a rollout has no limit.
+        """
 
     def __init__(
         self,
