@@ -106,19 +106,19 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
 
 def _tools(trial: Trial) -> Iterator[Row]:
     """What became of the tools."""
-    told: list[BaseException] = []
-    noted: set[str] = set()
+    reported: list[BaseException] = []
+    failed_calls: set[str] = set()
     for run in trial.runs:
-        if run.error is not None and any(error is run.error for error in told):
+        if run.error is not None and any(error is run.error for error in reported):
             continue
         if run.error is not None:
-            told.append(run.error)
+            reported.append(run.error)
         if run.error is not None or run.error_text:
-            noted.add(run.call_id)
+            failed_calls.add(run.call_id)
             yield _failed(run, *_call(trial, run))
     for call_id, content in _answers(trial):
-        repeats = any(str(error) and str(error) in content for error in told)
-        if call_id not in noted and _ERROR.match(content) and not repeats:
+        repeats = any(str(error) and str(error) in content for error in reported)
+        if call_id not in failed_calls and _ERROR.match(content) and not repeats:
             name = next((name for key, (name, _) in trial.called.items() if key.endswith(f"/{call_id}")), "a tool")
             yield "TOOL_ANSWERED_ERROR", f"the tool {name} answered what looks like an error: {content!r}", None
     called = {name for name, _ in trial.called.values()}

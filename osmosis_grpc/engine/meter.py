@@ -88,8 +88,8 @@ class Meter:
         self._tick(now)
         runs, recorded = self._runs, self._tool_calls
         seen = sum(max(runs.get(key, 0), tool_messages.get(key, 0)) for key in runs.keys() | tool_messages.keys())
-        told = self._tool_latency and recorded >= sum(runs.values())
-        tool_latency = self._tool_latency if told else self._run_latency
+        by_agent = self._tool_latency and recorded >= sum(runs.values())
+        tool_latency = self._tool_latency if by_agent else self._run_latency
         queue = (now if self._started is None else self._started) - self._accepted
         total = now - self._accepted
         tool = self._tool_time or min(self._tool_latency, max(0.0, total - queue - self._model_time))
