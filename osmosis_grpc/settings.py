@@ -72,6 +72,8 @@ class RolloutServerSettings(BaseSettings):
     """Rollouts that run at once."""
     record_ttl_seconds: float = Field(default=3600.0, ge=60.0, le=86_400.0)
     """How long an ended rollout is kept, and how long its completion is tried."""
+    agent_timeout_seconds: float = Field(default=1800.0, ge=1.0, le=604_800.0)
+    """How long a rollout may run whose request names no agent_timeout."""
     max_metadata_size_bytes: int = Field(default=1024 * 1024, ge=1024, le=100 * 1024 * 1024)
     """The most bytes of a request's metadata."""
     state_dir: str = Field(default="./.osmosis/state", min_length=1)

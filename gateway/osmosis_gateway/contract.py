@@ -19,6 +19,7 @@ from osmosis_grpc.types import (
     ChatResponse,
     Completion,
     CompletionStatus,
+    Failure,
     Ids,
     InitRequest,
     RolloutRequest,
@@ -246,13 +247,21 @@ def completion_body(completion: Completion) -> dict[str, Any]:
     completed = completion.status is CompletionStatus.COMPLETED
     reason = completion.failure.message if completion.failure else completion.finish_reason
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
+    failure = completion.failure
+    place = {"failure": _place(failure)} if failure and failure.file else {}
     return _without_nulls({
         "rollout_id": completion.rollout_id, "status": "COMPLETED" if completed else "ERROR",
         "final_messages": list(completion.messages), "finish_reason": completion.finish_reason or None,
         "error_message": None if completed else f"{completion.status}: {reason}", "reward": completion.reward,
         "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
-        "extra_fields": dict(completion.extra_fields) | omitted,
+        "extra_fields": place | dict(completion.extra_fields) | omitted,
     })  # fmt: skip
+
+
+def _place(failure: Failure) -> dict[str, Any]:
+    """Where the agent's code raised."""
+    frames = [{"file": f.file, "line": f.line, "function": f.function, "code": f.code} for f in failure.frames]
+    return {"file": failure.file, "line": failure.line, "frames": frames}
 
 
 class CompletedBody(_Body):

@@ -1,10 +1,12 @@
 """What an agent loop holds in its hands while it runs."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
+from osmosis_grpc.agent.tools import note_error
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
 
@@ -72,9 +74,15 @@ class RolloutContext:
         )
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
-        """Count a tool call in the rollout's metrics."""
+        """Count a tool call in the rollout's metrics, and its latency.
+
+        Calls that execute_tool_calls runs, or that tool messages answer, are counted without it, and
+        never twice: the metrics have the larger count.
+        """
         self._session.check_open()
         self._session.count_tool_call(float(latency_ms))
+        if sys.exception() is not None:
+            note_error("")
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
         """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""

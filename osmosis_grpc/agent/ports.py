@@ -160,5 +160,8 @@ class Session(Protocol):
     def count_tool_call(self, latency_ms: float) -> None:
         """Count a tool call in the metrics."""
 
-    def tool_running(self, name: str) -> Callable[[], None]:
-        """A tool began; call what is returned when it is over."""
+    def tool_running(self, name: str) -> Callable[[str], float]:
+        """A tool began. What is returned is called once it is over, with the call id that its message answers.
+
+        That counts the call, and returns the seconds that it took.
+        """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_grpc.types import Ids, Logprobs, Message, RolloutMetrics
 from osmosis_grpc.types.quick import quick
@@ -40,6 +40,42 @@ class CompletionsResult:
     def content(self) -> Any:
         """The reply's content: usually text, perhaps None."""
         return self.message.get("content")
+
+    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises an AttributeError that names what is meant, for the names of other libraries."""
+            raise AttributeError(_missing(name), name=name, obj=self)
+
+        def __getitem__(self, key: object) -> NoReturn:
+            """Raises a TypeError that names what is meant."""
+            raise TypeError(f"a chat's result is no dict and no list; {_meant(str(key))}")
+
+
+_ELSEWHERE = {
+    "choices": "use result.message: a result has one reply",
+    "output": "use result.message",
+    "completion": "use result.message",
+    "delta": "use result.message: replies are not streamed",
+    "output_text": "use result.content",
+    "text": "use result.content",
+    "role": 'use result.message["role"]',
+    "function_call": "use result.tool_calls",
+    "stop_reason": "use result.finish_reason",
+    "get": "use result.message, which is a dict",
+    "model_dump": "use result.message, which is a dict",
+    "to_dict": "use result.message, which is a dict",
+    "dict": "use result.message, which is a dict",
+}
+"""What to use instead, by the name that another client library has for it."""
+
+
+def _missing(name: str) -> str:
+    return f"a chat's result has no attribute {name!r}" + (f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else "")
+
+
+def _meant(name: str) -> str:
+    return _ELSEWHERE.get(name, "use result.message, result.content or result.tool_calls")
 
 
 @dataclass(slots=True, kw_only=True)

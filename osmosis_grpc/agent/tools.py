@@ -3,16 +3,20 @@
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.agent.current import current_session
+from osmosis_grpc.agent.current import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.types import Message, events, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.messages import copy_message
+
+TOOL_TASK = "tool "
+"""How the names of tasks begin in which a tool runs; its name follows."""
 
 
 def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
@@ -46,7 +50,20 @@ def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
     """The tool message that tells the model what went wrong."""
+    note_error(tool_call_id, str(error_message))
     return create_tool_result(tool_call_id, f"Error: {error_message}")
+
+
+def note_error(tool_call_id: str, text: str = "") -> None:
+    """Note that a tool failed, with the exception that is being handled where there is one.
+
+    Within execute_tool_calls it belongs to the call that is running; elsewhere a watcher is told at once.
+    """
+    run, watcher = current_run.get(), tool_watcher.get()
+    if run is not None:
+        run.error, run.error_text = sys.exception(), text or run.error_text
+    elif watcher is not None:
+        watcher(ToolRun(call_id=tool_call_id, error=sys.exception(), error_text=text))
 
 
 def serialize_tool_result(result: Any) -> str:
@@ -63,36 +80,50 @@ async def execute_tool_calls(
 
     `executor` is awaited with each call and returns its tool message. A call that raises or
     returns nothing becomes an error message of its own, and the others' results stay. Each
-    call and its return are told as trajectory events; ctx.record_tool_call is what the metrics count.
+    call and its return are trajectory events, and the metrics count and time them.
     """
-    return list(await asyncio.gather(*(_execute(call, executor) for call in tool_calls)))
+    return list(await asyncio.gather(*map(_in_a_task(executor), tool_calls)))
+
+
+def _in_a_task(executor: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], "asyncio.Task[Message]"]:
+    """Starts a call in a task that has the tool's name, so that the watchdog can say which tool blocks."""
+    return lambda call: asyncio.create_task(_execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
 
 
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
-    session = current_session.get()
+    session, watcher = current_session.get(), tool_watcher.get()
     call_id, name = _names(call)
-    call_id = call_id or "unknown"
+    run = ToolRun(clip(call_id or "unknown"), clip(name))
+    current_run.set(run)  # in this task alone
     if session:
         _tell_call(session, call)
-    done = session.tool_running(clip(name)) if session else None
-    began = time.monotonic()
-    error = ""
+    done = session.tool_running(run.name) if session else _stopwatch()
+    answered = run.call_id
     try:
-        message = _message(call_id, await executor(call))
+        message = _message(call_id or "unknown", await executor(call))
+        answered = str(message.get("tool_call_id") or "")
+        if run.error_text and message.get("content") != f"Error: {run.error_text}":  # it was not the last word
+            run.error, run.error_text = None, ""
     except RolloutEndedError:
         raise
     except Exception as raised:
-        error = clip(describe(raised))
-        message = create_tool_error_result(clip(call_id), error)
+        run.error, run.error_text = raised, clip(describe(raised))
+        message = create_tool_result(run.call_id, f"Error: {run.error_text}")
     finally:
-        if done:
-            done()
+        run.latency = done(answered)
+        if watcher:
+            watcher(run)
     if session:
         session.record(events.ToolReturned(
-            tool_call_id=clip(call_id), name=clip(name), latency=time.monotonic() - began, error=error,
+            tool_call_id=run.call_id, name=run.name, latency=run.latency, error=clip(run.error_text),
             message=copy_message(message, "message"),
         ))  # fmt: skip
     return message
+
+
+def _stopwatch() -> Callable[[str], float]:
+    began = time.monotonic()
+    return lambda call_id: time.monotonic() - began
 
 
 def _tell_call(session: Session, call: Any) -> None:

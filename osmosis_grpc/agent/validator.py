@@ -9,8 +9,6 @@ import asyncio
 import inspect
 import os
 import reprlib
-import sysconfig
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +19,7 @@ from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.frames import own_lines
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
@@ -59,10 +58,6 @@ HINTS = {
     "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
 }
 """What to do, by code."""
-
-_STDLIB = sysconfig.get_path("stdlib") + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 WARNINGS = frozenset({"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_NOT_AWAITED"})
 """The codes that do not stop an agent from working."""
@@ -171,17 +166,8 @@ def place_of_error(error: BaseException) -> Place:
 
     An installed package's line when there is no other, None when there is neither.
     """
-    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):
-        return os.path.abspath(error.filename), error.lineno
-    found: Place = (None, None)
-    installed: Place = (None, None)
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if any(part in file for part in _INSTALLED):
-            installed = file, line
-        elif not file.startswith((_STDLIB, _OURS, "<")):
-            found = file, line
-    return installed if found[0] is None else found
+    lines = own_lines(error, 1)
+    return lines[0][:2] if lines else (None, None)
 
 
 def statement(lines: Sequence[str]) -> int:

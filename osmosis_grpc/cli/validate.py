@@ -14,26 +14,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from osmosis_grpc.cli.trial import AGENT_TIMEOUT
+
+LONGEST = 86_400.0
+"""Seconds that --timeout may be."""
+
 if TYPE_CHECKING:
     from osmosis_grpc.agent.validator import Finding, ValidationResult
+    from osmosis_grpc.cli.trial import Trial
     from osmosis_grpc.serve.records import Records
+    from osmosis_grpc.types import Completion
 
 
 def validate(
     module: Annotated[
         list[str], typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.")
     ],
-    run: Annotated[bool, typer.Option("--run", help="Also run a rollout of each, with a mock for the model.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long such a rollout may take.")
+    ] = AGENT_TIMEOUT,
     json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")] = False,
 ) -> None:
     """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
     from osmosis_grpc.serve.records import records
 
+    if not 0 < timeout <= LONGEST:
+        typer.echo(f"validate: --timeout {timeout:g}: is not between 0 and {LONGEST:g} seconds", err=True)
+        raise typer.Exit(2)
     with records(json) as out:
         report = _Report(out, json)
         for spec in module:
             try:
-                _check(spec, run, report)
+                _check(spec, timeout if run else None, report)
             except _NotLoadedError as error:
                 report.not_loaded += 1
                 typer.echo(_printable(f"validate: {error}"), err=True)
@@ -54,11 +69,13 @@ class _Report:
         self.names: set[str] = set()
         self.agents = self.errors = self.warnings = self.not_loaded = 0
 
-    def add(self, spec: str, result: "ValidationResult") -> None:
-        """One agent, and everything that was found about it."""
+    def add(self, spec: str, result: "ValidationResult", trial: "Trial | None" = None) -> None:
+        """One agent, everything that was found about it, and how it was run."""
         name = None if result.agent_name is None else _printable(result.agent_name)
         errors, warnings = len(result.errors), len(result.warnings)
         self.agents, self.errors, self.warnings = self.agents + 1, self.errors + errors, self.warnings + warnings
+        if trial is not None and trial.completion is not None:
+            self._run(spec, name, trial.completion)
         for finding in result.findings:
             self._out.write("finding", module=spec, agent=name, **dataclasses.asdict(_readable(finding)))
         self._out.write("validated", module=spec, agent=name, valid=result.valid, errors=errors, warnings=warnings)
@@ -68,6 +85,20 @@ class _Report:
                 place = f"{finding.file}:{finding.line}" if finding.file else "no source"
                 typer.echo(f"  {finding.severity} {finding.code} {place}")
                 typer.echo(f"    {finding.message}\n    hint: {finding.hint}")
+            if trial is not None and trial.completion is not None:
+                from osmosis_grpc.cli.transcript import transcript
+
+                for line in transcript(trial.completion, trial.runs):
+                    typer.echo(f"  {line}")
+
+    def _run(self, spec: str, name: str | None, completion: "Completion") -> None:
+        metrics, samples = completion.metrics, completion.samples
+        self._out.write(
+            "run", module=spec, agent=name, status=str(completion.status), finish_reason=completion.finish_reason,
+            reward=completion.reward, turns=metrics.num_llm_calls, tool_calls=metrics.num_tool_calls,
+            seconds=metrics.total_latency_ms / 1000, messages=list(completion.messages),
+            samples={key: list(sample.messages) for key, sample in samples.items()} if len(samples) > 1 else {},
+        )  # fmt: skip
 
     def end(self) -> None:
         """The last line of the text."""
@@ -77,11 +108,15 @@ class _Report:
             typer.echo(text + (f", {self.not_loaded} not loaded" if self.not_loaded else ""))
 
 
-def _check(spec: str, run: bool, report: _Report) -> None:
-    """Load what a specification names and report about each agent loop in it. Raises _NotLoadedError."""
+def _check(spec: str, timeout: float | None, report: _Report) -> None:
+    """Load what a specification names and report about each agent loop in it. Raises _NotLoadedError.
+
+    With a `timeout` each valid one is run.
+    """
     from osmosis_grpc.agent.loader import LoadError, load_object
     from osmosis_grpc.agent.validator import one_line, place_of_error, validate_agent_loop
     from osmosis_grpc.cli.trial import try_out
+    from osmosis_grpc.cli.trial_findings import findings_of
 
     try:
         found = load_object(spec)
@@ -100,9 +135,12 @@ def _check(spec: str, run: bool, report: _Report) -> None:
     for item in items:
         result = validate_agent_loop(item)
         findings = [*_refused(item, result.agent_name, report.names), *result.findings]
-        if run and result.valid:
-            findings += try_out(item() if isinstance(item, type) else item)
-        report.add(spec, dataclasses.replace(result, findings=tuple(findings)))
+        trial = None
+        if timeout is not None and result.valid:
+            agent_loop = item() if isinstance(item, type) else item
+            trial = try_out(agent_loop, timeout)
+            findings += findings_of(trial, agent_loop)
+        report.add(spec, dataclasses.replace(result, findings=tuple(findings)), trial)
 
 
 def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Finding]":
@@ -168,5 +206,7 @@ def _readable(finding: "Finding") -> "Finding":
 
 
 def _printable(text: str) -> str:
-    """A text on one line, made to be written as UTF-8."""
-    return " ".join(text.split()).encode("utf-8", "replace").decode()
+    """A text on one line that can be written as UTF-8 and cannot steer a terminal."""
+    from osmosis_grpc.types.completion import printable
+
+    return printable(" ".join(text.split()).encode("utf-8", "replace").decode())

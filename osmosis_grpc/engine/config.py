@@ -19,6 +19,8 @@ class EngineConfig:
     """How long a cancel waits for its Init."""
     max_tombstones: int = 16_384
     """How many of one owner's may wait so."""
+    agent_timeout: float | None = 1800.0
+    """How long a rollout may run whose request names no agent_timeout, counted from its start; None means no limit."""
     get_tools_timeout: float = 10.0
     """How long an awaitable get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)
@@ -35,12 +37,16 @@ class EngineConfig:
     """How often an idle event stream says that it lives."""
     blocked_after: float = 0.25
     """How long the event loop may be blocked before somebody is told."""
+    stalled_after: float = 60.0
+    """How long a rollout may run without an event or a tool call before a warning is logged."""
     sweep_interval: float = 10.0
     """How often what is past its time is dropped."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:
             raise ValueError("max_concurrent is at least 1, max_queued at least 0, record_ttl greater than 0")
+        if not self.stalled_after > 0 or (self.agent_timeout is not None and not self.agent_timeout > 0):
+            raise ValueError("agent_timeout and stalled_after are greater than 0")
 
     @property
     def queue_limit(self) -> int:

@@ -27,6 +27,7 @@ from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollouts import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
+from osmosis_grpc.engine.stalls import Stalls
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.watchdog import Watchdog
@@ -65,6 +66,7 @@ class Engine:
         self.clock = clock = clock or SystemClock()
         self.log = log = EventLog(journal or MemoryStore(), clock, sinks, config.idle_interval)
         self.watchdog = Watchdog(config.blocked_after)
+        self._stalls = Stalls(config.stalled_after)
         self.outbox = outbox = Outbox(config, log, clock, self._delivered)
         self._table = table = RecordTable(config, log.store, journal, clock)
         self._tombstones = tombstones = Tombstones(config, journal, clock)
@@ -212,3 +214,4 @@ class Engine:
                 self.outbox.expire(record)
             self._table.sweep(now)
             self._tombstones.sweep(now)
+            self._stalls.sweep(self._table.live(), now)

@@ -42,12 +42,13 @@ class EventLog:
         Where nothing can be committed (`record.journaled` is false from then on), `then` comes
         all the same: what runs goes on without its events.
         """
+        record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.journaled:
             if then is not None:
                 then(record)
             return
         record.written = number = record.written + 1
-        event = TrajectoryEvent(record.rollout_id, record.attempt, number, self._clock.time(), kind)
+        event = TrajectoryEvent(record.rollout_id, record.attempt, number, record.progress_time, kind)
         size = 0 if self.store.durable else _size(kind)
         if self.store.append(event, size, (record, event, then), entry):
             self._show(record, event)

@@ -15,7 +15,7 @@ class Meter:
 
     __slots__ = (
         "_accepted", "_chats", "_last", "_llm_calls", "_llm_latency", "_max_context", "_model_time", "_prompt_tokens",
-        "_response_tokens", "_started", "_tool_calls", "_tool_latency", "_tool_time", "_tools",
+        "_response_tokens", "_run_latency", "_runs", "_started", "_tool_calls", "_tool_latency", "_tool_time", "_tools",
     )  # fmt: skip
 
     def __init__(self, accepted: float) -> None:
@@ -26,6 +26,8 @@ class Meter:
         self._model_time = self._tool_time = 0.0
         self._llm_latency = self._tool_latency = 0.0
         self._llm_calls = self._tool_calls = 0
+        self._runs: dict[str, int] = {}
+        self._run_latency = 0.0
         self._prompt_tokens = self._response_tokens = self._max_context = 0
 
     @property
@@ -53,10 +55,12 @@ class Meter:
         self._tick(now)
         self._tools += 1
 
-    def tool_closed(self, now: float) -> None:
-        """A tool is over."""
+    def tool_closed(self, now: float, call_id: str, latency: float) -> None:
+        """A tool that a helper ran is over; `call_id` is the one that its message answers."""
         self._tick(now)
         self._tools -= 1
+        self._runs[call_id] = self._runs.get(call_id, 0) + 1
+        self._run_latency += latency
 
     def answered(self, response: ChatResponse, prompt_ids: int, latency: float) -> None:
         """A chat was answered; `prompt_ids` counts its prompt where the sampler's usage does not."""
@@ -75,16 +79,24 @@ class Meter:
         self._tool_calls += 1
         self._tool_latency += latency_ms / 1000 if math.isfinite(latency_ms) else 0.0
 
-    def total(self, now: float) -> RolloutMetrics:
-        """The sums, at the end."""
+    def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
+        """Returns the sums, at the end; `tool_messages` counts those of the conversations by call id.
+
+        One call may have been run by a helper, be answered by a message, and be recorded by the agent,
+        so each of the three counts is the least that there were.
+        """
         self._tick(now)
+        runs, recorded = self._runs, self._tool_calls
+        seen = sum(max(runs.get(key, 0), tool_messages.get(key, 0)) for key in runs.keys() | tool_messages.keys())
+        by_agent = self._tool_latency and recorded >= sum(runs.values())
+        tool_latency = self._tool_latency if by_agent else self._run_latency
         queue = (now if self._started is None else self._started) - self._accepted
         total = now - self._accepted
         tool = self._tool_time or min(self._tool_latency, max(0.0, total - queue - self._model_time))
         return RolloutMetrics(
             total_latency_ms=total * 1000, llm_latency_ms=self._llm_latency * 1000,
-            tool_latency_ms=self._tool_latency * 1000, num_llm_calls=self._llm_calls,
-            num_tool_calls=self._tool_calls, prompt_tokens=self._prompt_tokens,
+            tool_latency_ms=tool_latency * 1000, num_llm_calls=self._llm_calls,
+            num_tool_calls=max(recorded, seen), prompt_tokens=self._prompt_tokens,
             response_tokens=self._response_tokens, max_context_tokens=self._max_context,
             queue_time=queue, model_time=self._model_time, tool_time=tool,
             overhead_time=max(0.0, total - queue - self._model_time - tool),

@@ -88,6 +88,8 @@ class Record:
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None
     """A cancel that came before acceptance was done."""
+    timeout: float | None = None
+    """The server's agent_timeout, in seconds from the start; None where the request names its own."""
     deadline: float | None = None
     """Monotonic."""
     start_time: float | None = None
@@ -123,6 +125,16 @@ class Record:
     """Made by whoever waits for a re-pointing; set by it."""
     doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
     """What the agent is doing, newest last: in some words, and since when."""
+    did: tuple[object, ...] = ()
+    """What it finished last, in such words."""
+    called: tuple[str, ...] = ()
+    """The tools that the newest reply calls."""
+    progress_time: float = 0.0
+    """When something last happened: Unix seconds."""
+    progress: float = 0.0
+    """The same, monotonic."""
+    stall: float | None = None
+    """The `progress` of the newest stall that was logged."""
     rollout_id: str = field(init=False)
     attempt: int = field(init=False)
 
@@ -135,7 +147,9 @@ class Record:
         return self.state not in TERMINAL
 
     @classmethod
-    def of(cls, entry: Entry, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
+    def of(
+        cls, entry: Entry, peer: Peer, tenant: Tenant, now: float, elapsed: float, default_timeout: float | None = None
+    ) -> "Record":
         """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
@@ -177,8 +191,9 @@ class Record:
     def activity(self) -> Activity:
         """What it is doing now."""
         if self.state is RolloutState.RUNNING and self.verdict is None:
-            since = self.start_time or self.accept_time
-            words, since = next(reversed(self.doing.values()), (("agent",), since))
+            called = f"agent (called: {', '.join(self.called)})" if self.called else "agent"
+            since = self.progress_time or self.start_time or self.accept_time
+            words, since = next(reversed(self.doing.values()), ((called,), since))
             return Activity(" ".join(map(str, words)), since)
         if self.live:
             stages = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}

@@ -100,8 +100,12 @@ class Runner:
 
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, Step.START)
-        record.start_time = self._clock.time()
-        waited = record.meter.started(self._clock.monotonic())
+        record.start_time, now = self._clock.time(), self._clock.monotonic()
+        waited = record.meter.started(now)
+        if record.deadline is None and self._config.agent_timeout is not None:
+            record.timeout = self._config.agent_timeout
+            record.deadline = now + record.timeout
+            record.timers.append(asyncio.get_running_loop().call_later(record.timeout, self._expire, record))
         self._log.append(record, events.Started(waited))
         request = record.init.request
         session = RolloutSession(
@@ -229,8 +233,12 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        log.warning("the agent of rollout %s raised\n%s", context.request.rollout_id, told(error))
-        return verdicts.raised(error)
+        verdict = verdicts.raised(error)
+        where = verdict.failure.where if verdict.failure else ""
+        log.warning(
+            "the agent of rollout %s raised%s\n%s", context.request.rollout_id, where and f" at {where}", told(error)
+        )
+        return verdict
 
 
 def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:

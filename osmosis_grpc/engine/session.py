@@ -44,7 +44,7 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.completion import clip, describe
-from osmosis_grpc.types.conversation import Conversation, Node, path
+from osmosis_grpc.types.conversation import Conversation, Node, count_tool_message, path
 from osmosis_grpc.types.requests import check_id, own_params
 from osmosis_grpc.types.tools import tool_dicts
 
@@ -69,7 +69,8 @@ class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
 
     __slots__ = (
-        "_clock", "_config", "_log", "_on_diverged", "_on_reached", "_on_superseded", "_record", "_samples", "open",
+        "_clock", "_config", "_log", "_on_diverged", "_on_reached", "_on_superseded", "_record", "_samples",
+        "_unsampled", "open",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +86,7 @@ class RolloutSession:
         self._config = config
         self._clock = clock
         self._samples: dict[str, _SampleState] = {}
+        self._unsampled: _SampleState | None = None
         self.open = True
 
     def check_open(self) -> None:
@@ -97,18 +99,24 @@ class RolloutSession:
 
     def count_tool_call(self, latency_ms: float) -> None:
         self.check_open()
-        self._record.meter.tool_recorded(latency_ms)
+        record = self._record
+        record.meter.tool_recorded(latency_ms)
+        record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
 
-    def tool_running(self, name: str) -> Callable[[], None]:
+    def tool_running(self, name: str) -> Callable[[str], float]:
         self.check_open()
         record, clock = self._record, self._clock
-        record.meter.tool_opened(clock.monotonic())
-        doing = object()
-        record.doing[doing] = (("tool", name), clock.time())
+        began = clock.monotonic()
+        record.meter.tool_opened(began)
+        doing, words = object(), ("tool", name)
+        record.doing[doing] = words, clock.time()
 
-        def done() -> None:
+        def done(call_id: str) -> float:
+            now = clock.monotonic()
             record.doing.pop(doing, None)
-            record.meter.tool_closed(clock.monotonic())
+            record.did = words
+            record.meter.tool_closed(now, call_id, now - began)
+            return now - began
 
         return done
 
@@ -131,6 +139,8 @@ class RolloutSession:
         self, messages: Sequence[Mapping[str, Any]], *, sample: str, purpose: ChatPurpose,
         tools: Sequence[Any] | None, params: Mapping[str, Any],
     ) -> ChatResponse:  # fmt: skip
+        if not self.open:
+            await asyncio.sleep(0)  # an agent that ignores the error in a loop must not block the event loop
         self.check_open()
         if sample not in self._samples:
             self.add_sample(sample)
@@ -162,8 +172,9 @@ class RolloutSession:
         self._log.append(record, asked)
         began = self._clock.monotonic()
         record.meter.chat_opened(began)
-        doing = sample, number
-        record.doing[doing] = ("chat", sample, number), self._clock.time()
+        doing, words = (sample, number), ("chat", sample, number)
+        record.doing[doing] = words, self._clock.time()
+        record.called = ()
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
@@ -177,6 +188,7 @@ class RolloutSession:
             raise
         finally:
             record.doing.pop(doing, None)
+            record.did = words
             ended = self._clock.monotonic()
             record.meter.chat_closed(ended)
         reply = state.conversation.answer(place.node, response.message, number)
@@ -187,6 +199,7 @@ class RolloutSession:
             sample=sample, number=number, response=response, latency=ended - began,
             recorded_number=0 if recorded is None else recorded.number,
         ))  # fmt: skip
+        record.called = _called(response.message)
         return response
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | None:
@@ -284,7 +297,9 @@ class RolloutSession:
     def frozen(self, messages: Sequence[Any], field: str) -> Told:
         """Messages as this run's own copies. Raises InvalidArgument."""
         name = "main" if "main" in self._samples else next(iter(self._samples), "")
-        state = self._samples.get(name) or _SampleState()
+        state = self._samples.get(name)
+        if state is None:
+            state = self._unsampled = _SampleState()
         place = state.conversation.place(_plain(messages, field), field)
         return state.conversation.messages(place.node), ChatRef(
             name, place.continues, place.covered
@@ -294,6 +309,22 @@ class RolloutSession:
         """The first sample's conversation up to its newest reply."""
         name, state = next(iter(self._samples.items()), ("", None))
         return _told(name, state.newest) if state and state.newest else ([], None)
+
+    @property
+    def turns(self) -> int:
+        """How many chats its busiest sample asked for."""
+        return max((state.chats for state in self._samples.values()), default=0)
+
+    def tool_messages(self) -> Mapping[str, int]:
+        """Returns how many tool messages of this run answer each call id, those of the request left out."""
+        most: dict[str, int] = {}
+        for state in (*self._samples.values(), self._unsampled):
+            for call_id, count in state.conversation.tool_messages().items() if state else ():
+                most[call_id] = max(count, most.get(call_id, 0))
+        given: dict[str, int] = {}
+        for message in self._record.init.request.messages if most else ():
+            count_tool_message(message, given)
+        return {call_id: max(0, count - given.get(call_id, 0)) for call_id, count in most.items()}
 
     def asked(self, sample: str) -> int:
         """The number of a sample's newest chat; 0 before the first."""
@@ -328,6 +359,13 @@ class RolloutSession:
 def _told(name: str, reply: Node) -> Told:
     messages = path(reply)
     return messages, ChatRef(name, reply.chat, len(messages))
+
+
+def _called(reply: Message) -> tuple[str, ...]:
+    """The names of the tools that a reply calls, as far as it names them."""
+    calls = reply.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return tuple(clip(str(f.get("name")), 256) for f in functions[:8] if isinstance(f, dict))
 
 
 _DICTS, _LISTS = {dict}, (list, tuple)

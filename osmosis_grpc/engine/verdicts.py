@@ -34,14 +34,25 @@ def lost(seconds: float) -> Verdict:
 
 
 def expired(record: Record) -> Verdict:
-    """A rollout whose agent_timeout ran out: whose fault depends on what it was doing."""
-    doing, limit = record.activity().description, record.init.request.agent_timeout or 0.0
+    """A rollout whose agent_timeout ran out: whose fault depends on what it was doing.
+
+    Beyond max_turns it is the agent's, whatever it was doing: it would have ended before.
+    """
+    request = record.init.request
+    limit = request.agent_timeout or record.timeout or 0.0
+    doing, turns = record.activity().description, request.max_turns
+    asked = record.session.turns if record.session is not None else 0
+    message = f"the agent_timeout of {limit:g} s ran out"
     boundary: Boundary = "agent"
-    if record.state in (RolloutState.QUEUED, RolloutState.ACCEPTED):
+    if 0 < turns < asked:
+        message += f" at chat {asked}, and max_turns is {turns}: the agent does not stop at ctx.request.max_turns"
+    elif record.state in (RolloutState.QUEUED, RolloutState.ACCEPTED):
         boundary = "server"
     elif doing.startswith("chat "):
         boundary = "trainer"
-    message = f"the agent_timeout of {limit:g} s ran out; it was doing: {doing}"
+    message += f"; it was doing: {doing}"
+    if record.did:
+        message += f", and before that: {' '.join(map(str, record.did))}"
     return Verdict(CompletionStatus.DEADLINE_EXCEEDED, "timeout", Failure(boundary, message, True))
 
 
@@ -53,6 +64,8 @@ def returned(result: Any) -> Verdict:
         return failed("agent", f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
     if result.status == "ERROR":
         verdict = failed("agent", _text(result.error_message) or "the agent gave up without a reason")
+        if isinstance(result.error_message, BaseException) and verdict.failure:
+            verdict = replace(verdict, failure=verdict.failure.raised_at(result.error_message))
         return replace(verdict, finish_reason=_text(result.finish_reason) or "error", result=result)
     if result.status != "COMPLETED":
         return failed("agent", f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
@@ -83,8 +96,8 @@ def completion(
     return Completion(
         rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
         finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
-        samples=samples, metrics=record.meter.total(now), extra_fields=extra,
-        group=record.init.request.group, evaluation=record.init.request.evaluation,
+        samples=samples, metrics=record.meter.total(now, session.tool_messages() if session else {}),
+        extra_fields=extra, group=record.init.request.group, evaluation=record.init.request.evaluation,
     )  # fmt: skip
 
 

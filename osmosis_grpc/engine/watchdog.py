@@ -6,16 +6,15 @@ is executing right then.
 
 import asyncio
 import logging
-import os
 import sys
-import sysconfig
 import threading
 from types import FrameType
+from typing import Any
+
+from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.types.frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
-
-_STDLIB = sysconfig.get_path("stdlib")
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Watchdog:
@@ -29,6 +28,8 @@ class Watchdog:
         """How often the loop was found blocked."""
         self.last = ""
         """Where, the last time: file:line in function."""
+        self.last_tool = ""
+        """The tool that did it, the last time; empty when execute_tool_calls did not run it."""
 
     def start(self) -> None:
         """Begin; called on the loop that is to be watched."""
@@ -53,27 +54,31 @@ class Watchdog:
                 continue
             frame = sys._current_frames().get(thread)
             if frame is not None:
-                self._report(frame)
+                self._report(frame, _tool(asyncio.current_task(loop)))
             while not alive.wait(self._limit) and not self._stop.is_set():
                 pass
 
-    def _report(self, frame: FrameType) -> None:
+    def _report(self, frame: FrameType, tool: str) -> None:
         self.blocked += 1
-        self.last = _where(frame)
+        self.last, self.last_tool = _where(frame), tool
         log.warning(
-            "the event loop has been blocked for more than %.0f ms at %s; every rollout waits for it. "
+            "the event loop has been blocked for more than %.0f ms at %s%s; every rollout waits for it. "
             "Use await asyncio.to_thread(...) for code that blocks.",
-            self._limit * 1000, self.last,
+            self._limit * 1000, self.last, tool and f", by the tool {tool}",
         )  # fmt: skip
+
+
+def _tool(task: "asyncio.Task[Any] | None") -> str:
+    """The tool that a task runs; empty for another task."""
+    name = task.get_name() if task is not None else ""
+    return name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else ""
 
 
 def _where(innermost: FrameType) -> str:
     """The innermost line that is neither the standard library's nor ours, else the innermost."""
     frame: FrameType | None = innermost
     while frame is not None:
-        name = frame.f_code.co_filename
-        foreign = not name.startswith((_STDLIB, _OURS, "<")) or name.startswith(os.path.join(_OURS, "testing"))
-        if foreign and "site-packages" not in name:
+        if is_own(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
             break
         frame = frame.f_back
     frame = frame or innermost

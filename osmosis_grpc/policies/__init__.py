@@ -5,6 +5,7 @@ A trainer hands its own to attach() or TrainerServer; those here script, mock, o
 
 from collections.abc import Awaitable, Callable
 
+from osmosis_grpc.policies.every_tool import EveryToolMock
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
@@ -15,4 +16,6 @@ Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
 """What answers a trainer's chats. The trainer enters one that is an async context manager, and leaves it at its end;
 it may be entered more than once."""
 
-__all__ = ["EchoPolicy", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ThreadedPolicy", "ToolCallingMock"]
+__all__ = [
+    "EchoPolicy", "EveryToolMock", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ThreadedPolicy", "ToolCallingMock",
+]  # fmt: skip

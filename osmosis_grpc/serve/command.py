@@ -56,6 +56,14 @@ def serve(
     record_ttl: Annotated[
         float | None, typer.Option("--record-ttl", min=1, help="Seconds that ended rollouts are kept. Default: 3600.")
     ] = None,
+    agent_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--agent-timeout",
+            metavar="SECONDS",
+            help="How long a rollout may run whose request names no agent_timeout. Default: 1800.",
+        ),
+    ] = None,
     allow_target: Annotated[
         list[str] | None,
         typer.Option(
@@ -149,6 +157,8 @@ def serve(
         _usage("--no-journal does not go with --state-dir")
     if no_http and http_port is not None:
         _usage("--no-http does not go with -p")
+    if agent_timeout is not None and not 0 < agent_timeout < float("inf"):
+        _usage(f"--agent-timeout {agent_timeout:g}: is not a number of seconds greater than 0")
     try:
         TargetPolicy(loopback=True, allow=allow_target or ())
     except ValueError as error:
@@ -193,6 +203,7 @@ def serve(
         config = EngineConfig(
             max_concurrent=max_concurrent or settings.server.max_concurrent_rollouts,
             record_ttl=record_ttl or settings.server.record_ttl_seconds,
+            agent_timeout=settings.server.agent_timeout_seconds if agent_timeout is None else agent_timeout,
         )
         state = state_dir or settings.server.state_dir
         options = Options(

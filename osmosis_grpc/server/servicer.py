@@ -80,7 +80,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             version=__version__, process_uuid=self._attachments.process_uuid, journal_id=engine.log.store.journal_id,
             start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
             max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata,
-            draining=engine.shutdown.draining,
+            agent_timeout=engine.config.agent_timeout, draining=engine.shutdown.draining,
         )  # fmt: skip
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -96,10 +95,7 @@ class CalculatorAgent(RolloutAgentLoop):
             if not result.has_tool_calls:
                 finish_reason = result.finish_reason or "stop"
                 break
-            began = time.monotonic()
             messages += await execute_tool_calls(result.tool_calls, execute)
-            for _call in result.tool_calls:
-                ctx.record_tool_call((time.monotonic() - began) * 1000 / len(result.tool_calls))
         truth = ctx.request.label or ctx.request.metadata.get("ground_truth")
         return ctx.complete(messages, finish_reason=finish_reason, reward=compute_reward(messages, truth))
 

@@ -15,6 +15,7 @@ from osmosis_grpc.types.completion import (
     RolloutState,
 )
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
+from osmosis_grpc.types.frames import StackFrame
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, Entry, RolloutInfo
@@ -33,6 +34,6 @@ __all__ = [
     "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "Entry", "EventKind", "Failure", "Group", "Ids",
     "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema",
     "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
-    "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "Tensor", "TokenBlock", "ToolDict",
-    "TraceContext", "TrajectoryEvent", "VersionSpan",
+    "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "StackFrame", "Tensor", "TokenBlock",
+    "ToolDict", "TraceContext", "TrajectoryEvent", "VersionSpan",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
+from osmosis_grpc.types.frames import StackFrame, own_frames
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import Group
@@ -16,6 +17,9 @@ from osmosis_grpc.types.samples import ChatRef, Sample
 
 MAX_FAILURE_TEXT = 64 * 1024
 """Bytes of a Failure's message."""
+
+MAX_TRACEBACK = 16 * 1024
+"""Characters of a traceback in a log."""
 
 
 class RolloutState(StrEnum):
@@ -65,16 +69,38 @@ class Failure:
     retryable: bool = False
     causes: tuple[Cause, ...] = ()
     """The exceptions behind it, outermost first."""
+    file: str = ""
+    """The file of the agent's own code in which an exception was raised; empty when that is not known.
+
+    Relative to the server's working folder, or to the folder that its module was found in."""
+    line: int = 0
+    """The line in that file, from 1; 0 when that is not known."""
+    frames: tuple[StackFrame, ...] = ()
+    """The last lines of the agent's own code that the exception passed, the innermost last; at most 5."""
+
+    @property
+    def where(self) -> str:
+        """FILE:LINE in FUNCTION of the innermost frame; empty when that is not known."""
+        function = f" in {self.frames[-1].function}" if self.frames else ""
+        return f"{self.file}:{self.line}{function}" if self.file else ""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an escaped exception stands for."""
         known = _told(error)
         text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
-        return cls(
+        failure = cls(
             known.boundary if known else "agent", clip(text), known.retryable if known else False,
             tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
         )  # fmt: skip
+        return failure.raised_at(error)
+
+    def raised_at(self, error: BaseException) -> "Failure":
+        """Returns this failure with the place and the frames of an exception."""
+        frames = own_frames(error)
+        if not frames:
+            return self
+        return replace(self, file=frames[-1].file, line=frames[-1].line, frames=frames)
 
 
 @quick
@@ -87,9 +113,10 @@ class RolloutMetrics:
     llm_latency_ms: float = 0.0
     """All chats' latencies, added up."""
     tool_latency_ms: float = 0.0
-    """All recorded tool calls' latencies, added up."""
+    """All tool calls' latencies, added up: as the agent recorded them, else as the helpers measured them."""
     num_llm_calls: int = 0
     num_tool_calls: int = 0
+    """Tool calls that the agent recorded, that helpers ran, or whose results are tool messages; each counts once."""
     prompt_tokens: int = 0
     response_tokens: int = 0
     max_context_tokens: int = 0
@@ -209,8 +236,22 @@ def describe(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An exception's traceback, for a log: bounded, and made to be written."""
-    return clip("".join(traceback.format_exception(error)), 16 * 1024)
+    """Returns an exception's traceback for a log: bounded, and without characters that steer a terminal."""
+    text = "".join(traceback.format_exception(error))
+    if len(text) > MAX_TRACEBACK:
+        half = MAX_TRACEBACK // 2
+        text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself stands at the end
+    return printable(text, keep="\n\t")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Returns a text in which characters that steer a terminal, and others that nobody sees, are escaped.
+
+    `keep` holds those of them that stay, such as a line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:

@@ -108,6 +108,25 @@ class Conversation:
         """The messages from the first to this one: the tree's own, not to be changed."""
         return self._line.copy() if node is self._end else path(node)
 
+    def tool_messages(self) -> dict[str, int]:
+        """Returns how many tool messages answer each call id: the most that one history holds.
+
+        A message that stands in several branches counts once.
+        """
+        most: dict[str, int] = {}
+        branches: list[tuple[Node, dict[str, int]]] = [(self.root, {})]
+        while branches:
+            node, counts = branches.pop()
+            while True:
+                count_tool_message(node.message, counts)
+                if not node.children:
+                    break
+                branches += [(child, counts.copy()) for child in node.children[1:]]
+                node = node.children[0]
+            for call_id, count in counts.items():
+                most[call_id] = max(count, most.get(call_id, 0))
+        return most
+
     def _continues_line(self, messages: Sequence[Message]) -> bool:
         """Whether a history begins with the newest one, or with that and its reply."""
         line = self._line
@@ -156,6 +175,13 @@ class Conversation:
         child = Node(message, node)
         node.children = (*node.children, child)
         return child
+
+
+def count_tool_message(message: Message, counts: dict[str, int]) -> None:
+    """Add a message to the counts by call id, if it is a tool's."""
+    if message.get("role") == "tool":
+        call_id = str(message.get("tool_call_id") or "")
+        counts[call_id] = counts.get(call_id, 0) + 1
 
 
 def path(node: Node) -> list[Message]:

@@ -55,7 +55,7 @@ class RolloutRequest:
     priority: int = 0
     """Higher leaves the queue first."""
     agent_timeout: float | None = None
-    """Seconds from acceptance, queue time included."""
+    """Seconds from acceptance, queue time included; None: the server's limit, half an hour unless set otherwise."""
     grader_timeout: float | None = None
     """Seconds for the grader."""
     tool_server_url: str | None = None

@@ -95,17 +95,18 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
         raise InvalidArgument("from_now", "does not go with a cursor")
 
 
-def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int) -> pb.Limits:
+def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int, agent_timeout: float | None) -> pb.Limits:
     """The bounds that a server sets."""
     return pb.Limits(
         max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
         max_rollout_id_chars=MAX_ID_CHARS,
+        agent_timeout=None if agent_timeout is None else times.duration(agent_timeout),
     )  # fmt: skip
 
 
 def server_info_to_wire(
     *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
-    capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int, draining: bool,
+    capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int, agent_timeout: float | None, draining: bool,
 ) -> pb.GetServerInfoResponse:  # fmt: skip
     """Who a server is."""
     return pb.GetServerInfoResponse(
@@ -120,6 +121,6 @@ def server_info_to_wire(
             queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
             expired=capacity.expired, completed=capacity.completed,
         ),
-        limits=limits_to_wire(max_message_bytes, max_metadata_bytes),
+        limits=limits_to_wire(max_message_bytes, max_metadata_bytes, agent_timeout),
         draining=draining,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
+from osmosis_grpc.types.frames import StackFrame
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -357,6 +358,9 @@ def failure_to_wire(failure: Failure) -> pb.Failure:
         message=failure.message,
         retryable=failure.retryable,
         causes=[pb.Cause(type=cause.type, message=cause.message) for cause in failure.causes],
+        file=failure.file,
+        line=failure.line,
+        frames=[pb.StackFrame(file=f.file, line=f.line, function=f.function, code=f.code) for f in failure.frames],
     )
 
 
@@ -365,7 +369,8 @@ def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
     if boundary is None:
         raise InvalidArgument(f"{field}.boundary", f"{message.boundary} is not a boundary")
     causes = tuple(Cause(cause.type, cause.message) for cause in message.causes)
-    return Failure(boundary, message.message, message.retryable, causes)
+    frames = tuple(StackFrame(frame.file, frame.line, frame.function, frame.code) for frame in message.frames)
+    return Failure(boundary, message.message, message.retryable, causes, message.file, message.line, frames)
 
 
 def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent.validator import HINTS as STATIC
-from osmosis_grpc.cli.trial import HINTS as RUN
+from osmosis_grpc.cli.trial_findings import HINTS as RUN
 from tests.processes import run
 
 HINTS = STATIC | RUN
@@ -69,7 +69,7 @@ class Here:
     def findings(self, *arguments: str, before: str = "") -> list[tuple[str, str]]:
         """Code and place of each finding; the exit code and the final record fit them."""
         done = self.validate(*(arguments or ("-m", "agent:agent")), "--json", before=before)
-        *found, last = [json.loads(line) for line in done.stdout.splitlines()]
+        *found, last = [row for row in map(json.loads, done.stdout.splitlines()) if row["event"] != "run"]
         errors = sum(row["severity"] == "error" for row in found)
         assert (last["event"], last["valid"], last["errors"]) == ("validated", not errors, errors), done.stderr
         assert last["warnings"] == len(found) - errors
@@ -98,10 +98,13 @@ def outside(tmp_path):
 def test_a_good_agent(outside):
     done = outside.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "calculator (osmosis_grpc.testing.calculator:agent_loop): valid",
-        "1 agent, 0 errors, 0 warnings",
-    ]
+    first, *conversation, last = done.stdout.splitlines()
+    assert first == "calculator (osmosis_grpc.testing.calculator:agent_loop): valid"
+    assert last == "1 agent, 0 errors, 0 warnings"
+    assert conversation[:2] == ["  conversation (main)", "    user: What is (2 + 3) * 4?"]
+    called = [line.split()[3] for line in conversation if "assistant calls" in line]
+    assert called == ["add", "subtract", "multiply", "divide"]
+    assert conversation[-1].startswith("  COMPLETED: 3 turns, 4 tool calls, reward 1, ")
 
 
 def test_findings_are_shown_with_code_place_message_and_hint(outside):
@@ -314,14 +317,14 @@ def test_what_the_run_prints_does_not_reach_stdout_either(here):
                 return ctx.complete(ctx.request.messages)
     """)
     done = here.validate("-m", "agent:Agent", "--run", "--json")
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["validated"]
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["run", "finding", "validated"]
     assert "printed by run" in done.stderr
 
 
 # --run
 
 
-def running(here: Here, body: str, tools: str = "[tool()]", before: str = "") -> list[tuple[str, str]]:
+def running(here: Here, body: str, *options: str, tools: str = "[]", before: str = "") -> list[tuple[str, str]]:
     here.write(f"""
 import asyncio, time
 
@@ -335,7 +338,7 @@ class Agent(Good):
 
 agent = Agent()
     """)
-    return here.findings("-m", "agent:agent", "--run", before=before)
+    return here.findings("-m", "agent:agent", "--run", *options, before=before)
 
 
 @pytest.mark.parametrize("seconds", [0.25, 0.5])
@@ -383,7 +386,7 @@ def test_tool_call_unanswered(here):
         result = await ctx.chat(messages)
         messages.append(result.message)
         return ctx.complete(messages)
-    """)  # fmt: skip
+    """, tools="[tool()]")  # fmt: skip
     assert found == [("TOOL_CALL_UNANSWERED", here.place("run"))]
     done = here.validate("-m", "agent:agent", "--run")
     assert "final_messages[1] calls add (call_1_0), and no tool message answers it" in done.stdout
@@ -395,7 +398,7 @@ def test_an_answered_tool_call_is_fine(here):
         messages.append(result.message)
         messages += [create_tool_result(call["id"], "5") for call in result.tool_calls]
         return ctx.complete(messages, reward=1)
-    """) == []  # fmt: skip
+    """, tools="[tool()]") == []  # fmt: skip
 
 
 def test_an_agent_without_tools_is_not_asked_for_any(here):
@@ -430,8 +433,8 @@ def test_a_run_that_fails_without_an_exception(here, body):
 def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
     found = running(here, """
         await asyncio.sleep(60)  # waits
-    """, before="trial.AGENT_TIMEOUT = 0.5")  # fmt: skip
-    assert found == [("RUN_FAILED", here.place("waits"))]
+    """, "--timeout", "0.5")  # fmt: skip
+    assert found == [("RUN_TIMED_OUT", here.place("waits"))]
 
 
 @pytest.mark.slow
@@ -442,15 +445,15 @@ def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 pass
-    """, before="trial.AGENT_TIMEOUT = 0.5")  # fmt: skip
-    assert [code for code, _ in found] == ["RUN_FAILED"]
+    """, "--timeout", "0.5")  # fmt: skip
+    assert [code for code, _ in found] == ["RUN_TIMED_OUT"]
 
 
 def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
     here = outside
     found = running(here, """
         time.sleep(3600)  # blocks
-    """, before="trial.AGENT_TIMEOUT, trial.GRACE = 0.5, 0.5")  # fmt: skip
+    """, "--timeout", "0.5", before="trial.GRACE = 0.5")  # fmt: skip
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
@@ -459,7 +462,7 @@ def test_all_that_a_run_shows_is_told_at_once(here):
         time.sleep(0.5)  # blocks
         result = await ctx.chat(messages)
         return ctx.complete([*messages, result.message], reward=float("inf"))
-    """)  # fmt: skip
+    """, tools="[tool()]")  # fmt: skip
     run = here.place("run")
     assert found == [
         ("NON_FINITE_REWARD", run), ("TOOL_CALL_UNANSWERED", run), ("BLOCKING_CALL", here.place("blocks")),

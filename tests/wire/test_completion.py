@@ -21,6 +21,7 @@ from osmosis_grpc.types import (
     RolloutState,
     Sample,
     Segment,
+    StackFrame,
 )
 from osmosis_grpc.wire.rollout import (
     completion_from_wire,
@@ -46,7 +47,10 @@ JUDGED = replace(
 )  # fmt: skip
 BROKEN = Completion(
     rollout_id="r", status=CompletionStatus.FAILED, finish_reason="error", messages=[], metrics=METRICS,
-    failure=Failure("tool", "it broke", True, (Cause("ToolExecutionError", "it broke"), Cause("OSError", ""))),
+    failure=Failure(
+        "tool", "it broke", True, (Cause("ToolExecutionError", "it broke"), Cause("OSError", "")), "agent.py", 7,
+        (StackFrame("agent.py", 3, "Agent.run", "await self.tool()"), StackFrame("agent.py", 7, "Agent.tool")),
+    ),
 )  # fmt: skip
 FIXTURES = {
     "done": DONE,

@@ -22,53 +22,54 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as osmosis_dot_rollout_dot_v1_dot_event__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2 as osmosis_dot_rollout_dot_v1_dot_message__pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as osmosis_dot_rollout_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"v\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x03 \x01(\x08H\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\x95\x01\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"K\n\x04Idle\x12\x13\n\x0blast_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\xd4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x14\n\x0cprocess_uuid\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"F\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"u\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\"\x0e\n\x0c\x44rainRequest\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n osmosis/rollout/v1/control.proto\x12\x12osmosis.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1eosmosis/rollout/v1/event.proto\x1a osmosis/rollout/v1/message.proto\x1a osmosis/rollout/v1/rollout.proto\"v\n\rCancelRequest\x12\x14\n\nrollout_id\x18\x01 \x01(\tH\x00\x12\x12\n\x08group_id\x18\x02 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x03 \x01(\x08H\x00\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x0b\n\tselection\"C\n\x0e\x43\x61ncelResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .osmosis.rollout.v1.CancelResult\"\xa0\x01\n\x0c\x43\x61ncelResult\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12:\n\x0b\x64isposition\x18\x03 \x01(\x0e\x32%.osmosis.rollout.v1.CancelDisposition\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .osmosis.rollout.v1.RolloutState\"8\n\x11GetRolloutRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"B\n\x12GetRolloutResponse\x12,\n\x07rollout\x18\x01 \x01(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\"\x95\x01\n\x13ListRolloutsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06states\x18\x03 \x03(\x0e\x32 .osmosis.rollout.v1.RolloutState\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x13\n\x0bundelivered\x18\x05 \x01(\x08\"^\n\x14ListRolloutsResponse\x12-\n\x08rollouts\x18\x01 \x03(\x0b\x32\x1b.osmosis.rollout.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"k\n\x13StreamEventsRequest\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\x12\x10\n\x08\x66rom_now\x18\x05 \x01(\x08\"\x82\x01\n\x14StreamEventsResponse\x12\x32\n\x05\x65vent\x18\x01 \x01(\x0b\x32#.osmosis.rollout.v1.TrajectoryEvent\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\x12&\n\x04idle\x18\x03 \x01(\x0b\x32\x18.osmosis.rollout.v1.Idle\"K\n\x04Idle\x12\x13\n\x0blast_number\x18\x01 \x01(\x04\x12.\n\x08\x61\x63tivity\x18\x02 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Activity\"\x16\n\x14GetServerInfoRequest\"\xd4\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\x12\x14\n\x0cprocess_uuid\x18\x04 \x01(\t\x12\x12\n\njournal_id\x18\x05 \x01(\t\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x0b\x61gent_loops\x18\x07 \x03(\x0b\x32!.osmosis.rollout.v1.AgentLoopInfo\x12.\n\x08\x63\x61pacity\x18\x08 \x01(\x0b\x32\x1c.osmosis.rollout.v1.Capacity\x12*\n\x06limits\x18\t \x01(\x0b\x32\x1a.osmosis.rollout.v1.Limits\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"F\n\rAgentLoopInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.osmosis.rollout.v1.Tool\"\xa3\x01\n\x08\x43\x61pacity\x12\x16\n\x0emax_concurrent\x18\x01 \x01(\r\x12\x12\n\nmax_queued\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x11\n\tabandoned\x18\x05 \x01(\r\x12\x13\n\x0bundelivered\x18\x06 \x01(\r\x12\x0f\n\x07\x65xpired\x18\x07 \x01(\r\x12\x11\n\tcompleted\x18\x08 \x01(\r\"\xa7\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\x04\x12\x1a\n\x12max_metadata_bytes\x18\x02 \x01(\x04\x12\x16\n\x0emax_json_depth\x18\x03 \x01(\r\x12\x1c\n\x14max_rollout_id_chars\x18\x04 \x01(\r\x12\x30\n\ragent_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0e\n\x0c\x44rainRequest\"E\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\x12\x13\n\x0bundelivered\x18\x03 \x01(\r*\x9f\x01\n\x11\x43\x61ncelDisposition\x12\"\n\x1e\x43\x41NCEL_DISPOSITION_UNSPECIFIED\x10\x00\x12 \n\x1c\x43\x41NCEL_DISPOSITION_CANCELLED\x10\x01\x12$\n CANCEL_DISPOSITION_ALREADY_ENDED\x10\x02\x12\x1e\n\x1a\x43\x41NCEL_DISPOSITION_UNKNOWN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'osmosis.rollout.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CANCELDISPOSITION']._serialized_start=2046
-  _globals['_CANCELDISPOSITION']._serialized_end=2205
-  _globals['_CANCELREQUEST']._serialized_start=189
-  _globals['_CANCELREQUEST']._serialized_end=307
-  _globals['_CANCELRESPONSE']._serialized_start=309
-  _globals['_CANCELRESPONSE']._serialized_end=376
-  _globals['_CANCELRESULT']._serialized_start=379
-  _globals['_CANCELRESULT']._serialized_end=539
-  _globals['_GETROLLOUTREQUEST']._serialized_start=541
-  _globals['_GETROLLOUTREQUEST']._serialized_end=597
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=599
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=665
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=668
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=817
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=819
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=913
-  _globals['_STREAMEVENTSREQUEST']._serialized_start=915
-  _globals['_STREAMEVENTSREQUEST']._serialized_end=1022
-  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1025
-  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1155
-  _globals['_IDLE']._serialized_start=1157
-  _globals['_IDLE']._serialized_end=1232
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1234
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1256
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1259
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1599
-  _globals['_AGENTLOOPINFO']._serialized_start=1601
-  _globals['_AGENTLOOPINFO']._serialized_end=1671
-  _globals['_CAPACITY']._serialized_start=1674
-  _globals['_CAPACITY']._serialized_end=1837
-  _globals['_LIMITS']._serialized_start=1839
-  _globals['_LIMITS']._serialized_end=1956
-  _globals['_DRAINREQUEST']._serialized_start=1958
-  _globals['_DRAINREQUEST']._serialized_end=1972
-  _globals['_DRAINRESPONSE']._serialized_start=1974
-  _globals['_DRAINRESPONSE']._serialized_end=2043
+  _globals['_CANCELDISPOSITION']._serialized_start=2129
+  _globals['_CANCELDISPOSITION']._serialized_end=2288
+  _globals['_CANCELREQUEST']._serialized_start=221
+  _globals['_CANCELREQUEST']._serialized_end=339
+  _globals['_CANCELRESPONSE']._serialized_start=341
+  _globals['_CANCELRESPONSE']._serialized_end=408
+  _globals['_CANCELRESULT']._serialized_start=411
+  _globals['_CANCELRESULT']._serialized_end=571
+  _globals['_GETROLLOUTREQUEST']._serialized_start=573
+  _globals['_GETROLLOUTREQUEST']._serialized_end=629
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=631
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=697
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=700
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=849
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=851
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=945
+  _globals['_STREAMEVENTSREQUEST']._serialized_start=947
+  _globals['_STREAMEVENTSREQUEST']._serialized_end=1054
+  _globals['_STREAMEVENTSRESPONSE']._serialized_start=1057
+  _globals['_STREAMEVENTSRESPONSE']._serialized_end=1187
+  _globals['_IDLE']._serialized_start=1189
+  _globals['_IDLE']._serialized_end=1264
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1266
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1288
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1291
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1631
+  _globals['_AGENTLOOPINFO']._serialized_start=1633
+  _globals['_AGENTLOOPINFO']._serialized_end=1703
+  _globals['_CAPACITY']._serialized_start=1706
+  _globals['_CAPACITY']._serialized_end=1869
+  _globals['_LIMITS']._serialized_start=1872
+  _globals['_LIMITS']._serialized_end=2039
+  _globals['_DRAINREQUEST']._serialized_start=2041
+  _globals['_DRAINREQUEST']._serialized_end=2055
+  _globals['_DRAINRESPONSE']._serialized_start=2057
+  _globals['_DRAINRESPONSE']._serialized_end=2126
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ What may be asked about rollouts and servers: cancel, get, list, follow, drain."
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -495,6 +496,7 @@ class Limits(google.protobuf.message.Message):
     MAX_METADATA_BYTES_FIELD_NUMBER: builtins.int
     MAX_JSON_DEPTH_FIELD_NUMBER: builtins.int
     MAX_ROLLOUT_ID_CHARS_FIELD_NUMBER: builtins.int
+    AGENT_TIMEOUT_FIELD_NUMBER: builtins.int
     max_message_bytes: builtins.int
     """The most bytes of one message."""
     max_metadata_bytes: builtins.int
@@ -503,6 +505,12 @@ class Limits(google.protobuf.message.Message):
     """The most levels of JSON text."""
     max_rollout_id_chars: builtins.int
     """The most characters of a rollout id."""
+    @property
+    def agent_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """How long a rollout may run whose request names no agent_timeout, counted from the start of
+        its agent: time in the queue is not part of it. Unset: such a rollout has no limit.
+        """
+
     def __init__(
         self,
         *,
@@ -510,8 +518,10 @@ class Limits(google.protobuf.message.Message):
         max_metadata_bytes: builtins.int = ...,
         max_json_depth: builtins.int = ...,
         max_rollout_id_chars: builtins.int = ...,
+        agent_timeout: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["max_json_depth", b"max_json_depth", "max_message_bytes", b"max_message_bytes", "max_metadata_bytes", b"max_metadata_bytes", "max_rollout_id_chars", b"max_rollout_id_chars"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["agent_timeout", b"agent_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_timeout", b"agent_timeout", "max_json_depth", b"max_json_depth", "max_message_bytes", b"max_message_bytes", "max_metadata_bytes", b"max_metadata_bytes", "max_rollout_id_chars", b"max_rollout_id_chars"]) -> None: ...
 
 global___Limits = Limits
 

@@ -243,7 +243,7 @@ class InitRequest(google.protobuf.message.Message):
     @property
     def agent_timeout(self) -> google.protobuf.duration_pb2.Duration:
         """How long the agent may take, queue time included, counted from acceptance on the
-        monotonic clock. Greater than zero; unset means no limit.
+        monotonic clock. Greater than zero; unset means the server's default, Limits.agent_timeout.
         """
 
     @property
@@ -522,7 +522,9 @@ class Activity(google.protobuf.message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     description: builtins.str
-    """For example "queued", "chat main 3", "tool add", "agent", "delivering"."""
+    """For example "queued", "chat main 3", "tool add", "agent", "agent (called: add)",
+    "delivering".
+    """
     @property
     def since(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Since when."""
@@ -688,15 +690,32 @@ class Failure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RETRYABLE_FIELD_NUMBER: builtins.int
     CAUSES_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    FRAMES_FIELD_NUMBER: builtins.int
     boundary: global___FailureBoundary.ValueType
     """Who failed."""
     message: builtins.str
     """What happened; at most 64 KiB."""
     retryable: builtins.bool
     """Whether the same rollout, tried again, may succeed."""
+    file: builtins.str
+    """The file of the agent's own code in which an exception was raised: the file of the last
+    of `frames`. Relative to the agent server's working folder, or to the folder that its
+    module was found in. Empty when that is not known.
+    """
+    line: builtins.int
+    """The line in `file`, from 1; 0 when that is not known."""
     @property
     def causes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Cause]:
         """The exceptions behind it, outermost first."""
+
+    @property
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StackFrame]:
+        """The last lines of the agent's own code that the exception passed, the innermost last;
+        at most 5. Lines of the agent server and of installed packages are left out. Never holds
+        the value of a variable.
+        """
 
     def __init__(
         self,
@@ -705,10 +724,43 @@ class Failure(google.protobuf.message.Message):
         message: builtins.str = ...,
         retryable: builtins.bool = ...,
         causes: collections.abc.Iterable[global___Cause] | None = ...,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        frames: collections.abc.Iterable[global___StackFrame] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boundary", b"boundary", "causes", b"causes", "message", b"message", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boundary", b"boundary", "causes", b"causes", "file", b"file", "frames", b"frames", "line", b"line", "message", b"message", "retryable", b"retryable"]) -> None: ...
 
 global___Failure = Failure
+
+@typing.final
+class StackFrame(google.protobuf.message.Message):
+    """One line of the agent's code."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
+    file: builtins.str
+    """The file, as Failure.file has it."""
+    line: builtins.int
+    """The line, from 1."""
+    function: builtins.str
+    """The function that the line is in."""
+    code: builtins.str
+    """The line itself, without indentation; empty where there is no source."""
+    def __init__(
+        self,
+        *,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        function: builtins.str = ...,
+        code: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "file", b"file", "function", b"function", "line", b"line"]) -> None: ...
+
+global___StackFrame = StackFrame
 
 @typing.final
 class Cause(google.protobuf.message.Message):
@@ -753,7 +805,9 @@ class Metrics(google.protobuf.message.Message):
     num_llm_calls: builtins.int
     """Chats that were answered."""
     num_tool_calls: builtins.int
-    """Tool calls that the agent recorded."""
+    """Tool calls: those that the agent recorded, or that helpers ran, or whose results are
+    tool messages of a chat or of the end. None is counted twice.
+    """
     prompt_tokens: builtins.int
     """Prompt tokens of all chats, by the sampler's count."""
     response_tokens: builtins.int
@@ -770,7 +824,9 @@ class Metrics(google.protobuf.message.Message):
 
     @property
     def tool_latency(self) -> google.protobuf.duration_pb2.Duration:
-        """The latencies of tool calls that the agent recorded, added up."""
+        """The latencies of all tool calls, added up: as the agent recorded them, else as the
+        server's helpers measured them.
+        """
 
     @property
     def queue_time(self) -> google.protobuf.duration_pb2.Duration:

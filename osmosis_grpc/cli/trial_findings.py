@@ -1,0 +1,211 @@
+"""What a trial shows to be wrong with an agent loop, as findings.
+
+Tools are seen where osmosis_grpc.rollout.tools runs them or makes their error messages, and where
+ctx.record_tool_call is called while an exception is handled. Of other tools only their answers are seen.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from osmosis_grpc.cli.trial import MOST_CHATS, Trial
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent.current import ToolRun
+    from osmosis_grpc.agent.validator import Finding, Place
+
+HINTS = {
+    "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
+    "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
+    "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
+    "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
+    "RUN_FAILED": "mend what it raised, or give up on purpose with return ctx.error(text)",
+    "MESSAGE_IS_A_DICT": 'messages and tool calls are dicts: message["content"], call["function"]["name"]',
+    "RUN_TIMED_OUT": "give every wait a timeout of its own; --timeout SECONDS gives a slow agent longer",
+    "MAX_TURNS_IGNORED": "end the loop after ctx.request.max_turns chats: for _ in range(ctx.request.max_turns): ...",
+    "TOOL_RAISED": "mend the tool; if it is right to refuse these arguments, give its schema `examples` that it takes",
+    "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
+    "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",
+    "TOOL_FAILED": "see whether it needs what is not here; `examples` in its schema choose other arguments",
+    "TOOL_ANSWERED_ERROR": "see whether the tool is right; `examples` in its schema choose other arguments",
+    "TOOLS_NEVER_CALLED": "let the model reply until it calls no tool; a tool that is never offered is not needed",
+}
+"""What to do, by code of --run. The other codes are in osmosis_grpc.agent.validator."""
+
+WARNINGS = frozenset({"TOOL_FAILED", "TOOL_ANSWERED_ERROR", "TOOLS_NEVER_CALLED"})
+"""The codes that may be as the author means it."""
+
+_UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
+_A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
+_ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
+_LONGEST = 200  # characters of a text in a finding
+
+Row = tuple[str, str, "Place | None"]
+"""A code, a message, and the place where it is not that of run."""
+
+
+def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
+    """Returns everything that is wrong, errors and warnings."""
+    from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
+
+    if trial.get_tools_error is not None:
+        place = place_of(agent_loop.get_tools, type(agent_loop))
+        return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
+    place = place_of(agent_loop.run, type(agent_loop))
+    rows = [*_end(trial), *_tools(trial), *_blocks(trial)]
+    return [
+        Finding(code, text, HINTS[code], *(at or place), severity="warning" if code in WARNINGS else "error")
+        for code, text, at in dict.fromkeys(rows)
+    ]
+
+
+def _end(trial: Trial) -> Iterator[Row]:
+    """How run ended."""
+    from osmosis_grpc.agent.results import RolloutResult
+    from osmosis_grpc.types import CompletionStatus
+    from osmosis_grpc.types.completion import is_reward
+    from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
+
+    completion, result = trial.completion, trial.result
+    if trial.endless:
+        text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
+        yield "MAX_TURNS_IGNORED", text, None
+        return
+    if completion is None:
+        return
+    text = completion.failure.message if completion.failure else str(completion.status)
+    failed, is_result = completion.status is CompletionStatus.FAILED, isinstance(result, RolloutResult)
+    completed = is_result and result.status == "COMPLETED"
+    if failed and trial.returned and not is_result:
+        yield "RESULT_NOT_RETURNED", text, None
+    elif failed and completed and result.reward is not None and not is_reward(result.reward):
+        yield "NON_FINITE_REWARD", text, None
+    elif completion.status is CompletionStatus.DEADLINE_EXCEEDED:
+        yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
+    elif completion.status is not CompletionStatus.COMPLETED:
+        yield _raised(trial, text, failed=failed)
+    if completed:
+        for unanswered in _unanswered(result.final_messages):
+            yield "TOOL_CALL_UNANSWERED", unanswered, None
+
+
+def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
+    from osmosis_grpc.agent.validator import one_line
+
+    error = trial.error
+    if error is None or not failed:
+        return "RUN_FAILED", text, None
+    code = "RUN_FAILED"
+    if isinstance(error, AttributeError) and isinstance(error.obj, dict):
+        code = "MESSAGE_IS_A_DICT"
+    answered = {run.call_id for run in trial.runs}
+    newest = [name for key, (name, _) in trial.called.items() if key.partition("/")[2] not in answered]
+    after = f", after a reply that calls {', '.join(newest)}" if newest else ""
+    return code, f"run raised {one_line(error)}{after}", _place(error)
+
+
+def _tools(trial: Trial) -> Iterator[Row]:
+    """What became of the tools."""
+    reported: list[BaseException] = []
+    failed_calls: set[str] = set()
+    for run in trial.runs:
+        if run.error is not None and any(error is run.error for error in reported):
+            continue
+        if run.error is not None:
+            reported.append(run.error)
+        if run.error is not None or run.error_text:
+            failed_calls.add(run.call_id)
+            yield _failed(run, *_call(trial, run))
+    for call_id, content in _answers(trial):
+        repeats = any(str(error) and str(error) in content for error in reported)
+        if call_id not in failed_calls and _ERROR.match(content) and not repeats:
+            name = next((name for key, (name, _) in trial.called.items() if key.endswith(f"/{call_id}")), "a tool")
+            yield "TOOL_ANSWERED_ERROR", f"the tool {name} answered what looks like an error: {content!r}", None
+    called = {name for name, _ in trial.called.values()}
+    never = [name for name in trial.offered if name not in called]
+    if never and trial.completion is not None and trial.completion.status == "COMPLETED":
+        what = "tools were" if len(never) > 1 else "tool was"
+        chats = trial.completion.metrics.num_llm_calls
+        asked = f"run ended after {chats} chat{'' if chats == 1 else 's'}"
+        yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
+
+
+def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
+    """The name and the arguments of a call, as far as they are known."""
+    found = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
+    names = {name for name, _ in trial.called.values()}
+    only = next(iter(trial.called.values())) if len(names) == 1 else ("", "")
+    return found or (run.name, "") if found or run.name else only
+
+
+def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
+    from osmosis_grpc.agent.validator import one_line
+    from osmosis_grpc.errors import ToolExecutionError
+
+    tool = f"the tool {name}" if name else "a tool"
+    given = f", called with {_short(arguments)}" if arguments else ""
+    error, text = run.error, run.error_text
+    if error is None:
+        unknown = _UNKNOWN.search(text) and _A_TOOL.search(text)
+        code = "TOOL_UNKNOWN" if unknown else "TOOL_ANSWERED_ERROR"
+        return code, f"{tool} answered with an error: {_short(text)!r}{given}", None
+    code = "TOOL_RAISED"
+    if isinstance(error, TypeError) and re.search(r"\bargument", str(error)):
+        code = "TOOL_ARGUMENTS_DIFFER"
+    elif isinstance(error, ToolExecutionError | OSError):
+        code = "TOOL_FAILED"
+    return code, f"{tool} raised {_short(one_line(error))}{given}", _place(error)
+
+
+def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
+    """The tool messages with text."""
+    completion = trial.completion
+    for messages in (completion.messages, *(s.messages for s in completion.samples.values())) if completion else ():
+        for message in messages:
+            if message.get("role") == "tool" and isinstance(message.get("content"), str):
+                yield str(message.get("tool_call_id")), _short(message["content"])
+
+
+def _blocks(trial: Trial) -> Iterator[Row]:
+    """What blocked the event loop: the longest time at each place."""
+    longest: dict[tuple[str, str], float] = {}
+    for block in trial.blocks:
+        key = block.where, block.tool
+        longest[key] = max(block.seconds, longest.get(key, 0.0))
+    for (where, tool), seconds in longest.items():
+        who = f"the tool {tool} blocked the event loop" if tool else "the event loop was blocked"
+        text = trial.stuck if trial.stuck and not tool else f"{who} for {seconds:.2f} s"
+        if trial.stuck and tool:
+            text = f"the tool {tool} still blocks the event loop after {seconds:g} s"
+        found = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
+        if found:
+            yield "BLOCKING_CALL", f"{text} at {where}", (found[1], int(found[2]))
+        elif trial.stuck:
+            yield "BLOCKING_CALL", text, None
+
+
+def _unanswered(messages: Any) -> Iterator[str]:
+    """The tool calls of a conversation that no tool message answers."""
+    known = [_mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
+    answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
+    for index, message in enumerate(known):
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for call in map(_mapping, calls if isinstance(calls, list | tuple) else ()):
+            if str(call.get("id")) not in answered:
+                name = _mapping(call.get("function")).get("name")
+                yield f"final_messages[{index}] calls {name} ({call.get('id')}), and no tool message answers it"
+
+
+def _place(error: BaseException | None) -> "Place | None":
+    from osmosis_grpc.agent.validator import place_of_error
+
+    place = place_of_error(error) if error is not None else (None, None)
+    return place if place[0] else None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

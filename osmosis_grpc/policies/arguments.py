@@ -1,0 +1,198 @@
+"""Arguments for a tool, made from its JSON Schema: the same ones each time, and plain ones.
+
+An author chooses them with `examples` or a `default`. Keywords that are not read: `not`, `if`,
+`patternProperties`, `dependentSchemas`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from osmosis_grpc.policies.pattern import matching
+
+_DEEPEST = 8
+"""Levels of objects and lists; below half of them what is optional is left out."""
+_MOST_VALUES = 1000
+_MOST_ITEMS = 100
+_MOST_CHARS = 10_000
+
+_FORMATS = {
+    "date": "2025-01-31", "date-time": "2025-01-31T12:00:00Z", "time": "12:00:00Z", "duration": "PT1H",
+    "email": "user@example.com", "idn-email": "user@example.com", "hostname": "example.com", "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1", "uri": "https://example.com/", "url": "https://example.com/", "uri-reference": "/path",
+    "iri": "https://example.com/", "uuid": "123e4567-e89b-12d3-a456-426614174000", "json-pointer": "/a", "regex": "a",
+    "byte": "dGV4dA==", "path": "file.txt",
+}  # fmt: skip
+_KINDS = (
+    ("object", ("properties", "required", "additionalProperties", "minProperties")),
+    ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
+    ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
+)
+"""Which type a schema without one means, by the keywords that it has."""
+
+_Schema = Mapping[str, Any]
+_NOTHING = object()
+
+
+def arguments_for(parameters: Any) -> dict[str, Any]:
+    """Returns arguments that fit a function's `parameters`; {} where they say nothing. Never raises."""
+    root = parameters if isinstance(parameters, Mapping) else {}
+    made = _Maker(root).value({"type": "object", **root}, 0, 0)
+    return made if isinstance(made, dict) else {}
+
+
+class _Maker:
+    def __init__(self, root: _Schema) -> None:
+        self._root = root
+        self._left = _MOST_VALUES
+
+    def value(self, schema: Any, level: int, index: int) -> Any:
+        """A value that fits; another one for another index, where the schema allows it. _NOTHING for none."""
+        self._left -= 1
+        if schema is False or self._left < 0:
+            return _NOTHING
+        schema = self._flat(schema, 0)
+        if "const" in schema:
+            return schema["const"]
+        for word in ("examples", "example", "default", "enum"):
+            given = [item for item in _list(schema, word) if item is not None]  # null says little about a tool
+            if given:
+                return given[index % len(given)]
+        types = schema.get("type")
+        kinds = [kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)]
+        kind = next((kind for kind in kinds if kind != "null"), "null" if kinds else None)
+        if kind is None:
+            kind = next((kind for kind, words in _KINDS if any(word in schema for word in words)), "string")
+        if level > _DEEPEST:
+            return _NOTHING
+        if kind == "object":
+            return self._object(schema, level)
+        if kind == "array":
+            return self._array(schema, level)
+        if kind in ("integer", "number"):
+            return _number(schema, index, whole=kind == "integer")
+        if kind in ("boolean", "null"):
+            return index % 2 == 0 if kind == "boolean" else None
+        return _text(schema, index)
+
+    def _flat(self, schema: Any, depth: int) -> dict[str, Any]:
+        """A schema with its references, and the first of its alternatives, put in."""
+        if not isinstance(schema, Mapping) or depth > 16:
+            return {}
+        flat = {key: item for key, item in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
+        parts = [self._at(schema["$ref"])] if isinstance(schema.get("$ref"), str) else []
+        parts += _list(schema, "allOf") if isinstance(schema.get("allOf"), list) else []
+        for word in ("anyOf", "oneOf"):
+            ways = schema.get(word) if isinstance(schema.get(word), list) else []
+            parts += [next((way for way in ways if not _is_null(way)), ways[0])] if ways else []
+        for part in parts:
+            inner = self._flat(part, depth + 1)
+            properties = {**_mapping(inner, "properties"), **_mapping(flat, "properties")}
+            required = [*_names(inner), *_names(flat)]
+            flat = {**inner, **flat} | ({"properties": properties} if properties else {})
+            flat |= {"required": required} if required else {}
+        return flat
+
+    def _at(self, reference: str) -> Any:
+        """What a reference within the same schema names; {} for another."""
+        found: Any = self._root
+        path = reference.removeprefix("#").strip("/")
+        for part in path.split("/") if reference.startswith("#") and path else ():
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found if reference.startswith("#") else {}
+
+    def _object(self, schema: _Schema, level: int) -> Any:
+        made = {}
+        required = _names(schema)
+        for name, inner in {**{key: {} for key in required}, **_mapping(schema, "properties")}.items():
+            if name not in required and level >= _DEEPEST // 2:
+                continue
+            value = self.value(inner, level + 1, 0)
+            if value is not _NOTHING:
+                made[name] = value
+        more = schema.get("additionalProperties", {})
+        for index in range(min(_MOST_ITEMS, _whole(schema, "minProperties", 0) - len(made))):
+            value = self.value(more, level + 1, index)
+            if value is not _NOTHING:
+                made[f"key{index + 1}"] = value
+        return made
+
+    def _array(self, schema: _Schema, level: int) -> Any:
+        first, items = _list(schema, "prefixItems"), schema.get("items", {})
+        if isinstance(items, list):  # as older drafts have it
+            first, items = items, schema.get("additionalItems", {})
+        least, most = _whole(schema, "minItems", 0), _whole(schema, "maxItems", _MOST_ITEMS)
+        contains = [schema["contains"]] if "contains" in schema else []
+        count = min(max(least, len(first) or len(contains) or 1), most, _MOST_ITEMS)
+        kinds = [*first, *contains, *[items] * count][:count]
+        values = [self.value(kind, level + 1, index) for index, kind in enumerate(kinds)]
+        return [value for value in values if value is not _NOTHING]
+
+
+def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
+    step = _real(schema, "multipleOf") or (1.0 if whole else 0.0)
+    low, high = _real(schema, "minimum"), _real(schema, "maximum")
+    above, below = _real(schema, "exclusiveMinimum"), _real(schema, "exclusiveMaximum")
+    if schema.get("exclusiveMinimum") is True:  # as older drafts have it
+        low, above = None, low
+    if schema.get("exclusiveMaximum") is True:
+        high, below = None, high
+    least = max((bound for bound in (low, above) if bound is not None), default=-math.inf)
+    most = min((bound for bound in (high, below) if bound is not None), default=math.inf)
+    wanted = 1.0 + index
+    if step > 0:
+        wanted = max(step, step * math.ceil(wanted / step)) if index == 0 else step * (1 + index)
+    if wanted > most or wanted == below:
+        wanted = most if step <= 0 or math.isinf(most) else step * math.floor(most / step)
+        if wanted == below:
+            wanted -= step or (1.0 if least < wanted - 1 else (wanted - least) / 2)
+    if wanted < least or wanted == above:
+        wanted = least if step <= 0 else step * math.ceil(least / step)
+        if wanted == above:
+            wanted += step or (1.0 if wanted + 1 < most else (most - wanted) / 2)
+    return int(wanted) if wanted.is_integer() and abs(wanted) < 2**53 else wanted
+
+
+def _text(schema: _Schema, index: int) -> str:
+    least, most = _whole(schema, "minLength", 0), _whole(schema, "maxLength", _MOST_CHARS)
+    pattern, form = schema.get("pattern"), schema.get("format")
+    if isinstance(pattern, str):
+        found = matching(pattern, least)
+        if found is not None and len(found) <= most:
+            return found
+    if isinstance(form, str) and form in _FORMATS:
+        return _FORMATS[form]
+    text = "text" if index == 0 else f"text {index + 1}"
+    return (text + "." * (min(least, _MOST_CHARS) - len(text)))[: max(0, most)]
+
+
+def _list(schema: _Schema, word: str) -> list[Any]:
+    """What a keyword gives: its items, or what stands there alone."""
+    found = schema.get(word, _NOTHING)
+    if word in ("default", "example"):
+        return [] if found is _NOTHING else [found]
+    return found if isinstance(found, list) else []
+
+
+def _mapping(schema: _Schema, word: str) -> Mapping[str, Any]:
+    found = schema.get(word)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _names(schema: _Schema) -> list[str]:
+    return [name for name in _list(schema, "required") if isinstance(name, str)]
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"
+
+
+def _real(schema: _Schema, word: str) -> float | None:
+    found = schema.get(word)
+    real = isinstance(found, int | float) and not isinstance(found, bool) and -1e300 < found < 1e300
+    return float(found) if real and found is not None else None
+
+
+def _whole(schema: _Schema, word: str, default: int) -> int:
+    found = _real(schema, word)
+    return default if found is None or found < 0 else int(min(found, 10**9))

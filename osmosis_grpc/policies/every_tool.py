@@ -1,0 +1,69 @@
+"""A model without a model: calls every tool that it is offered, and then answers.
+
+validate --run tries agents with it. Its arguments are made from each tool's JSON Schema
+(osmosis_grpc.policies.arguments), its tokens by the formula of osmosis_grpc.policies.formula.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.policies.arguments import arguments_for
+from osmosis_grpc.policies.scripted import Reply, answer
+from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
+
+MOST_CHATS = 8
+"""Chats of a sample in which it calls tools: an agent that leaves calls out of its history gets an answer, too."""
+
+
+class EveryToolMock:
+    """Calls the first offered tool alone and then all others at once, each once, and ends with `answer`.
+
+    A tool that is offered later is called then. `tool_choice` is heeded: "none", or the tool that it names.
+    """
+
+    def __init__(self, answer: str = "I called every tool.", *, tokens: int | None = None) -> None:
+        self._answer = answer
+        self._tokens = tokens
+
+    async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        return answer(request, self._reply(request), tokens=self._tokens, version="mock-1")
+
+    def _reply(self, request: ChatRequest) -> Reply:
+        offered = dict(_functions(request.tools or ()))
+        chosen = request.params.get("tool_choice")
+        if isinstance(chosen, Mapping):
+            name = _mapping(chosen.get("function")).get("name")
+            offered = {name: offered[name]} if name in offered else {}
+        over = request.number > MOST_CHATS or request.purpose is ChatPurpose.JUDGE or chosen == "none"
+        called = set(called_names(request.messages))
+        new = [] if over else [name for name in offered if name not in called]
+        if not new:
+            return self._answer
+        return {"role": "assistant", "content": None, "tool_calls": [
+            {"id": f"call_{request.number}_{index}", "type": "function",
+             "function": {"name": name, "arguments": json.dumps(arguments_for(offered[name]), ensure_ascii=False)}}
+            for index, name in enumerate(new if called else new[:1])
+        ]}  # fmt: skip
+
+
+def called_names(messages: Sequence[Message]) -> Iterator[str]:
+    """Returns the names of the tools that the assistant's messages call."""
+    for message in messages:
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for call in calls if isinstance(calls, list) else ():
+            name = _mapping(_mapping(call).get("function")).get("name")
+            if isinstance(name, str):
+                yield name
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The names of tools, and the schemas of their arguments."""
+    for tool in tools:
+        function = _mapping(_mapping(tool).get("function"))
+        if isinstance(function.get("name"), str):
+            yield function["name"], function.get("parameters")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

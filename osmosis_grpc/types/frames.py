@@ -1,0 +1,118 @@
+"""Which lines of an agent's own code an exception passed. Never holds the value of a variable.
+
+Own code is what is neither the standard library's, nor this project's, nor an installed package's.
+"""
+
+import linecache
+import os
+import sys
+import sysconfig
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST_FRAMES = 5
+"""Frames of a failure."""
+_MOST_CHARS = 256
+"""Characters of a frame's file, of its function and of its line of code."""
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents stand for a user's
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "osmosis_gateway"))
+
+Line = tuple[str, int, str]
+"""An absolute file name, a line from 1, and the function it is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """One line of the agent's code that was being executed."""
+
+    file: str
+    """Relative to the server's working folder, or to the folder that its module was found in."""
+    line: int
+    """From 1."""
+    function: str
+    code: str = ""
+    """The line itself, without indentation; empty where there is no source."""
+
+
+def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
+    """Returns the last lines of own code that an exception passed, the innermost last.
+
+    An exception without any has the lines of installed packages instead, which may be the agent's.
+    """
+    own: deque[Line] = deque(maxlen=most)
+    installed: deque[Line] = deque(maxlen=most)
+    for file, line, function in _lines(error):
+        if is_installed(file):
+            installed.append((file, line, function))
+        elif is_own(file):
+            own.append((file, line, function))
+    return [*(own or installed)]
+
+
+def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
+    """Returns the same lines as they are reported: short paths, and with their code."""
+    return tuple(
+        StackFrame(_cut(short_path(file)), line, _cut(function), _cut(_code(file, line)))
+        for file, line, function in own_lines(error)
+    )
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package."""
+    return any(part in file for part in _INSTALLED) and not file.startswith(_OURS)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the user's: neither generated, nor the standard library's, nor this project's."""
+    return not file.startswith((_STDLIB, _OURS, "<")) or file.startswith(_EXAMPLES)
+
+
+def short_path(file: str) -> str:
+    """Returns a file's path relative to the working folder, else to its folder on sys.path, else its end."""
+    file = os.path.abspath(file)
+    roots = sorted({os.path.abspath(folder) for folder in sys.path if folder}, key=len, reverse=True)
+    if not is_installed(file):
+        roots = [*_working_folder(), *roots]
+    for root in roots:
+        if len(root) > 1 and file.startswith(root + os.sep):
+            return file[len(root) + 1 :]
+    return os.path.join("...", *file.split(os.sep)[-2:])
+
+
+def _working_folder() -> list[str]:
+    try:
+        return [os.getcwd()]
+    except OSError:  # it was deleted
+        return []
+
+
+def _lines(error: BaseException) -> Iterator[Line]:
+    """The lines of an exception, then those of the first exception that a group holds."""
+    link: BaseException | None = error
+    for _ in range(16):
+        if link is None:
+            return
+        for frame, line in traceback.walk_tb(link.__traceback__):
+            yield _absolute(frame.f_code.co_filename), line, frame.f_code.co_qualname
+        if isinstance(link, SyntaxError) and link.filename and not link.filename.startswith("<"):
+            yield _absolute(link.filename), link.lineno or 1, "<module>"
+        link = link.exceptions[0] if isinstance(link, BaseExceptionGroup) else None
+
+
+def _absolute(file: str) -> str:
+    return file if file.startswith("<") else os.path.abspath(file)
+
+
+def _code(file: str, line: int) -> str:
+    linecache.checkcache(file)
+    return linecache.getline(file, line).strip()
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 6] + " [cut]"

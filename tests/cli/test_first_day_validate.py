@@ -1,0 +1,364 @@
+"""validate --run as an agent author meets it: twelve agents, right and wrong, and what is said of each."""
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from osmosis_grpc.cli.trial import MOST_CHATS
+from tests.processes import run
+
+MODULE = """
+import asyncio
+import time
+
+from pydantic import BaseModel
+
+from osmosis_grpc.rollout import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+    RolloutAgentLoop,
+)
+from osmosis_grpc.rollout.tools import (
+    create_tool_error_result,
+    create_tool_result,
+    execute_tool_calls,
+    get_tool_call_info,
+)
+
+def tool(name="get_weather", **parameters):
+    function = {"name": name, "description": "Works."}
+    return {"type": "function", "function": function | ({"parameters": parameters} if parameters else {})}
+
+WEATHER = tool(type="object", properties={"city": {"type": "string"}}, required=["city"])
+
+class Loop(RolloutAgentLoop):
+    name = "loop"
+
+    def get_tools(self, request):
+        return [WEATHER]
+
+    async def get_weather(self, city):
+        return f"sunny in {city}"
+
+    async def execute(self, call):
+        call_id, name, arguments = get_tool_call_info(call)
+        return create_tool_result(call_id, str(await getattr(self, name)(**arguments)))
+
+    async def run(self, ctx):  # run
+        messages = list(ctx.request.messages)
+        for _ in range(ctx.request.max_turns):
+            result = await ctx.chat(messages)
+            messages.append(result.message)
+            if not result.has_tool_calls:
+                break
+            messages += await execute_tool_calls(result.tool_calls, self.execute)
+        return ctx.complete(messages, reward=1.0)
+
+"""
+
+
+@dataclass
+class Agent:
+    body: str
+    findings: list[tuple[str, str]]
+    """Code, and the mark of the line."""
+    shows: str
+    """What the text has, besides."""
+    options: tuple[str, ...] = ()
+
+
+SHAPES = """
+    class Point(BaseModel):
+        type: str = "function"
+        function: dict = {
+            "name": "point",
+            "description": "A schema object of one's own.",
+            "parameters": {
+                "type": "object",
+                "properties": {"at": {"$ref": "#/$defs/P"}, "unit": {"type": ["string", "null"]}},
+                "required": ["at"],
+                "$defs": {"P": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+            },
+        }
+
+    class Agent(Loop):
+        def get_tools(self, request):
+            city = OpenAIFunctionPropertySchema(type="string", enum=["Rome", "Oslo"])
+            parameters = OpenAIFunctionParametersSchema(properties={"city": city}, required=["city"])
+            function = OpenAIFunctionSchema(name="forecast", description="Works.", parameters=parameters)
+            bounds = {"type": "integer", "minimum": 3, "exclusiveMaximum": 5}
+            letters = {"type": "array", "items": {"type": "string", "pattern": "^[A-Z]{2}$"}, "minItems": 2}
+            return [
+                WEATHER, tool("nothing"), OpenAIFunctionToolSchema(function=function), Point(),
+                tool("many", type="object", properties={"n": bounds, "letters": letters}, required=["n", "letters"]),
+            ]
+
+        async def nothing(self):
+            return "nothing"
+
+        async def forecast(self, city):
+            return {"Rome": "dry", "Oslo": "wet"}[city]
+
+        async def point(self, at, unit="m"):
+            return at["x"] + 1
+
+        async def many(self, n, letters):
+            assert 3 <= n < 5 and len(letters) == 2 and all(len(text) == 2 and text.isupper() for text in letters)
+            return len(letters)
+"""
+
+AGENTS = {
+    "good": Agent("class Agent(Loop): ...", [], "COMPLETED: 2 turns, 1 tool call, reward 1, "),
+    "every shape of a tool": Agent(SHAPES, [], "COMPLETED: 3 turns, 5 tool calls, reward 1, "),
+    "a tool that raises": Agent(
+        """
+        class Agent(Loop):
+            async def get_weather(self, city):
+                return fetch(city)  # raises
+        """,
+        [("TOOL_RAISED", "raises")],
+        'the tool get_weather raised NameError: name \'fetch\' is not defined, called with {"city": "text"}',
+    ),
+    "a tool whose exception is told to the model": Agent(
+        """
+        class Agent(Loop):
+            async def execute(self, call):
+                call_id, name, arguments = get_tool_call_info(call)
+                try:
+                    return create_tool_result(call_id, str(arguments["town"]))  # raises
+                except Exception as error:
+                    return create_tool_error_result(call_id, str(error))
+        """,
+        [("TOOL_RAISED", "raises")],
+        "the tool get_weather raised KeyError: 'town'",
+    ),
+    "a tool run by hand that raises": Agent(
+        """
+        class Agent(Loop):
+            async def run(self, ctx):
+                messages = list(ctx.request.messages)
+                result = await ctx.chat(messages)
+                messages.append(result.message)
+                for call in result.tool_calls:
+                    try:
+                        content = str(1 / 0)  # raises
+                    except ArithmeticError as error:
+                        content = f"Error: {error}"
+                        ctx.record_tool_call()
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+                return ctx.complete(messages)
+        """,
+        [("TOOL_RAISED", "raises")],
+        "the tool get_weather raised ZeroDivisionError: division by zero",
+    ),
+    "a tool that raises out of run": Agent(
+        """
+        class Agent(Loop):
+            async def run(self, ctx):
+                result = await ctx.chat(list(ctx.request.messages))
+                return await self.call(result.tool_calls[0])
+
+            async def call(self, call):
+                return TOOLS[call["function"]["name"]]  # raises
+        """,
+        [("RUN_FAILED", "raises")],
+        "run raised NameError: name 'TOOLS' is not defined, after a reply that calls get_weather",
+    ),
+    "a tool that blocks": Agent(
+        """
+        class Agent(Loop):
+            def get_tools(self, request):
+                return [tool("quick"), tool("slow")]
+
+            async def quick(self):
+                await asyncio.sleep(0.3)
+
+            async def slow(self):
+                time.sleep(0.6)  # blocks
+        """,
+        [("BLOCKING_CALL", "blocks")],
+        "the tool slow blocked the event loop for 0.",
+    ),
+    "a tool that is never called": Agent(
+        """
+        class Agent(Loop):
+            def get_tools(self, request):
+                return [WEATHER, tool("search")]
+
+            async def run(self, ctx):  # run
+                messages = list(ctx.request.messages)
+                messages.append((await ctx.chat(messages, tools=[WEATHER])).message)
+                messages += await execute_tool_calls(messages[-1]["tool_calls"], self.execute)
+                return ctx.complete(messages)
+        """,
+        [("TOOLS_NEVER_CALLED", "run")],
+        "1 tool was never called: search; run ended after 1 chat",
+    ),
+    "arguments that differ from the schema": Agent(
+        """
+        class Agent(Loop):
+            async def get_weather(self, town):
+                return town
+
+            async def execute(self, call):
+                call_id, name, arguments = get_tool_call_info(call)
+                return create_tool_result(call_id, await self.get_weather(**arguments))  # raises
+        """,
+        [("TOOL_ARGUMENTS_DIFFER", "raises")],
+        'got an unexpected keyword argument \'city\', called with {"city": "text"}',
+    ),
+    "a tool that the agent does not know": Agent(
+        """
+        class Agent(Loop):
+            async def execute(self, call):
+                call_id, name, arguments = get_tool_call_info(call)
+                return create_tool_error_result(call_id, f"Unknown tool: {name}")
+        """,
+        [("TOOL_UNKNOWN", "run")],
+        "the tool get_weather answered with an error: 'Unknown tool: get_weather'",
+    ),
+    "several samples": Agent(
+        """
+        class Agent(Loop):
+            async def run(self, ctx):
+                for sample in ("pro", "contra"):
+                    messages = list(ctx.request.messages)
+                    for _ in range(2):
+                        result = await ctx.chat(messages, sample=sample)
+                        messages.append(result.message)
+                        messages += await execute_tool_calls(result.tool_calls, self.execute)
+                return ctx.complete(messages, reward=0.5)
+        """,
+        [],
+        "COMPLETED: 4 turns, 2 tool calls, reward 0.5, ",
+    ),
+    "an endless one": Agent(
+        """
+        class Agent(Loop):
+            async def run(self, ctx):  # run
+                messages = list(ctx.request.messages)
+                while True:
+                    messages.append((await ctx.chat(messages)).message)
+                    messages.append({"role": "user", "content": "go on"})
+        """,
+        [("MAX_TURNS_IGNORED", "run")],
+        f"it asked for more than {MOST_CHATS} chats, and max_turns is 10",
+    ),
+    "one that hangs": Agent(
+        """
+        class Agent(Loop):
+            async def get_weather(self, city):
+                await asyncio.Event().wait()  # waits
+        """,
+        [("RUN_TIMED_OUT", "waits")],
+        "the agent_timeout of 1 s ran out; it was doing: tool get_weather, and before that: chat main 1",
+        ("--timeout", "1"),
+    ),
+}
+
+
+def write(folder, body):
+    file = folder / "agent.py"
+    file.write_text(MODULE + textwrap.dedent(body))
+    return {found[1]: n for n, line in enumerate(file.read_text().splitlines(), 1)
+            if (found := re.search(r"  # (\w+)$", line))}  # fmt: skip
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_t05_validate_has_the_right_verdict(forked, tmp_path, agent):
+    lines = write(tmp_path, agent.body)
+    command = ("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", *agent.options)
+    done = forked.run(*command, "--json", cwd=tmp_path)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [row for row in rows if row["event"] == "finding"]
+    assert [(row["code"], row["file"], row["line"]) for row in found] == [
+        (code, str(tmp_path / "agent.py"), lines[mark]) for code, mark in agent.findings
+    ]
+    valid = all(row["severity"] == "warning" for row in found)
+    assert (rows[-1]["valid"], done.returncode) == (valid, int(not valid))
+    assert done.stderr == ""
+
+    text = forked.run(*command, cwd=tmp_path)
+    first, *_ = text.stdout.splitlines()
+    assert first == f"loop (agent:Agent): {'valid' if valid else 'not valid'}"
+    assert "  conversation (" in text.stdout
+    assert "    user: What is (2 + 3) * 4?" in text.stdout
+    assert agent.shows in text.stdout
+    assert (text.returncode, text.stderr) == (done.returncode, "")
+
+
+def test_t05_the_conversation_pairs_tools_with_results(forked, tmp_path):
+    write(tmp_path, AGENTS["several samples"].body)
+    done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
+    conversation = [re.sub(r"\d+\.\d+ m?s", "TIME", line) for line in done.stdout.splitlines()[1:-1]]
+    one = [
+        "    user: What is (2 + 3) * 4?",
+        '    1 assistant calls get_weather {"city": "text"}',
+        "        result (TIME): sunny in text",
+        "    2 assistant: I called every tool.",
+        "      #### 20",
+    ]
+    assert conversation == [
+        "  conversation (pro)", *one, "  conversation (contra)", *one,
+        "  COMPLETED: 4 turns, 2 tool calls, reward 0.5, TIME",
+    ]  # fmt: skip
+
+
+def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
+    write(tmp_path, """
+        class Agent(Loop):
+            name = "loop\\x1b[2J"
+
+            async def get_weather(self, city):
+                return "\\x1b]0;title\\x07 \\x9b31m \\u202e right to left \\r\\x08"
+
+            async def run(self, ctx):
+                await super().run(ctx)
+                raise ValueError("\\x1b[31mred")  # raises
+    """)  # fmt: skip
+    done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert [char for char in said if not char.isprintable() and char != "\n"] == []
+    assert "\\x1b[31mred" in said
+
+
+def test_t05_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
+    write(tmp_path, """
+        class Agent(Loop):
+            async def get_weather(self, city):
+                return open(f"/nowhere/{city}").read()  # raises
+    """)  # fmt: skip
+    done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "warning TOOL_FAILED" in done.stdout
+    assert "the tool get_weather raised FileNotFoundError" in done.stdout
+
+
+def test_t05_a_bad_time_limit_is_refused(tmp_path):
+    done = run("-m", "osmosis_grpc", "validate", "--run", "--timeout", "0", "-m", "a:b", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "validate: --timeout 0: is not between 0 and 86400 seconds\n"
+
+
+def test_t14_the_habits_of_openai_users_are_named(forked, tmp_path):
+    for line, hint in (
+        ("result.choices[0].message", "use result.message"),
+        ('result["choices"]', "use result.message"),
+        ("result.message.content", 'message["content"]'),
+        ("result.tool_calls[0].function.name", 'call["function"]["name"]'),
+    ):
+        write(tmp_path, f"""
+            class Agent(Loop):
+                async def run(self, ctx):
+                    result = await ctx.chat(list(ctx.request.messages))
+                    return {line}
+        """)  # fmt: skip
+        done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
+        assert done.returncode == 1
+        assert hint in done.stdout, line

@@ -1,0 +1,101 @@
+"""What a trainer and an operator learn of an agent that raises or hangs: over both transports, and after a restart."""
+
+import pytest
+
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from tests.processes import run, server_process
+
+AGENT = """
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+KEYS = {"other": "sk-1234"}
+
+class Agent(RolloutAgentLoop):
+    name = "agent"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await ctx.chat(list(ctx.request.messages))
+        return self.weather("weather_api_key")  # calls
+
+    def weather(self, key):
+        return KEYS[key]  # raises
+"""
+QUESTION = [{"role": "user", "content": "hello"}]
+COMMAND = ("-m", "agents:Agent", "--state-dir", "state")
+
+
+def line(mark):
+    return next(n for n, text in enumerate(AGENT.splitlines(), 1) if text.endswith(f"# {mark}"))
+
+
+def check(failure):
+    assert failure.message == "KeyError: 'weather_api_key'"
+    assert (failure.file, failure.line) == ("agents.py", line("raises"))
+    assert [(frame.file, frame.line, frame.function, frame.code) for frame in failure.frames] == [
+        ("agents.py", line("calls"), "Agent.run", 'return self.weather("weather_api_key")  # calls'),
+        ("agents.py", line("raises"), "Agent.weather", "return KEYS[key]  # raises"),
+    ]
+    assert "sk-1234" not in repr(failure)
+
+
+async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENT)
+    with server_process(*COMMAND, cwd=tmp_path) as (process, address):
+        async with TrainerServer(EchoPolicy()) as trainer, RolloutClient(address) as client:
+            await client.init(rollout_id="r1", messages=QUESTION, callback=trainer.callback())
+            check((await trainer.completion("r1", timeout=20)).failure)
+            check((await client.get("r1")).completion.failure)
+        async with attach([address], EchoPolicy()) as trainer:
+            check((await trainer.rollout(rollout_id="r2", messages=QUESTION)).failure)
+        process.kill()
+        log = process.communicate()[1]
+    where = f"agents.py:{line('raises')} in Agent.weather"
+    assert f"the agent of rollout r1 raised at {where}" in log
+    with server_process(*COMMAND, cwd=tmp_path) as (_, address):
+        async with RolloutClient(address) as client:
+            for rollout_id in ("r1", "r2"):
+                check((await client.get(rollout_id)).completion.failure)
+
+
+async def limit_of(*options, cwd, **environment):
+    with server_process(*COMMAND, *options, cwd=cwd, **environment) as (_, address):
+        async with RolloutClient(address) as client:
+            return (await client.info()).limits.agent_timeout.ToSeconds()
+
+
+async def test_t12_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypatch):
+    (tmp_path / "agents.py").write_text(AGENT)
+    assert await limit_of(cwd=tmp_path) == 1800
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_AGENT_TIMEOUT_SECONDS", "90")
+    assert await limit_of(cwd=tmp_path) == 90
+    assert await limit_of("--agent-timeout", "77", cwd=tmp_path) == 77
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf"])
+def test_t12_a_bad_limit_is_refused(tmp_path, bad):
+    (tmp_path / "agents.py").write_text(AGENT)
+    done = run("-m", "osmosis_grpc.serve", *COMMAND, "--agent-timeout", bad, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"serve: --agent-timeout {bad}: is not a number of seconds greater than 0\n"
+
+
+def test_t12_the_help_names_the_limit_and_its_default():
+    text = " ".join(run("-m", "osmosis_grpc.serve", "--help").stdout.replace("│", " ").split())
+    assert "--agent-timeout" in text
+    assert "1800" in text
+
+
+async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
+    hangs = AGENT.replace("return self.weather(", "import asyncio; await asyncio.sleep(99); print(")
+    (tmp_path / "agents.py").write_text(hangs)
+    with server_process(*COMMAND, "--agent-timeout", "1", cwd=tmp_path) as (_, address):
+        async with attach([address], EchoPolicy()) as trainer:
+            completion = await trainer.rollout(rollout_id="r1", messages=QUESTION)
+    assert completion.status == "DEADLINE_EXCEEDED"
+    assert completion.failure.message == (
+        "the agent_timeout of 1 s ran out; it was doing: agent, and before that: chat main 1"
+    )
