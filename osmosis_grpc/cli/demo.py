@@ -130,8 +130,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for received in came[:1]:
+            signal.raise_signal(received)
 
 
 def _address(server: "subprocess.Popen[str]") -> str:

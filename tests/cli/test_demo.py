@@ -112,7 +112,7 @@ def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
 def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
-    command, options = [sys.executable, *DEMO, "--json"], {}
+    command, options = [sys.executable, *DEMO, "--json"], {"env": NO_SETTINGS | {"HOME": str(here)}}
     if os.geteuid() == 0:
         if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
             pytest.skip("may not mount")
@@ -120,17 +120,19 @@ def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
         command = ["unshare", "-m", "sh", "-c", script + shlex.join(command)]
     else:
         here.chmod(0o555)
-        options = {"cwd": here}
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=50, env=NO_SETTINGS | {"HOME": str(here)}, **options
-    )  # fmt: skip
+        options["cwd"] = here
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50, **options)
     assert len(ids(result)) == 8
 
 
-def test_t01_without_a_folder_for_temporary_files_one_line_says_so(tmp_path):
-    before = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/nonexistent']"
-    command = f"{before}; import sys; sys.argv = ['demo', 'demo', '--json']; from osmosis_grpc.cli import main; main()"
-    result = run("-c", command, cwd=tmp_path)
+def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("may not mount")
+    script = "for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done; cd /proc; exec "
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script + shlex.join([sys.executable, *DEMO, "--json"])],
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("demo: no folder for the server's journal: ")
