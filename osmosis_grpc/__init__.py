@@ -4,6 +4,7 @@ Agent authors use osmosis_grpc.rollout, trainers osmosis_grpc.trainer. Importing
 package imports nothing heavy.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,4 +19,11 @@ def __getattr__(name: str) -> Any:
         from osmosis_grpc.agent.reward import osmosis_reward
 
         return osmosis_reward
+    if not name.startswith("_"):
+        from osmosis_grpc.agent.renamed import missing_name
+
+        names = importlib.import_module("osmosis_grpc.rollout").__all__
+        sentence = f"{name} is in osmosis_grpc.rollout: import it from there" if name in names else missing_name(name)
+        if sentence is not None:
+            raise ImportError(sentence, name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,8 +20,13 @@ from the agent says who is named in it. Nothing here knows a transport.
     └── MissingExtraError          an optional dependency is not installed
 """
 
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
+
+DISTRIBUTION = "osmosis-grpc"
+"""The name that pip knows this project by."""
 
 Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
 """Who failed."""
@@ -269,4 +274,32 @@ class MissingExtraError(OsmosisRolloutError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra: pip install 'osmosis-grpc[{extra}]'")
+        super().__init__(missing_extra(what, extra))
+
+
+def missing_extra(what: str, extra: str) -> str:
+    """Returns the sentence that says how to install an extra: from where this distribution itself came."""
+    needs = f"{what} needs the extra {extra!r}"
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.exists(os.path.join(checkout, "pyproject.toml")):
+        return f"{needs}: pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    wheel = _wheel()
+    if wheel is not None:
+        return f"{needs}: pip install {shlex.quote(f'{wheel}[{extra}]')}"
+    return (f"{needs}: pip install '.[{extra}]' in a checkout of {DISTRIBUTION}, or pip install "
+            f"'PATH_TO_WHEEL[{extra}]' with the path of its wheel")  # fmt: skip
+
+
+def _wheel() -> str | None:
+    """Returns the file or the folder that pip installed this distribution from; None when it is gone or elsewhere."""
+    import importlib.metadata
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        recorded = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(recorded)["url"]) if recorded else None
+    path = unquote(url.path) if url is not None and url.scheme == "file" else ""
+    return path if os.path.exists(path) else None

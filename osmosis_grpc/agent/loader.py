@@ -1,23 +1,26 @@
 """Finds agent loops by "module:attribute"."""
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.loop import RolloutAgentLoop
+from osmosis_grpc.agent.renamed import missing_module, of_the_sdk
+from osmosis_grpc.agent.validator import one_line, place_of_error
 
 
 class LoadError(ValueError):
-    """A specification does not lead to an agent loop; the text says where it went wrong."""
+    """A specification does not lead to an agent loop. The text is one line and says what to change.
+
+    Where the user's own code raised, the text names file and line, and `__cause__` is what it raised.
+    """
 
 
 def load_object(spec: str) -> Any:
-    """What "module:attribute" names. The working directory is on the path.
-
-    Raises LoadError; an exception of the module's own passes as it is.
-    """
+    """Returns what "module:attribute" names. The working directory is on the path. Raises LoadError."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
@@ -26,30 +29,51 @@ def load_object(spec: str) -> Any:
         raise LoadError(f"{spec!r} names a file; name the module: {name}:{attribute}")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
-        raise
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise LoadError(f"{module_name} has no attribute {part!r}; it has: {_suggest(found)}")
-        found = getattr(found, part)
+    with _own_code(spec):
+        found = _import(module_name)
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise LoadError(f"{_name(found)} has no attribute {part!r}; it has: {_suggest(found)}")
+            found = getattr(found, part)
     return found
 
 
 def as_agent_loops(found: Any, spec: str) -> Sequence[RolloutAgentLoop]:
-    """An agent loop, a class of one, or a list of them, as instances. Raises LoadError."""
+    """Returns the instances of an agent loop, a class of one, or a list of them. Raises LoadError."""
     items = list(found) if isinstance(found, list | tuple) else [found]
     made = []
     for item in items:
         if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
-            item = item()
+            with _own_code(spec):
+                item = item()
         if not isinstance(item, RolloutAgentLoop):
-            raise LoadError(f"{spec} is a {type(item).__name__}, not a RolloutAgentLoop")
+            cls = item if isinstance(item, type) else type(item)
+            reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
+            raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
         made.append(item)
     return made
+
+
+def _import(module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
+        raise
+
+
+@contextlib.contextmanager
+def _own_code(spec: str) -> Iterator[None]:
+    """Runs code of the user's module. Whatever it raises becomes a LoadError of one line; only Ctrl-C passes."""
+    try:
+        yield
+    except (LoadError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        text = missing_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        file, line = place_of_error(error)
+        raise LoadError(f"{spec}: {text or one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
@@ -62,9 +86,15 @@ def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
     return loops
 
 
-def _suggest(module: Any) -> str:
-    loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
-    return ", ".join(sorted(loops)) or "no agent loop"
+def _name(found: Any) -> str:
+    return str(getattr(found, "__name__", type(found).__name__))
+
+
+def _suggest(found: Any) -> str:
+    """Returns the agent loops that a module or an object has, and a module's file."""
+    loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
+    file = getattr(found, "__file__", None)
+    return (", ".join(sorted(loops)) or "no agent loop") + (f" ({file})" if isinstance(file, str) else "")
 
 
 def _is_loop(value: Any, module: Any) -> bool:

@@ -1,10 +1,14 @@
 """The demo command: a server in a process of its own, this process as its trainer, eight rollouts."""
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,23 +39,30 @@ Next:
   docs/architecture.md             how one rollout travels"""
 
 
+LIMIT = 60.0
+"""Seconds after which rollouts that have not ended are a failure."""
+STOP_WITHIN = 10.0
+"""Seconds that the server gets to stop."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the demo."""
+
+
+class _DemoError(Exception):
+    """The demo cannot go on. The text says why."""
+
+
 def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
     """Run eight rollouts of a calculator agent, with a mock for a model, over real sockets."""
-    import asyncio
-
     from osmosis_grpc.serve.records import records
 
     with records(json) as out:
         if not json:
             typer.echo("starting an agent server in a process of its own ...", err=True)
-        command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
-        token = secrets.token_urlsafe()  # whatever the environment says, this trainer has one of its own
-        options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token", f"demo={token}"]
-        with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as server:
-            try:
-                completions = asyncio.run(_train(_address(server), token))
-            finally:
-                server.terminate()
+        try:
+            completions = _completions()
+        except _DemoError as error:
+            typer.echo(f"demo: {error}", err=True)
+            raise typer.Exit(1) from None
         for completion, (_, label) in zip(completions, TASKS, strict=True):
             out.write("completion", **_record(completion, label))
     if not json:
@@ -60,33 +71,138 @@ def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records i
         raise typer.Exit(1)
 
 
+def _completions() -> "list[Completion]":
+    """Runs the rollouts on a server with a temporary folder, and deletes the folder, whatever happens."""
+    import asyncio
+
+    for number in STOPS[1:]:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    token = secrets.token_urlsafe()
+    with _folder() as folder, _server(folder, token) as server:
+        return asyncio.run(_train(_address(server), token, server))
+
+
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    try:
+        return tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
+
+
+@contextlib.contextmanager
+def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
+    """Starts the agent server. Nothing around the demo reaches it: no setting, no .env, no module in this folder.
+
+    It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
+    """
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
+    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token", f"demo={token}",
+               "--state-dir", os.path.join(folder, "state"), "--drain-timeout", "0"]  # fmt: skip
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
+    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    server: subprocess.Popen[str] | None = None
+    try:
+        with _signals_wait():
+            server = subprocess.Popen(
+                [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=folder,
+                env=env, process_group=0,
+            )  # fmt: skip
+        yield server
+    finally:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)  # the way out is short, and leaves nothing behind
+        if server is not None:
+            with server:
+                server.terminate()
+                try:
+                    server.wait(STOP_WITHIN)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Holds signals back to its end: Popen, when it is interrupted, leaves a process that nobody knows."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for received in came[:1]:
+            signal.raise_signal(received)
+
+
 def _address(server: "subprocess.Popen[str]") -> str:
+    """Returns HOST:PORT of the server once it is ready."""
     import json
 
     assert server.stdout is not None
     line = server.stdout.readline()
     if not line:
-        typer.echo(f"demo: the server did not start (exit code {server.wait()})", err=True)
-        raise typer.Exit(1)
+        raise _DemoError(f"the server did not start: {_end(server.wait())}")
     return str(json.loads(line)["grpc"])
 
 
-async def _train(target: str, token: str) -> "list[Completion]":
-    """The trainer: starts the rollouts, answers their chats, collects their completions."""
+def _end(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "list[Completion]":
+    """Runs the rollouts. Raises _DemoError when the server ends first, or time runs out."""
+    import asyncio
+
+    from osmosis_grpc.errors import CallError
+
+    rollouts, end = asyncio.create_task(_rollouts(target, token)), asyncio.create_task(_ended(server))
+    try:
+        await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
+        if rollouts.done() and rollouts.exception() is None:
+            return rollouts.result()
+        if rollouts.done():  # a server that ends fails its calls first
+            await asyncio.wait({end}, timeout=1.0)
+        if end.done():
+            raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
+        if not rollouts.done():
+            raise _DemoError(f"the rollouts did not end within {LIMIT:g} s")
+        try:
+            return rollouts.result()
+        except CallError as error:
+            raise _DemoError(f"the server refused a call: {error}") from None
+    finally:
+        server.terminate()  # before the trainer goes, or the server would complain about that
+        await asyncio.wait({end}, timeout=STOP_WITHIN)
+        for task in (rollouts, end):
+            task.cancel()
+        await asyncio.gather(rollouts, end, return_exceptions=True)
+
+
+async def _ended(server: "subprocess.Popen[str]") -> int:
+    """Waits for the end of the server. Returns its exit code."""
+    import asyncio
+
+    while (code := server.poll()) is None:  # noqa: ASYNC110 - a waiting thread would keep the loop from ending
+        await asyncio.sleep(0.1)
+    return code
+
+
+async def _rollouts(target: str, token: str) -> "list[Completion]":
+    """Is the trainer: starts the rollouts, answers their chats, collects their completions."""
     import asyncio
 
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import RolloutClient, TrainerServer
 
+    run = secrets.token_hex(2)
     async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(target, token=token) as client:
 
         async def rollout(number: int, question: str, label: str) -> "Completion":
-            rollout_id, messages = f"demo-{number}", [{"role": "user", "content": question}]
+            rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
             await client.init(rollout_id=rollout_id, messages=messages, label=label, callback=trainer.callback())
             return await trainer.completion(rollout_id)
 
-        tasks = (rollout(i, *task) for i, task in enumerate(TASKS, start=1))
-        return list(await asyncio.wait_for(asyncio.gather(*tasks), timeout=60))
+        return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
 
 
 def _record(completion: "Completion", label: str) -> dict[str, Any]:
@@ -131,5 +247,11 @@ def _print_table(completions: "list[Completion]") -> None:
     Console().print(table)
     done = sum(completion.status == "COMPLETED" for completion in completions)
     typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
-    program = "osmosis-grpc" if shutil.which("osmosis-grpc") else os.path.relpath(sys.argv[0])
-    typer.echo(NEXT.format(program=program))
+    typer.echo(NEXT.format(program=_program()))
+
+
+def _program() -> str:
+    """Returns the command that runs this program from here."""
+    if shutil.which("osmosis-grpc"):
+        return "osmosis-grpc"
+    return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

@@ -112,7 +112,6 @@ def _near(rollout_id: str, known: list[str]) -> str:
 def _agent_loop(specs: list[str], entry: "Entry") -> "RolloutAgentLoop":
     """The one that the rollout was recorded with."""
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
-    from osmosis_grpc.agent.validator import one_line, place_of_error
 
     if not specs:
         _usage(f"say where agent loop {entry.agent_loop!r} is: -m MODULE:ATTR")
@@ -120,9 +119,6 @@ def _agent_loop(specs: list[str], entry: "Entry") -> "RolloutAgentLoop":
         loops = {loop.name: loop for loop in load_agent_loops(specs)}
     except LoadError as error:
         _usage(str(error))
-    except (Exception, SystemExit) as error:
-        file, line = place_of_error(error)
-        _usage(one_line(error) + (f" at {file}:{line}" if file else ""))
     if entry.agent_loop not in loops:
         _usage(f"the rollout ran agent loop {entry.agent_loop!r}; -m names {', '.join(sorted(loops)) or 'none'}")
     return loops[entry.agent_loop]

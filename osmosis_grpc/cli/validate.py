@@ -114,19 +114,16 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
     With a `timeout` each valid one is run.
     """
     from osmosis_grpc.agent.loader import LoadError, load_object
-    from osmosis_grpc.agent.validator import one_line, place_of_error, validate_agent_loop
+    from osmosis_grpc.agent.validator import validate_agent_loop
     from osmosis_grpc.cli.trial import try_out
     from osmosis_grpc.cli.trial_findings import findings_of
 
     try:
         found = load_object(spec)
     except LoadError as error:
-        raise _NotLoadedError(error) from error
-    except (Exception, SystemExit) as error:
-        told = _told_by(error)
+        told = _told_by(error.__cause__)
         if told is None:
-            file, line = place_of_error(error)
-            raise _NotLoadedError(f"{spec}: {one_line(error)}" + (f" at {file}:{line}" if file else "")) from error
+            raise _NotLoadedError(error) from error
         report.add(spec, told)
         return
     items = list(found) if isinstance(found, list | tuple) else [found]
@@ -146,17 +143,20 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
 def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Finding]":
     """Why a server would not host what may be valid by itself."""
     from osmosis_grpc.agent.loop import RolloutAgentLoop
+    from osmosis_grpc.agent.renamed import of_the_sdk
     from osmosis_grpc.agent.validator import make, place_of
 
     cls = item if isinstance(item, type) else type(item)
     if not issubclass(cls, RolloutAgentLoop):
-        yield make("NOT_AN_AGENT_LOOP", f"{cls.__name__} is not a RolloutAgentLoop", place_of(cls))
+        reason = of_the_sdk(cls)
+        text = f"{cls.__name__} is not a RolloutAgentLoop" + (f": {reason}" if reason else "")
+        yield make("NOT_AN_AGENT_LOOP", text, place_of(cls))
     if name is not None and name in names:
         yield make("DUPLICATE_NAME", f"another agent loop is named {name!r} too", place_of(cls))
     names |= {name} if name is not None else set()
 
 
-def _told_by(error: BaseException) -> "ValidationResult | None":
+def _told_by(error: BaseException | None) -> "ValidationResult | None":
     """What an exception out of a user's module says about an agent class; None when it says nothing."""
     import linecache
 

@@ -30,6 +30,8 @@ class Watchdog:
         """Where, the last time: file:line in function."""
         self.last_tool = ""
         """The tool that did it, the last time; empty when execute_tool_calls did not run it."""
+        self.paused = False
+        """Set while a process starts: it imports and builds a lot on the loop, and no rollout waits for it yet."""
 
     def start(self) -> None:
         """Begin; called on the loop that is to be watched."""
@@ -45,6 +47,8 @@ class Watchdog:
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
         while not self._stop.wait(self._limit):
+            if self.paused:
+                continue
             alive = threading.Event()
             try:
                 loop.call_soon_threadsafe(alive.set)
@@ -53,14 +57,17 @@ class Watchdog:
             if alive.wait(self._limit) or self._stop.is_set():
                 continue
             frame = sys._current_frames().get(thread)
-            if frame is not None:
+            if frame is not None and not self.paused:
                 self._report(frame, _tool(asyncio.current_task(loop)))
             while not alive.wait(self._limit) and not self._stop.is_set():
                 pass
 
     def _report(self, frame: FrameType, tool: str) -> None:
+        frames = _callback(frame)
+        if not frames:
+            return  # the loop waits for events: it is this machine that has no time for it
         self.blocked += 1
-        self.last, self.last_tool = _where(frame), tool
+        self.last, self.last_tool = _where(frames), tool
         log.warning(
             "the event loop has been blocked for more than %.0f ms at %s%s; every rollout waits for it. "
             "Use await asyncio.to_thread(...) for code that blocks.",
@@ -69,17 +76,27 @@ class Watchdog:
 
 
 def _tool(task: "asyncio.Task[Any] | None") -> str:
-    """The tool that a task runs; empty for another task."""
+    """Returns the tool that a task runs; empty for another task."""
     name = task.get_name() if task is not None else ""
     return name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else ""
 
 
-def _where(innermost: FrameType) -> str:
-    """The innermost line that is neither the standard library's nor ours, else the innermost."""
+def _callback(innermost: FrameType) -> list[FrameType]:
+    """Returns the frames of the callback that the loop runs, the innermost first; none while it waits for events."""
+    frames = []
     frame: FrameType | None = innermost
-    while frame is not None:
+    while frame is not None and frame.f_code.co_name != "_run_once":  # below it is the program that runs the loop
+        frames.append(frame)
+        frame = frame.f_back
+    idle = frame is not None and (not frames or frames[-1].f_code.co_name == "select")
+    return [] if idle else frames
+
+
+def _where(frames: list[FrameType]) -> str:
+    """Returns the innermost line that is neither the standard library's nor ours, else the innermost."""
+    for frame in frames:
         if is_own(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
             break
-        frame = frame.f_back
-    frame = frame or innermost
+    else:
+        frame = frames[0]
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

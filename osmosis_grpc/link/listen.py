@@ -1,5 +1,8 @@
 """Binding a server to an address."""
 
+import asyncio
+import errno
+import socket
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -11,11 +14,18 @@ _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDicti
 """grpc asks these for newer certificates for as long as the server lives, and does not keep them itself."""
 
 
-def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
-    """Bind to HOST:PORT; returns it with the port as bound.
+_REASONS = {
+    errno.EADDRINUSE: "the port is in use",
+    errno.EADDRNOTAVAIL: "this is not an address of this machine",
+    errno.EACCES: "this user may not listen on that port",
+}
 
-    Raises OSError when it is taken, ValueError when it is none, when it is public and not
-    guarded enough for that, and when a file of TLS cannot be used.
+
+def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
+    """Binds to HOST:PORT. Returns it with the port as bound.
+
+    Raises OSError when the port is in use or the host is not an address of this machine, ValueError when the
+    address is not HOST:PORT, when it is public and not guarded enough for that, and when a file of TLS cannot be used.
     """
     host, separator, port = address.rpartition(":")
     host = host.strip("[]")
@@ -23,6 +33,7 @@ def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
         raise ValueError(f"{address!r} is not HOST:PORT, for example 127.0.0.1:60051")
     security.check_host(host)
     shown = f"[{host}]" if ":" in host else host
+    _check_free(host, int(port), shown)
     try:
         if security.tls is None:
             bound = server.add_insecure_port(f"{shown}:{port}")
@@ -30,5 +41,39 @@ def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
             _KEPT[server] = server_credentials(security.tls)
             bound = server.add_secure_port(f"{shown}:{port}", _KEPT[server])
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {shown}:{port}: in use, or not an address of this machine") from error
+        raise OSError(f"cannot listen on {shown}:{port}: gRPC says {error}") from error
     return f"{shown}:{bound}"
+
+
+async def start(server: grpc.aio.Server) -> None:
+    """Starts a server. A cancelled start is finished and undone: grpc itself leaves half a server running."""
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await starting
+        await server.stop(0)
+        raise
+
+
+def _check_free(host: str, port: int, shown: str) -> None:
+    """Binds a plain socket first, and lets go of it. Raises OSError with the reason.
+
+    gRPC writes a line of its own to stderr when it cannot bind, and its exception has no reason.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise OSError(f"cannot listen on {shown}:{port}: {error.strerror or error}") from None
+    problem: OSError | None = None
+    for family, kind, protocol, _, place in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: a port in TIME_WAIT is free
+                probe.bind(place)
+            return  # gRPC, too, is content with one of a name's addresses
+        except OSError as error:
+            problem = problem or error
+    if problem is not None:
+        reason = _REASONS.get(problem.errno or 0) or problem.strerror or str(problem)
+        raise OSError(f"cannot listen on {shown}:{port}: {reason}")

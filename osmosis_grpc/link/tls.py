@@ -3,8 +3,11 @@
 No grpc in this file: the HTTP gateway serves the same files.
 """
 
+import base64
+import codecs
 import logging
 import os
+import re
 import ssl
 import threading
 from collections.abc import Callable, Sequence
@@ -110,7 +113,27 @@ def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
+    if pems.cert is not None:
+        _check_kind(pems.cert, cert)
     return pems
+
+
+_KINDS = {
+    "RSA": "06092a864886f70d010101",
+    "P-256": "06072a8648ce3d020106082a8648ce3d030107",
+    "P-384": "06072a8648ce3d020106052b81040022",
+    "P-521": "06072a8648ce3d020106052b81040023",
+    "Ed25519": "300506032b6570032100",
+}
+"""Keys that gRPC accepts, and how a certificate of each names its kind, in DER. OpenSSL accepts more of them."""
+
+
+def _check_kind(pem: bytes, file: File | None) -> None:
+    """Refuses a certificate that gRPC would refuse, with lines of its own on stderr. Raises ValueError."""
+    body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pem, re.DOTALL)
+    der = base64.b64decode(body[1]) if body else b""
+    if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
+        raise ValueError(f"{file} has a key of a kind that gRPC does not accept; it accepts {', '.join(_KINDS)}")
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
@@ -165,6 +188,6 @@ def _refuse_pass_phrase() -> str:
 
 def _bytes(file: File) -> bytes:
     try:
-        return Path(file).read_bytes()
+        return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)  # gRPC refuses a file with it
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None

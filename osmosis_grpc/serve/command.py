@@ -225,15 +225,12 @@ def _usage(problem: str) -> NoReturn:
 
 def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
-    from osmosis_grpc.agent.validator import place_of_error, validate_agent_loop
+    from osmosis_grpc.agent.validator import validate_agent_loop
 
     try:
         loops = load_agent_loops(specs)
     except LoadError as error:
         _usage(str(error))
-    except TypeError as error:
-        file, line = place_of_error(error)
-        _usage(f"{error}" + (f" ({file}:{line})" if file else ""))
     findings = [finding for loop in loops for finding in validate_agent_loop(loop).findings] if validate else []
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"

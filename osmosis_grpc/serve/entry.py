@@ -17,6 +17,9 @@ def run(build: Callable[[], Any]) -> int:
         return 2
     try:
         build()()
+    except MissingExtraError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
     except KeyboardInterrupt:
         return 130
     except SystemExit as exit_:

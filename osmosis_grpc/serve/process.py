@@ -78,6 +78,8 @@ async def run_process(
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm(settings.failpoint)
     stop = _stop_on_signals(options.drain_timeout)
+    if options.http_port is not None:
+        importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
     try:
         async with AsyncExitStack() as stack:
             hosted = [*loops, *[await _legacy(stack, row, settings, options) for row in options.legacy_agents]]
@@ -91,6 +93,7 @@ async def run_process(
                 log.warning(
                     "whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host
                 )
+            server.engine.watchdog.paused = False
             out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
             if not options.json:
                 _banner(names, doors, options.security)
@@ -138,6 +141,7 @@ async def _grpc(
             max_metadata_bytes=settings.server.max_metadata_size_bytes, sinks=sinks,
             connect=options.connect, security=options.security, trainers=options.trainers, state_dir=options.state_dir,
         )  # fmt: skip
+        server.engine.watchdog.paused = True
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
         raise _NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None

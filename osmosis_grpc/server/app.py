@@ -19,7 +19,7 @@ from osmosis_grpc.engine import Engine, EngineConfig, settled
 from osmosis_grpc.journal import JournalStore
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
@@ -131,7 +131,7 @@ class AgentServer:
             self.engine.recovery.go_on(entry, peer)
         if left_over:
             log.info("going on with %d rollouts of the process before", len(left_over))
-        await self._server.start()
+        await start(self._server)
         await self._health.set(LIVENESS, _Status.SERVING)
         await self._tell_health()
         for target in self._connect:

@@ -11,7 +11,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, servi
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated, Unimplemented
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
@@ -70,7 +70,7 @@ class Connections:
     async def begin(self) -> None:
         """Serve and dial."""
         if self._server is not None:
-            await self._server.start()
+            await start(self._server)
         self._tasks += [asyncio.create_task(self._dial(server)) for server in self._dialled]
 
     def leave(self) -> None:

@@ -14,7 +14,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import CallError, Unavailable, Unimplemented
 from osmosis_grpc.link.handlers import Registrar, metadata_value
-from osmosis_grpc.link.listen import listen
+from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Guard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
@@ -174,7 +174,7 @@ class TrainerServer:
         services: Any = Registrar(self._server, guard)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
-        await self._server.start()
+        await start(self._server)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def __aexit__(self, *exc: Any) -> None:

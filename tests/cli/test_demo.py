@@ -1,12 +1,27 @@
 """The demo: eight rollouts over real sockets, every reward and every token recomputed here."""
 
+import contextlib
 import json
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 import zlib
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tests.processes import run
+from tests.processes import run, serving
+
+DEMO = ("-m", "osmosis_grpc", "demo")
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+NO_SETTINGS = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
+"""The environment of a user: tests/conftest.py sets the state folder for all others."""
 
 
 def formula(text, count):
@@ -56,5 +71,143 @@ def check_tokens(record):
 def test_the_table_for_people():
     result = run("-m", "osmosis_grpc", "demo")
     assert result.returncode == 0, result.stderr
-    assert len(re.findall(r"demo-\d\s+COMPLETED", result.stdout)) == 8
+    assert len(re.findall(r"demo-[0-9a-f]{4}-\d\s+COMPLETED", result.stdout)) == 8
+    assert max(map(len, result.stdout.partition("Next:")[0].splitlines())) <= 80
     assert "Next:" in result.stdout
+
+
+def ids(result):
+    """The rollouts of a demo --json that went well; nothing else was printed."""
+    assert (result.returncode, result.stderr) == (0, "")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {record["status"] for record in records} == {"COMPLETED"}
+    return {record["rollout_id"] for record in records}
+
+
+def test_t01_the_demo_runs_again_and_leaves_nothing(tmp_path):
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    env = NO_SETTINGS | {"TMPDIR": str(temporary)}
+    first = ids(run(*DEMO, "--json", cwd=here, env=env))
+    second = ids(run(*DEMO, "--json", cwd=here, env=env))
+    assert len(first | second) == 16
+    assert [*here.iterdir(), *temporary.iterdir()] == []
+
+
+def test_t01_the_demo_runs_beside_a_server_and_its_files(tmp_path):
+    with serving(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS):
+        assert (tmp_path / ".osmosis" / "state").is_dir()
+        assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
+    assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
+
+
+def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
+    (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS=many\n")
+    (tmp_path / "uvloop.py").write_text("raise SystemExit('of this folder')")
+    env = NO_SETTINGS | {"OSMOSIS_ROLLOUT_SERVER_RECORD_TTL_SECONDS": "-1", "HOME": "/nonexistent"}
+    assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=env))) == 8
+
+
+def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    command, options = [sys.executable, *DEMO, "--json"], {"env": NO_SETTINGS | {"HOME": str(here)}}
+    if os.geteuid() == 0:
+        if subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+            pytest.skip("may not mount")
+        script = f"mount -t tmpfs -o ro none {shlex.quote(str(here))} && cd {shlex.quote(str(here))} && exec "
+        command = ["unshare", "-m", "sh", "-c", script + shlex.join(command)]
+    else:
+        here.chmod(0o555)
+        options["cwd"] = here
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50, **options)
+    assert len(ids(result)) == 8
+
+
+def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("may not mount")
+    script = "for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done; cd /proc; exec "
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script + shlex.join([sys.executable, *DEMO, "--json"])],
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("demo: no folder for the server's journal: ")
+
+
+@contextlib.contextmanager
+def demo_process(tmp_path, **more):
+    """A demo in a session of its own, whose folder is below tmp_path."""
+    env = NO_SETTINGS | {"TMPDIR": str(tmp_path)} | more
+    with subprocess.Popen(
+        [sys.executable, *DEMO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def server_of(process):
+    """The process id of a demo's server; 0 before it has one."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0]) if children else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["the server starts", "the server has its journal"])
+def test_t01_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
+    with demo_process(tmp_path) as process:
+        pattern = "osmosis-demo-*" if when == "the server starts" else "osmosis-demo-*/state/lock"
+        until(lambda: list(tmp_path.glob(pattern)) and server_of(process))
+        server = server_of(process)
+        os.killpg(process.pid, number)  # as Ctrl-C does: the group in the foreground
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err == "starting an agent server in a process of its own ...\n"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+
+
+AT_START = """
+    import os, signal, sys
+    if "osmosis_grpc.serve" in sys.orig_argv:
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the server did not start: killed by SIGKILL"),
+        ("os._exit(3)", "the server did not start: exit code 3"),
+        (
+            "os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'",
+            "the server ended before the rollouts: killed by SIGKILL",
+        ),
+    ],
+    ids=["killed at its start", "ends at its start", "killed in the middle"],
+)  # fmt: skip
+def test_t01_a_server_that_ends_is_said_in_one_line(tmp_path, body, said):
+    modules, temporary = tmp_path / "modules", tmp_path / "temporary"
+    modules.mkdir()
+    temporary.mkdir()
+    (modules / "sitecustomize.py").write_text(textwrap.dedent(AT_START).format(body=body))
+    with demo_process(temporary, PYTHONPATH=str(modules)) as process:
+        out, err = process.communicate(timeout=40)
+    lines = [line for line in err.splitlines() if not line.startswith("killed at failpoint")]
+    assert (process.returncode, out) == (1, "")
+    assert lines[1:] == [f"demo: {said}"]
+    assert list(temporary.iterdir()) == []

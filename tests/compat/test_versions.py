@@ -101,3 +101,20 @@ def test_the_wheel_brings_its_demo(wheel, tmp_path):
     )  # fmt: skip
     assert demo.returncode == 0, demo.stderr
     assert demo.stdout.count('"status": "COMPLETED"') == 8
+
+
+@pytest.mark.slow
+def test_t17_what_the_wheel_advises_works(wheel, tmp_path):
+    """Without the extra, the command line says how to install it; the printed command does."""
+    program = tmp_path / "venv" / "bin" / "osmosis-grpc"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    pip = [str(program.with_name("pip")), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, str(wheel)], check=True, timeout=500)
+    refused = subprocess.run([str(program), "demo"], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == f"the command line needs the extra 'server': pip install '{wheel}[server]'\n"
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    advice = refused.stderr.partition(": ")[2]
+    subprocess.run(advice, shell=True, check=True, env=environment, capture_output=True, timeout=500)
+    assert subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=60).returncode == 0

@@ -60,7 +60,7 @@ def test_an_unknown_name_is_an_attribute_error(door):
 def test_without_fastapi_the_extra_is_named(door, monkeypatch):
     monkeypatch.delitem(sys.modules, "osmosis_gateway.mock_trainer", raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtraError, match=rf"{door}.create_mock_trainer_app .*osmosis-grpc\[server\]"):
+    with pytest.raises(MissingExtraError, match=rf"{door}.create_mock_trainer_app needs .*pip install .*\[server\]"):
         importlib.import_module(door).create_mock_trainer_app
 
 
@@ -89,3 +89,25 @@ def test_only_the_gateways_names_import_the_gateway():
     assert {"create_app", "create_mock_trainer_app", "RolloutCompletionTracker"} <= IN_THE_GATEWAY
     assert imported(set(rollout.__all__) - IN_THE_GATEWAY) == []
     assert "fastapi" in imported({"create_mock_trainer_app"})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from osmosis_grpc.rollout import AgentWorkflow",
+        "from osmosis_grpc import AgentWorkflow",
+        "import osmosis_grpc.rollout; osmosis_grpc.rollout.AgentWorkflow",
+        "from osmosis_grpc.rollout.server import AgentWorkflow",
+        "from osmosis_grpc.rollout.integrations.agents.strands import AgentWorkflow",
+    ],
+)
+def test_t16_a_plain_import_says_that_a_name_is_not_there_yet(statement):
+    with pytest.raises(ImportError, match=r"^AgentWorkflow is not in osmosis_grpc yet: write the agent as a Rollout"):
+        exec(statement)
+
+
+def test_t16_other_names_are_attribute_errors():
+    import osmosis_grpc
+
+    assert not hasattr(osmosis_grpc, "nowhere")
+    assert not hasattr(rollout, "nowhere")

@@ -1,0 +1,1 @@
+"""The Osmosis SDK's osmosis_ai.rollout.integrations."""

@@ -1,0 +1,96 @@
+"""Agents that were written for other libraries: one sentence says what to do about each import that fails."""
+
+import pytest
+
+from osmosis_grpc.agent.loader import LoadError, load_agent_loops
+from tests.processes import run
+
+PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
+LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
+REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
+CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of osmosis_grpc.rollout"
+
+IMPORTS = {
+    "from osmosis_ai.rollout import RolloutAgentLoop": f"there is no module 'osmosis_ai': {PREFIX}",
+    "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
+    "from osmosis_grpc.rollout import AgentWorkflow": f"ImportError: AgentWorkflow is not in osmosis_grpc yet: {LOOP}",
+    "from osmosis_grpc.rollout import Grader": f"ImportError: Grader is not in osmosis_grpc yet: {REWARD}",
+    "from osmosis_grpc.rollout.integrations.agents.strands import OsmosisStrandsAgent": (
+        f"ImportError: OsmosisStrandsAgent is not in osmosis_grpc yet: {CHAT}"
+    ),
+    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc yet: {REWARD}",
+    "from osmosis_grpc import RolloutAgentLoop": (
+        "ImportError: RolloutAgentLoop is in osmosis_grpc.rollout: import it from there"
+    ),
+    "import osmosis_grpc.rollout.core.base": (
+        "there is no module 'osmosis_grpc.rollout.core.base': the names for agents are in osmosis_grpc.rollout"
+    ),
+    "from workers.agentic_rollout import AgenticRollout": (
+        "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not have it "
+        f"yet: {LOOP}"
+    ),
+    "from osmosis_grpc.rollout import RolloutContxt": (
+        "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
+    ),
+    "import numpi": "ModuleNotFoundError: No module named 'numpi'",
+}  # fmt: skip
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch, request):
+    """Writes a module of a name of its own, in a folder of the path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"agent_{abs(hash(request.node.nodeid))}"
+
+    def write(source):
+        (tmp_path / f"{name}.py").write_text(source)
+        return name, f"{tmp_path / name}.py"
+
+    return write
+
+
+@pytest.mark.parametrize(("statement", "says"), IMPORTS.items(), ids=IMPORTS)
+def test_t16_an_import_that_fails_says_what_to_do(module, statement, says):
+    name, file = module(f"\n{statement}\n")
+    with pytest.raises(LoadError) as raised:
+        load_agent_loops([f"{name}:agent"])
+    text = str(raised.value)
+    assert text.startswith(f"{name}:agent: {says}")
+    assert text.endswith(f" at {file}:2")
+    assert "\n" not in text
+    assert isinstance(raised.value.__cause__, ImportError)
+
+
+SDK = """
+from osmosis_ai.rollout import RolloutAgentLoop
+
+class Agent(RolloutAgentLoop):
+    name = "agent"
+
+agent = Agent()
+"""
+
+
+@pytest.mark.parametrize("command", ["validate", "serve"])
+def test_t16_an_agent_of_an_installed_sdk_is_told_the_prefix(tmp_path, command):
+    package = tmp_path / "osmosis_ai" / "rollout"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("class RolloutAgentLoop: ...")
+    (tmp_path / "agents.py").write_text(SDK)
+    done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
+    sentence = f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}"
+    if command == "serve":
+        assert (done.returncode, done.stderr) == (2, f"serve: agents:agent is not a RolloutAgentLoop: {sentence}\n")
+    else:
+        assert done.returncode == 1
+        assert f"Agent is not a RolloutAgentLoop: {sentence}\n" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["validate", "serve"])
+def test_t16_an_agent_with_the_old_prefix_gets_one_line(tmp_path, command):
+    (tmp_path / "agents.py").write_text(SDK)
+    done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
+    place = f"{tmp_path / 'agents.py'}:2"
+    assert done.returncode == 2
+    assert done.stderr == f"{command}: agents:agent: there is no module 'osmosis_ai': {PREFIX} at {place}\n"
