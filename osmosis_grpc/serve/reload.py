@@ -40,6 +40,6 @@ def run_reloading() -> int:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """The arguments without --reload, and without the command's name in front."""
+    """The arguments without --reload, whatever its variable says, and without the command's name in front."""
     kept = [argument for argument in given if argument != "--reload"]
-    return kept[1:] if kept[:1] == ["serve"] else kept
+    return [*(kept[1:] if kept[:1] == ["serve"] else kept), "--no-reload"]
