@@ -113,7 +113,7 @@ def reset_settings() -> None:
 
 
 def command_settings(line: Line) -> RolloutSettings:
-    """Return the settings of a command: its line first, then environment and .env. Raises ValueError naming the option."""
+    """Return the settings of a command: its line, then environment and .env. Raises ValueError naming the option."""
     server = dict(line.given["server"])
     tokens = server.pop("token", None)
     try:
