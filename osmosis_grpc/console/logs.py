@@ -38,10 +38,6 @@ class BackgroundHandler(logging.Handler):
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
-    def createLock(self) -> None:  # logging's name
-        """Make no lock: the queue needs none, and a signal handler may log."""
-        self.lock = None
-
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record with its message made, so that later changes of its arguments do not matter."""
         try:

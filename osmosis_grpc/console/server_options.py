@@ -20,6 +20,13 @@ def _log_level(text: str) -> str:
     return text
 
 
+def _module(text: str) -> str:
+    module, _, attribute = text.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"{text!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
+    return text
+
+
 def legacy_agent(text: str) -> str:
     """Return a legacy agent as it is. Raises ValueError for what is neither NAME=URL nor URL."""
     url = split_legacy_agent(text)[1]
@@ -39,7 +46,9 @@ class ServerOptions(Declared):
 
     module: Annotated[
         tuple[str, ...],
-        Option(group="Agents", flags=("-m", "--module"), metavar="MODULE:ATTR", help="Agent loop to host."),
+        Option(
+            group="Agents", flags=("-m", "--module"), metavar="MODULE:ATTR", check=_module, help="Agent loop to host."
+        ),
     ] = ()
     legacy_agent: Annotated[
         tuple[str, ...],

@@ -44,10 +44,13 @@ def run(line: Line) -> None:
         import anyio
 
         from osmosis_grpc.engine import EngineConfig
-        from osmosis_grpc.serve.process import run_process
+        from osmosis_grpc.serve.process import NotStarted, run_process
 
         config = EngineConfig(max_concurrent=options.max_concurrent_rollouts, record_ttl=options.record_ttl_seconds)
-        code = anyio.run(run_process, loops, config, settings, guard, dialling, out)
+        try:
+            code = anyio.run(run_process, loops, config, settings, guard, dialling, out)
+        except NotStarted as error:
+            _usage(by_source(str(error), line, settings))
     raise typer.Exit(code)
 
 

@@ -26,6 +26,7 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.serve.records import Records
+from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.tracelog import TraceLog
 
@@ -40,49 +41,46 @@ EXIT_AFTER_LIMIT = 4.5
 """Seconds after the drain limit at which the process ends, whatever still runs."""
 
 
-class _NotStarted(Exception):
-    """The process cannot start, and this is why."""
+class NotStarted(Exception):
+    """The process cannot start. The message says why, and names options."""
 
 
 async def run_process(
     loops: Sequence[RolloutAgentLoop], config: EngineConfig, settings: "RolloutSettings", security: Security,
     trainers: Access, out: Records,
 ) -> int:  # fmt: skip
-    """Serve until told to stop. Returns the exit code. `security` is for callers, `trainers` for dialling."""
+    """Serve until told to stop. Returns the exit code. `security` is for callers, `trainers` for dialling.
+
+    Raises NotStarted.
+    """
     options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm(settings.failpoint)
     stop = _stop_on_signals(options.drain_timeout)
-    try:
-        async with AsyncExitStack() as stack:
-            hosted = [*loops, *[await _legacy(stack, text, settings) for text in options.legacy_agent]]
-            names = sorted(loop.name for loop in hosted)
-            if len(set(names)) < len(names):
-                raise _NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
-            server = await _grpc(stack, hosted, config, options, security, trainers)
-            http = await _http(stack, server, settings)
-            doors = {"grpc": server.address} | ({"http": http.address} if http else {})
-            if not (security.authenticates or is_loopback(options.host)):
-                log.warning(
-                    "whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host
-                )
-            out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
-            if not options.json_records:
-                _banner(names, doors, security)
-            state = _state_dir(options)
-            log.info(
-                "serving %s", ", ".join(names),
-                extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
-            )  # fmt: skip
-            await stop.wait()
-            out.write("draining", limit=options.drain_timeout)
-            log.info("stopping: running rollouts get %g s; a second signal stops at once", options.drain_timeout)
-            await server.stop(options.drain_timeout)
-            left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
-    except _NotStarted as error:
-        typer.echo(f"serve: {error}", err=True)
-        return 2
+    async with AsyncExitStack() as stack:
+        hosted = [*loops, *[await _legacy(stack, text, settings) for text in options.legacy_agent]]
+        names = sorted(loop.name for loop in hosted)
+        if len(set(names)) < len(names):
+            raise NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
+        server = await _grpc(stack, hosted, config, options, security, trainers)
+        http = await _http(stack, server, settings)
+        doors = {"grpc": server.address} | ({"http": http.address} if http else {})
+        if not (security.authenticates or is_loopback(options.host)):
+            log.warning("whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host)
+        out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
+        if not options.json_records:
+            _banner(names, doors, security)
+        state = _state_dir(options)
+        log.info(
+            "serving %s", ", ".join(names),
+            extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
+        )  # fmt: skip
+        await stop.wait()
+        out.write("draining", limit=options.drain_timeout)
+        log.info("stopping; a second signal stops at once", extra={"drain_timeout": options.drain_timeout})
+        await server.stop(options.drain_timeout)
+        left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     log.info(
         "stopped", extra={"ended": left.completed, "undelivered": left.undelivered, "abandoned": left.abandoned,
@@ -108,9 +106,9 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         )  # fmt: skip
         entered: RolloutAgentLoop = await stack.enter_async_context(loop)
     except CallError as error:
-        raise _NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
+        raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
     except OSError as error:
-        raise _NotStarted(f"--legacy-listen: {error}") from None
+        raise NotStarted(f"--legacy-listen: {error}") from None
     return entered
 
 
@@ -125,11 +123,14 @@ async def _grpc(
             max_metadata_bytes=options.max_metadata_size_bytes, sinks=sinks,
             connect=options.connect, security=security, trainers=trainers, state_dir=_state_dir(options),
         )  # fmt: skip
+        rollout_log = RolloutLog()
+        server.engine.end_sinks.append(rollout_log)
+        await stack.enter_async_context(rollout_log.summaries(server.engine.capacity))
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
-        raise _NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
+        raise NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
     except OSError as error:
-        raise _NotStarted(f"{error}; --grpc-port chooses another") from None
+        raise NotStarted(f"{error}; --grpc-port chooses another") from None
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
@@ -144,7 +145,7 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
         )
     except OSError as error:
         if "http_port" in options.model_fields_set:
-            raise _NotStarted(f"{error}; -p chooses another port, --no-http does without") from None
+            raise NotStarted(f"{error}; -p chooses another port, --no-http does without") from None
         log.warning("no HTTP: %s; -p chooses another port, --no-http silences this", error)
         return None
 
@@ -170,6 +171,8 @@ def _stop_on_signals(limit: float) -> asyncio.Event:
 
 def _exit_now(code: int) -> None:
     """End without waiting for anybody: an agent that does not stop must not hold up the process."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     sys.stderr.flush()
     os._exit(code)
 
