@@ -16,7 +16,7 @@ from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, attach
 from tests.processes import ROOT, serving
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
@@ -55,10 +55,13 @@ def ended(rows):
     return [row for row in rows if row["event"] == "rollout ended"]
 
 
-async def rollouts(address, policy, count, **options):
+async def rollouts(address, policy, count):
     requests = [RolloutRequest(rollout_id=f"r{number}", messages=QUESTION, label="3") for number in range(count)]
-    async with attach([address], policy, token=SECRET) as trainer:
-        return [outcome async for outcome in trainer.run(requests, **options)]
+    async with attach([address], policy, token=SECRET) as trainer, RolloutClient(address, token=SECRET) as client:
+        outcomes = [outcome async for outcome in trainer.run(requests)]
+        while (await client.info()).capacity.undelivered:  # a trainer that leaves at once keeps the last answers
+            await asyncio.sleep(0.01)
+        return outcomes
 
 
 def served(*arguments, policy, count, cwd=ROOT, env=None):
