@@ -41,7 +41,7 @@ class _Part(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
-        if value == "":
+        if value == "" or (isinstance(value, tuple) and "" in value):
             raise ValueError("is empty: give it a value, or unset it")
         field = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()]
         return tuple(value.split()) if isinstance(value, str) and field.kind is tuple else value

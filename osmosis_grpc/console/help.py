@@ -17,7 +17,13 @@ _ORDER = (
 def help_text(usage: str, description: str, fields: Sequence[Field]) -> str:
     """Return the whole help of a command."""
     width = min(WIDEST, max(40, shutil.get_terminal_size((WIDEST, 24)).columns))
-    lines = [f"Usage: {usage}", "", *_wrapped(description, width, 2), "", *_wrapped(_ORDER, width, 2)]
+    lines = [
+        *_wrapped(f"Usage: {usage}", width, 0),
+        "",
+        *_wrapped(description, width, 2),
+        "",
+        *_wrapped(_ORDER, width, 2),
+    ]
     groups = dict.fromkeys(field.option.group for field in fields)
     for group in groups:
         lines += ["", f"{group}:"]

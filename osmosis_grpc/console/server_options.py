@@ -27,7 +27,7 @@ def _module(text: str) -> str:
     return text
 
 
-def legacy_agent(text: str) -> str:
+def _legacy_agent(text: str) -> str:
     """Return a legacy agent as it is. Raises ValueError for what is neither NAME=URL nor URL."""
     url = split_legacy_agent(text)[1]
     if not url.startswith(("http://", "https://")):
@@ -56,7 +56,7 @@ class ServerOptions(Declared):
             group="Agents",
             flags=("--legacy-agent",),
             metavar="[NAME=]URL",
-            check=legacy_agent,
+            check=_legacy_agent,
             help="Legacy HTTP agent server to host.",
         ),
     ] = ()
