@@ -41,10 +41,12 @@ class _Part(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
-        if value == "" or (isinstance(value, tuple) and "" in value):
-            raise ValueError("is empty: give it a value, or unset it")
         field = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()]
-        return tuple(value.split()) if isinstance(value, str) and field.kind is tuple else value
+        if field.kind is tuple and isinstance(value, str):
+            value = tuple(value.split()) or ("",)
+        if field.kind is not option.Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+            raise ValueError("is empty: give it a value, or unset it")
+        return value
 
 
 class RolloutClientSettings(ClientOptions, _Part):
@@ -138,7 +140,24 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
     for name in sorted(name.upper() for name in here if name.upper().startswith(option.PREFIX)):
         if name not in FIELDS:
-            yield name, next(iter(difflib.get_close_matches(name, FIELDS, 1, 0.7)), "")
+            yield name, _nearest(name)
+
+
+def _nearest(name: str) -> str:
+    """Return the known variable whose name is most like this one, first after SERVER_ or CLIENT_; empty for none."""
+
+    def likeness(known: str) -> tuple[float, float]:
+        pairs = zip(_halves(known), _halves(name), strict=True)
+        part, rest = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return rest, part
+
+    found = max(FIELDS, key=likeness)
+    return found if likeness(found)[0] >= 0.5 else ""
+
+
+def _halves(name: str) -> tuple[str, str]:
+    part, _, rest = name.removeprefix(option.PREFIX).partition("_")
+    return part, rest
 
 
 def grpc_tracers() -> str:

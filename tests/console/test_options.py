@@ -19,7 +19,7 @@ from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import FIELDS, fields_for
 from osmosis_grpc.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.settings import RolloutSettings, command_settings
+from osmosis_grpc.settings import RolloutSettings, command_settings, unknown_variables
 from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, attach
 from tests.processes import ROOT, run
 from tests.security.conftest import Files
@@ -226,6 +226,19 @@ def test_t20_unknown_variables_are_named_with_the_nearest(tmp_path):
             assert text in done.stderr
         assert done.stderr.count("is unknown") == 2
         assert "a-secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [
+        ("SERVER_GRPCPORT", "SERVER_GRPC_PORT"), ("SERVER_PORT", "SERVER_GRPC_PORT"), ("SERVR_TOKEN", "SERVER_TOKEN"),
+        ("SERVER_MAX_RETRIES", "CLIENT_MAX_RETRIES"), ("CLIENT_TOKN", "CLIENT_TOKEN"), ("SERVER_XYZZY", ""),
+    ],
+)  # fmt: skip
+def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unknown, nearest):
+    monkeypatch.setenv(f"OSMOSIS_ROLLOUT_{unknown}", "x")
+    found = dict(unknown_variables())
+    assert found == {f"OSMOSIS_ROLLOUT_{unknown}": f"OSMOSIS_ROLLOUT_{nearest}" if nearest else ""}
 
 
 def test_t20_the_page_of_settings_is_fresh():
