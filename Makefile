@@ -21,13 +21,14 @@ test: .venv/.dev ## Run the fast tests
 test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults
 
-check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, then the fast tests
+check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, settings page, then the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
+	$(BIN)/python scripts/settings.py --check
 	$(MAKE) test
 
 faults: .venv/.dev ## Break everything: all fault tests, 700 kills of server, trainer and both, a soak (45 minutes)

@@ -1,95 +1,79 @@
 """Settings: the only reader of the environment.
 
-Names, defaults and bounds are those of the Osmosis SDK. A value out of bounds raises
-pydantic's ValidationError at construction; `problems` tells it by the variable's name.
+The fields are declared in osmosis_grpc.console, with defaults, bounds and help. A value wins in
+this order: given in code or on the command line, environment, file .env, default. A wrong value
+raises pydantic's ValidationError; `problems` names the option or the variable that it came from.
 """
 
+import difflib
 import os
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-
-def _fits_a_header(token: SecretStr | None) -> SecretStr | None:
-    if token is not None:
-        _check(token.get_secret_value())
-    return token
-
-
-def _fit_headers(tokens: SecretStr | None) -> SecretStr | None:
-    for text in _lines(tokens) or [""] if tokens is not None else ():
-        _check(text)
-    return tokens
-
-
-def _check(text: str) -> None:
-    if not text or not text.isascii() or not text.isprintable() or text != text.strip():
-        raise ValueError("a token is printable ASCII without blanks around it, and not empty")
+from osmosis_grpc.console import option
+from osmosis_grpc.console.client_options import ClientOptions
+from osmosis_grpc.console.line import FIELDS, Line
+from osmosis_grpc.console.server_options import ServerOptions
 
 
-def _lines(tokens: SecretStr | None) -> list[str]:
-    return [text for text in tokens.get_secret_value().split("\n") if text] if tokens is not None else []
+def _config(part: str) -> SettingsConfigDict:
+    return SettingsConfigDict(
+        env_prefix=f"{option.PREFIX}{part}_",
+        env_file=".env",
+        extra="ignore",
+        hide_input_in_errors=True,
+        enable_decoding=False,
+    )
 
 
-_Token = Annotated[SecretStr | None, AfterValidator(_fits_a_header)]
-_Tokens = Annotated[SecretStr | None, AfterValidator(_fit_headers)]
+class _Part(BaseSettings):
+    """Reads texts as variables have them: no value is empty, a list is split at blanks."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text(cls, value: Any, info: ValidationInfo) -> Any:
+        field = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()]
+        if field.kind is tuple and isinstance(value, str):
+            value = tuple(value.split()) or ("",)
+        if field.kind is not option.Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+            raise ValueError("is empty: give it a value, or unset it")
+        return value
 
 
-class RolloutClientSettings(BaseSettings):
+class RolloutClientSettings(ClientOptions, _Part):
     """How the HTTP gateway calls a trainer: OSMOSIS_ROLLOUT_CLIENT_*. Times are in seconds."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="OSMOSIS_ROLLOUT_CLIENT_", env_file=".env", extra="ignore", hide_input_in_errors=True
-    )
+    model_config = _config("CLIENT")
 
-    timeout_seconds: float = Field(default=300.0, ge=1.0, le=3600.0)
-    """How long one call may take."""
-    max_retries: int = Field(default=3, ge=0, le=10)
-    """How often a chat is tried again."""
-    complete_rollout_retries: int = Field(default=2, ge=0, le=10)
-    """How often a completion is tried again at once, before the slow tries begin."""
-    retry_base_delay: float = Field(default=1.0, ge=0.1, le=60.0)
-    """The first pause between tries."""
-    retry_max_delay: float = Field(default=30.0, ge=1.0, le=300.0)
-    """The longest pause between tries."""
-    max_connections: int = Field(default=100, ge=1, le=100_000)
-    """Connections at once."""
-    max_keepalive_connections: int = Field(default=20, ge=0, le=100_000)
-    """Idle connections kept."""
-    token: _Token = None
-    """The bearer token that the gateway shows to the gRPC agent server behind it. Never shown."""
+    @field_validator("token", mode="after")
+    @classmethod
+    def _fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
+        return _checked(token, lines=False)
 
 
-class RolloutServerSettings(BaseSettings):
-    """How a server is sized: OSMOSIS_ROLLOUT_SERVER_*."""
+class RolloutServerSettings(ServerOptions, _Part):
+    """What a server hosts, where it listens and how it is sized: OSMOSIS_ROLLOUT_SERVER_*."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="OSMOSIS_ROLLOUT_SERVER_", env_file=".env", extra="ignore", hide_input_in_errors=True
-    )
+    model_config = _config("SERVER")
 
-    max_concurrent_rollouts: int = Field(default=100, ge=1, le=10_000)
-    """Rollouts that run at once."""
-    record_ttl_seconds: float = Field(default=3600.0, ge=60.0, le=86_400.0)
-    """How long an ended rollout is kept, and how long its completion is tried."""
-    agent_timeout_seconds: float = Field(default=1800.0, ge=1.0, le=604_800.0)
-    """How long a rollout may run whose request names no agent_timeout."""
-    max_metadata_size_bytes: int = Field(default=1024 * 1024, ge=1024, le=100 * 1024 * 1024)
-    """The most bytes of a request's metadata."""
-    state_dir: str = Field(default="./.osmosis/state", min_length=1)
-    """Where the journal is; :memory: for none."""
-    token: _Tokens = None
-    """What callers have to show as their bearer token, over gRPC and HTTP; nothing when unset. Several stand on a
-    line each, SECRET or NAME=SECRET. Never shown."""
-    connect_token: _Token = None
-    """The bearer token of the trainers that are dialled (--connect). Never shown."""
-    legacy_agent_token: _Token = None
-    """The bearer token of the legacy agent servers that this one hosts. Never shown."""
+    @field_validator("token", "connect_token", "legacy_agent_token", mode="after")
+    @classmethod
+    def _fits_a_header(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        return _checked(token, lines=info.field_name == "token")
 
     @property
     def tokens(self) -> tuple[str, ...]:
         """The tokens that callers may show, each SECRET or NAME=SECRET."""
-        return tuple(_lines(self.token))
+        return tuple(_lines(self.token)) if self.token is not None else ()
 
 
 class RolloutSettings(BaseSettings):
@@ -130,16 +114,81 @@ def reset_settings() -> None:
     _configured = None
 
 
+def command_settings(line: Line) -> RolloutSettings:
+    """Return the settings of a command: its line, then environment and .env. Raises ValueError naming the option."""
+    server = dict(line.given["server"])
+    tokens = server.pop("token", None)
+    try:
+        known = RolloutServerSettings(**server)
+        if tokens is not None:  # tokens add up: those of the line and of the variable are all accepted
+            known = RolloutServerSettings(**server, token=SecretStr("\n".join((*known.tokens, tokens))))
+        return RolloutSettings(server=known, client=RolloutClientSettings(**line.given["client"]))
+    except ValidationError as error:
+        raise ValueError(problems(error, line)) from None
+
+
+def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
+    """Return a message about a command's options that names the variable instead where that gave the value."""
+    return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
+
+
+def unknown_variables() -> Iterator[tuple[str, str]]:
+    """Yield each variable of the environment and of .env that has our prefix and that nothing reads.
+
+    With the nearest known name; empty when none is near.
+    """
+    here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
+    for name in sorted(name.upper() for name in here if name.upper().startswith(option.PREFIX)):
+        if name not in FIELDS:
+            yield name, _nearest(name)
+
+
+def _nearest(name: str) -> str:
+    """Return the known variable whose name is most like this one, first after SERVER_ or CLIENT_; empty for none."""
+
+    def likeness(known: str) -> tuple[float, float]:
+        pairs = zip(_halves(known), _halves(name), strict=True)
+        part, rest = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return rest, part
+
+    found = max(FIELDS, key=likeness)
+    return found if likeness(found)[0] >= 0.5 else ""
+
+
+def _halves(name: str) -> tuple[str, str]:
+    part, _, rest = name.removeprefix(option.PREFIX).partition("_")
+    return part, rest
+
+
 def grpc_tracers() -> str:
     """What gRPC itself was told to print, in the variable that it reads."""
     return os.environ.get("GRPC_TRACE", "")
 
 
-def problems(error: ValidationError) -> str:
-    """What is wrong with the environment, by the variables' names."""
-    parts = {part.__name__: part.model_config.get("env_prefix", "") for part in _PARTS}
-    prefix = parts.get(error.title, "")
-    return "; ".join(f"{prefix}{'.'.join(map(str, row['loc'])).upper()}: {row['msg']}" for row in error.errors())
+def problems(error: ValidationError, line: Line | None = None) -> str:
+    """Return what is wrong: by the flag where the command line gave the value, else by the variable's name."""
+    part = _PARTS.get(error.title, "")
+    rows = []
+    for row in error.errors():
+        name = str(row["loc"][0]) if row["loc"] else ""
+        field = FIELDS.get(f"{option.PREFIX}{part}_{name}".upper())
+        told = name if field is None else field.variable
+        if field is not None and line is not None and line.has(part, name):
+            told = field.option.flags[-1]
+        rows.append(f"{told}: {row['msg'].removeprefix('Value error, ')}")
+    return "; ".join(rows)
 
 
-_PARTS: tuple[type[BaseSettings], ...] = (RolloutClientSettings, RolloutServerSettings)
+def _lines(tokens: SecretStr) -> list[str]:
+    return [text for text in tokens.get_secret_value().split("\n") if text]
+
+
+def _checked(token: SecretStr | None, *, lines: bool) -> SecretStr | None:
+    if token is not None:
+        for text in (_lines(token) or [""]) if lines else [token.get_secret_value()]:
+            if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+                raise ValueError("a token is printable ASCII without blanks around it, and not empty")
+    return token
+
+
+_PARTS = {RolloutClientSettings.__name__: "client", RolloutServerSettings.__name__: "server"}

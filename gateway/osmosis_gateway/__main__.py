@@ -1,144 +1,107 @@
-"""python -m osmosis_gateway --target HOST:PORT -p 9000"""
+"""python -m osmosis_gateway --target HOST:PORT -p 9000
+
+Its options are declared in osmosis_grpc.console. Heavy imports stand in the functions, so that --help
+answers at once.
+"""
 
 import asyncio
 import json
 import logging
 import os
 import signal
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, NoReturn
 
-import stamina
 import typer
-from pydantic import ValidationError
 
-from osmosis_grpc.settings import RolloutSettings, get_settings, grpc_tracers, problems
+from osmosis_grpc.console.command import command
+from osmosis_grpc.console.line import Line
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.credentials import Access
     from osmosis_grpc.link.security import Security
+    from osmosis_grpc.settings import RolloutSettings
+
+log = logging.getLogger("osmosis_gateway")
 
 
-def main(
-    target: Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="The gRPC agent server.")],
-    http_port: Annotated[
-        int, typer.Option("-p", "--http-port", min=0, max=65535, help="HTTP port; 0 picks a free one.")
-    ] = 9000,
-    callback_port: Annotated[
-        int, typer.Option("--callback-port", min=0, max=65535, help="gRPC port that the agent server calls back at.")
-    ] = 50052,
-    allow_target: Annotated[
-        list[str] | None,
-        typer.Option("--allow-target", metavar="HOST[:PORT]|CIDR", help="Trainer to allow; repeatable."),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", "-H", help="Address to bind for HTTP; a public one needs TLS or --insecure.")
-    ] = "127.0.0.1",
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option("--tls-client-ca", metavar="FILE", help="Callers need a certificate of this CA.")
-    ] = None,
-    token: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--token",
-            metavar="[NAME=]SECRET",
-            help="Bearer token that callers show; repeatable. "
-            "OSMOSIS_ROLLOUT_SERVER_TOKEN holds tokens, too, one a line.",
-        ),
-    ] = None,
-    target_token: Annotated[
-        str | None,
-        typer.Option(
-            "--target-token",
-            metavar="SECRET",
-            help="Token to show to --target; OSMOSIS_ROLLOUT_CLIENT_TOKEN is another way.",
-        ),
-    ] = None,
-    target_tls: Annotated[
-        bool, typer.Option("--target-tls", help="Speak TLS with --target. Implied by the three options below.")
-    ] = False,
-    target_ca: Annotated[
-        Path | None, typer.Option("--target-ca", metavar="FILE", help="CA of the agent server.")
-    ] = None,
-    target_cert: Annotated[
-        Path | None, typer.Option("--target-cert", metavar="FILE", help="Certificate to show to it.")
-    ] = None,
-    target_key: Annotated[Path | None, typer.Option("--target-key", metavar="FILE", help="Its private key.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Bind to a public address, and send tokens, without TLS.")
-    ] = False,
-    unsafe_trace: Annotated[
-        bool, typer.Option("--unsafe-trace", help="Start although GRPC_TRACE may print bearer tokens.")
-    ] = False,
-    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error, on stderr.")] = "info",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only JSON records on stdout; the first one says ready.")
-    ] = False,
-) -> None:
+def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
+    from osmosis_grpc.console import logs
+    from osmosis_grpc.settings import by_source, command_settings, unknown_variables
+
+    try:
+        settings = command_settings(line)
+    except ValueError as error:
+        _usage(str(error))
+    with logs.configured(settings.server.log_level):
+        for name, nearest in unknown_variables():
+            log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+        try:
+            security, access = _checked(settings)
+            asyncio.run(_run(settings, security, access))
+        except ValueError as error:
+            _usage(by_source(str(error), line, settings))
+        except OSError as error:
+            _usage(by_source(f"{error}; -p and --callback-port choose other ports", line, settings))
+
+
+def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
+    """Return how the gateway is guarded and how the agent server is dialled. Raises ValueError naming the option."""
     from osmosis_grpc.link.commandline import access_of, check_trace, security_of
+    from osmosis_grpc.settings import grpc_tracers
 
-    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
+    options, client = settings.server, settings.client
+    if not client.target:
+        raise ValueError("name the agent server with --target HOST:PORT")
+    if not options.unsafe_trace:
+        check_trace(grpc_tracers())
+    security = security_of(
+        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure
+    )
     try:
-        settings = get_settings()
-    except ValidationError as error:
-        _usage(problems(error))
-    try:
-        if not unsafe_trace:
-            check_trace(grpc_tracers())
-        security = security_of(
-            [*settings.server.tokens, *(token or ())], tls_cert, tls_key, tls_client_ca, insecure=insecure
-        )
-        security.check_host(host)
-        shown = target_token or (settings.client.token.get_secret_value() if settings.client.token else "")
-        access = access_of(
-            shown,
-            target_ca,
-            target_cert,
-            target_key,
-            tls=target_tls,
-            insecure=insecure,
-            names=("--target-token", "--target"),
-        )
-        access.check_target(target)
-        ports = (host, http_port, callback_port)
-        asyncio.run(_run(target, ports, allow_target or [], settings, security, access, as_json))
-    except (OSError, ValueError) as error:
-        _usage(f"{error}; -p and --callback-port choose other ports" if isinstance(error, OSError) else str(error))
+        security.check_host(options.host)
+    except ValueError as error:
+        raise ValueError(f"--host {error}") from None
+    access = access_of(
+        client.token.get_secret_value() if client.token else "", client.ca, client.cert, client.key, tls=client.tls,
+        insecure=options.insecure, names=("--target-token", "--target"),
+    )  # fmt: skip
+    access.check_target(client.target)
+    return security, access
 
 
-async def _run(
-    target: str, ports: tuple[str, int, int], allow: list[str], settings: RolloutSettings, security: "Security",
-    access: "Access", as_json: bool,
-) -> None:  # fmt: skip
+async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> None:
     from osmosis_gateway.alone import stand_alone
+    from osmosis_grpc import __version__
 
-    host, port, callback_port = ports
+    options, target = settings.server, settings.client.target or ""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with stand_alone(
-        target, host=host, port=port, callback_port=callback_port, allow_targets=allow, settings=settings,
-        security=security, access=access,
+        target, host=options.host, port=options.http_port, callback_port=options.callback_port,
+        allow_targets=options.allow_target, settings=settings, security=security, access=access,
     ) as (http, back):  # fmt: skip
-        if as_json:
-            record = {"event": "ready", "http": http.address, "callback": back.address, "target": target}
-            typer.echo(json.dumps(record | {"pid": os.getpid()}))
+        record = {"http": http.address, "callback": back.address, "target": target}
+        if options.json_records:
+            typer.echo(json.dumps({"event": "ready", **record, "pid": os.getpid()}))
         else:
             typer.echo(f"HTTP {http.address} in front of {target}, called back at {back.address}")
+        log.info("serving HTTP in front of %s", target, extra={**record, "version": __version__})
         await stop.wait()
+        log.info("stopping")
+    log.info("stopped")
 
 
-def _usage(problem: str) -> None:
+def _usage(problem: str) -> NoReturn:
     typer.echo(f"osmosis_gateway: {problem}", err=True)
     raise typer.Exit(2)
 
 
+gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
+"""The command."""
+
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    gateway.add_to(app, "osmosis_gateway")
+    app()

@@ -14,6 +14,7 @@ from osmosis_grpc.types import (
     Entry,
     EventKind,
     Outcome,
+    RolloutInfo,
     TrajectoryEvent,
 )
 
@@ -43,6 +44,15 @@ class EventSink(Protocol):
     """Something that wants to see every event after its commit: a log file, a metric."""
 
     def __call__(self, event: TrajectoryEvent, /) -> None: ...
+
+
+class EndSink(Protocol):
+    """Something that wants to see every rollout once it has ended, also where its events cannot be committed.
+
+    It gets the completion as the server has it: where the trainer keeps the chats, only by reference.
+    """
+
+    def __call__(self, rollout: RolloutInfo, /) -> None: ...
 
 
 class Store(Protocol):

@@ -37,7 +37,7 @@ def build() -> Any:
     ) -> None:
         """Remote agent rollouts over gRPC."""
 
-    app.command()(serve)
+    serve.add_to(app, "serve")
     app.command()(validate)
     app.command()(demo)
     app.command()(replay)

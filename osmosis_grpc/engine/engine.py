@@ -5,16 +5,17 @@ came from; to everybody else it does not exist. Who wants to know something asks
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, EventSink, Journal
+from osmosis_grpc.agent.ports import Clock, EndSink, EventSink, Journal
 from osmosis_grpc.engine import verdicts
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.admission import Admission
@@ -32,6 +33,8 @@ from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.types import Capacity, CompletionStatus, InitRequest, RolloutState
+
+log = logging.getLogger(__name__)
 
 
 class SystemClock:
@@ -86,6 +89,9 @@ class Engine:
             self._spawn,
         )  # fmt: skip
         """How a rollout comes in; `init` waits for it."""
+        self.end_sinks: list[EndSink] = []
+        """Called with each rollout that ended, after its commit."""
+        self._completed = 0
         self._stopping = asyncio.Event()
         self._tasks: TaskGroup
         self._host: asyncio.Task[None]
@@ -175,7 +181,7 @@ class Engine:
             max_concurrent=self.config.max_concurrent, max_queued=self.config.queue_limit,
             running=self._admission.running - len(self._runner.abandoned), queued=self._admission.queued,
             abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered, expired=self.outbox.expired,
-            completed=self._table.ended_count,
+            completed=self._completed,
         )  # fmt: skip
 
     def _ended(self, record: Record) -> None:
@@ -188,6 +194,12 @@ class Engine:
             self.outbox.give_up(record)
         self._table.ended(record)
         self.shutdown.changed()
+        self._completed += 1
+        for sink in self.end_sinks:
+            try:
+                sink(replace(record.info(), completion=record.completion))
+            except Exception:
+                log.exception("a sink of ended rollouts failed; the rollout has ended all the same")
 
     def _delivered(self, record: Record) -> None:
         """And that is committed, too: nothing more happens to it."""

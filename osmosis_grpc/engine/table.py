@@ -90,11 +90,6 @@ class RecordTable:
         """Records that have not ended."""
         return list(self._live)
 
-    @property
-    def ended_count(self) -> int:
-        """How many ended records are kept in memory."""
-        return len(self._ended)
-
     def restore(self, record: Record) -> None:
         """A rollout that another process left: it goes on here."""
         self.add(record)

@@ -32,5 +32,5 @@ def single(name: str, module: str, function: str) -> Any:
     import typer
 
     app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False)
-    app.command(name)(getattr(importlib.import_module(module), function))
+    getattr(importlib.import_module(module), function).add_to(app, name)
     return app

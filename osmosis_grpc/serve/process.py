@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ import typer
 
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.console.option import split_host_port
+from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.journal import JournalError
@@ -25,11 +26,12 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.serve.records import Records
+from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.tracelog import TraceLog
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutSettings
+    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
 
@@ -39,119 +41,106 @@ EXIT_AFTER_LIMIT = 4.5
 """Seconds after the drain limit at which the process ends, whatever still runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the command line said."""
-
-    host: str
-    grpc_port: int
-    http_port: int | None
-    """None for no HTTP."""
-    http_wanted: bool
-    """Whether HTTP was asked for, and is not there by default only."""
-    allow_targets: Sequence[str]
-    legacy_agents: Sequence[tuple[str, str]]
-    """Names ("" to be asked for) and URLs of legacy agent servers to host."""
-    legacy_listen: tuple[str, int]
-    connect: Sequence[str]
-    """Trainers to dial out to."""
-    security: Security
-    """What callers have to show."""
-    trainers: Access
-    """How trainers are dialled."""
-    log_folder: Path | None
-    state_dir: Path | None
-    """None for no journal."""
-    drain_timeout: float
-    json: bool
-
-
-class _NotStarted(Exception):
-    """The process cannot start, and this is why."""
+class NotStarted(Exception):
+    """The process cannot start. The message says why, and names options."""
 
 
 async def run_process(
-    loops: Sequence[RolloutAgentLoop], config: EngineConfig, settings: "RolloutSettings", options: Options, out: Records
-) -> int:
-    """Serve until told to stop. Returns the exit code."""
+    loops: Sequence[RolloutAgentLoop], config: EngineConfig, settings: "RolloutSettings", security: Security,
+    trainers: Access, out: Records,
+) -> int:  # fmt: skip
+    """Serve until told to stop. Returns the exit code. `security` is for callers, `trainers` for dialling.
+
+    Raises NotStarted.
+    """
+    options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm(settings.failpoint)
     stop = _stop_on_signals(options.drain_timeout)
-    if options.http_port is not None:
+    if not options.no_http:
         importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
-    try:
-        async with AsyncExitStack() as stack:
-            hosted = [*loops, *[await _legacy(stack, row, settings, options) for row in options.legacy_agents]]
-            names = sorted(loop.name for loop in hosted)
-            if len(set(names)) < len(names):
-                raise _NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
-            server = await _grpc(stack, hosted, config, settings, options)
-            http = await _http(stack, server, settings, options)
-            doors = {"grpc": server.address} | ({"http": http.address} if http else {})
-            if not (options.security.authenticates or is_loopback(options.host)):
-                log.warning(
-                    "whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host
-                )
-            server.engine.watchdog.paused = False
-            out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
-            if not options.json:
-                _banner(names, doors, options.security)
-            await stop.wait()
-            out.write("draining", limit=options.drain_timeout)
-            log.info("draining for at most %g s; a second signal stops at once", options.drain_timeout)
-            await server.stop(options.drain_timeout)
-            left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
-    except _NotStarted as error:
-        typer.echo(f"serve: {error}", err=True)
-        return 2
+    async with AsyncExitStack() as stack:
+        hosted = [*loops, *[await _legacy(stack, text, settings) for text in options.legacy_agent]]
+        names = sorted(loop.name for loop in hosted)
+        if len(set(names)) < len(names):
+            raise NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
+        server = await _grpc(stack, hosted, config, options, security, trainers)
+        http = await _http(stack, server, settings)
+        doors = {"grpc": server.address} | ({"http": http.address} if http else {})
+        if not (security.authenticates or is_loopback(options.host)):
+            log.warning("whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host)
+        server.engine.watchdog.paused = False
+        out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
+        if not options.json_records:
+            _banner(names, doors, security)
+        state = _state_dir(options)
+        log.info(
+            "serving %s", ", ".join(names),
+            extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
+        )  # fmt: skip
+        await stop.wait()
+        out.write("draining", limit=options.drain_timeout)
+        log.info("stopping; a second signal stops at once", extra={"drain_timeout": options.drain_timeout})
+        await server.stop(options.drain_timeout)
+        left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
+    log.info(
+        "stopped", extra={"ended": left.completed, "undelivered": left.undelivered, "abandoned": left.abandoned,
+                          "kept": kept}
+    )  # fmt: skip
     if left.abandoned:
         log.warning("%d agents never stopped; ending without them", left.abandoned)
         _exit_now(0)
     return 0
 
 
-async def _legacy(
-    stack: AsyncExitStack, row: tuple[str, str], settings: "RolloutSettings", options: Options
-) -> RolloutAgentLoop:
-    name, url = row
+def _state_dir(options: "RolloutServerSettings") -> Path | None:
+    return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
+
+
+async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> RolloutAgentLoop:
+    name, url = split_legacy_agent(text)
     token = settings.server.legacy_agent_token
     try:
         loop = importlib.import_module("osmosis_gateway.agent_loop").HttpAgentLoop(
-            url, name=name, api_key=token.get_secret_value() if token else "", listen=options.legacy_listen,
-            settings=settings.client,
+            url, name=name, api_key=token.get_secret_value() if token else "",
+            listen=split_host_port(settings.server.legacy_listen), settings=settings.client,
         )  # fmt: skip
         entered: RolloutAgentLoop = await stack.enter_async_context(loop)
     except CallError as error:
-        raise _NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
+        raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
     except OSError as error:
-        raise _NotStarted(f"--legacy-listen: {error}") from None
+        raise NotStarted(f"--legacy-listen: {error}") from None
     return entered
 
 
 async def _grpc(
-    stack: AsyncExitStack, loops: Sequence[RolloutAgentLoop], config: EngineConfig, settings: "RolloutSettings",
-    options: Options,
+    stack: AsyncExitStack, loops: Sequence[RolloutAgentLoop], config: EngineConfig, options: "RolloutServerSettings",
+    security: Security, trainers: Access,
 ) -> AgentServer:  # fmt: skip
-    sinks = [TraceLog(options.log_folder)] if options.log_folder else []
+    sinks = [TraceLog(options.log)] if options.log else []
     try:
         server = AgentServer(
-            loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_targets,
-            max_metadata_bytes=settings.server.max_metadata_size_bytes, sinks=sinks,
-            connect=options.connect, security=options.security, trainers=options.trainers, state_dir=options.state_dir,
+            loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_target,
+            max_metadata_bytes=options.max_metadata_size_bytes, sinks=sinks,
+            connect=options.connect, security=security, trainers=trainers, state_dir=_state_dir(options),
         )  # fmt: skip
         server.engine.watchdog.paused = True
+        rollout_log = RolloutLog()
+        server.engine.end_sinks.append(rollout_log)
+        await stack.enter_async_context(rollout_log.summaries(server.engine.capacity))
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
-        raise _NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
+        raise NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
     except OSError as error:
-        raise _NotStarted(f"{error}; --grpc-port chooses another") from None
+        raise NotStarted(f"{error}; --grpc-port chooses another") from None
 
 
-async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", options: Options) -> Any:
+async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
     """The HTTP door; None without one. A default port that is taken is no reason not to serve gRPC."""
-    if options.http_port is None:
+    options = settings.server
+    if options.no_http:
         return None
     door = importlib.import_module("osmosis_gateway.door")
     try:
@@ -159,8 +148,8 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
             door.open_door(server, host=options.host, port=options.http_port, settings=settings)
         )
     except OSError as error:
-        if options.http_wanted:
-            raise _NotStarted(f"{error}; -p chooses another port, --no-http does without") from None
+        if "http_port" in options.model_fields_set:
+            raise NotStarted(f"{error}; -p chooses another port, --no-http does without") from None
         log.warning("no HTTP: %s; -p chooses another port, --no-http silences this", error)
         return None
 
@@ -186,6 +175,8 @@ def _stop_on_signals(limit: float) -> asyncio.Event:
 
 def _exit_now(code: int) -> None:
     """End without waiting for anybody: an agent that does not stop must not hold up the process."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     sys.stderr.flush()
     os._exit(code)
 

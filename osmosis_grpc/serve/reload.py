@@ -84,6 +84,6 @@ def _say(text: str) -> None:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """Returns the arguments without --reload, and without the command's name in front."""
+    """Returns the arguments without --reload, whatever its variable says, and without the command's name in front."""
     kept = [argument for argument in given if argument != "--reload"]
-    return kept[1:] if kept[:1] == ["serve"] else kept
+    return [*(kept[1:] if kept[:1] == ["serve"] else kept), "--no-reload"]

@@ -26,7 +26,7 @@ from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
-from osmosis_grpc.types import RolloutRequest, ToolDict
+from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
@@ -149,6 +149,8 @@ class AgentServer:
     async def drain(self) -> None:
         """Take no new rollouts from now on."""
         if not self.engine.shutdown.draining:
+            left = self.engine.capacity()
+            log.info("draining: no new rollouts from now on", extra=_left(left))
             self.engine.shutdown.drain()
             self.attachments.drain()
             await self._tell_health()
@@ -171,6 +173,12 @@ class AgentServer:
         await self.engine.shutdown.stop(limit)
         await self.attachments.close()
         await self._server.stop(0.25)
+        log.info("drained", extra=_left(self.engine.capacity()))
+
+
+def _left(capacity: Capacity) -> dict[str, int]:
+    """Return what a server has still to do, as fields of a log line."""
+    return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 
 def _nobody(context: Any) -> str:

@@ -14,6 +14,7 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
+from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
 from osmosis_grpc.wire.control import PROTOCOL, limits_to_wire
 
@@ -35,14 +36,17 @@ class Attachments:
         self._graces: dict[str, asyncio.TimerHandle] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
-    async def attach(self, call: Duplex, owner: str) -> None:
-        """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with."""
+    async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
+        """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with.
+
+        `address` is the trainer's, for the log.
+        """
         stream = FrameStream(call, _HEARTBEAT, waits=False)
         hello = await stream.hello(opener=True)
         attachment = self._claim(hello, owner)
         granted = self._share(joining=attachment)
         stream.send(server_frame("hello", self._hello(attachment.attachment_id, granted)))
-        error = await self._live(attachment, stream, hello, granted)
+        error = await self._live(attachment, stream, hello, granted, address)
         if error is not None:
             raise error
 
@@ -56,8 +60,7 @@ class Attachments:
                 await stream.greet(server_frame("hello", self._hello("", granted)))
                 hello = await stream.hello(opener=False)
                 attachment = self._claim(hello, f"trainer at {target}")
-                log.info("attached to the trainer at %s", target)
-                return await self._live(attachment, stream, hello, granted)
+                return await self._live(attachment, stream, hello, granted, target)
 
         def told(error: CallError | None, pause: float) -> None:
             if self._engine.shutdown.closing:
@@ -95,18 +98,27 @@ class Attachments:
         await asyncio.gather(*self._dialling, return_exceptions=True)
 
     async def _live(
-        self, attachment: Attachment, stream: FrameStream, hello: pb.TrainerHello, granted: int
+        self, attachment: Attachment, stream: FrameStream, hello: pb.TrainerHello, granted: int, address: str
     ) -> CallError | None:
+        trainer = {"trainer": address, "owner": attachment.owner}
+        problem: BaseException | None = None
         grace = self._graces.pop(attachment.attachment_id, None)
         if grace is not None:
             grace.cancel()
         try:
             attachment.take(stream, hello, granted=granted)
             self._grant()
-            return await stream.run(attachment.handlers)
+            log.info("a trainer attached", extra={**trainer, "version": clip(hello.version, 64)})
+            problem = await stream.run(attachment.handlers)
+            return problem
+        except CallError as error:
+            problem = error
+            raise
         finally:
             attachment.leave(stream)
             if not attachment.attached:
+                why = "it left" if problem is None else clip(describe(problem), 300)
+                log.info("a trainer went away", extra={**trainer, "unfinished": attachment.tenant.open, "why": why})
                 self._left(attachment)
 
     def _claim(self, hello: Any, owner: str) -> Attachment:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import unquote
 
 from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
@@ -20,6 +21,11 @@ from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, rollout_to_wire
 
 MAX_PAGE = 1000
+
+
+def peer_address(peer: str) -> str:
+    """Return HOST:PORT of what grpc calls a peer, such as ipv4:127.0.0.1:4711."""
+    return unquote(peer).partition(":")[2] or peer
 
 
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
@@ -72,7 +78,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
                 yield response
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._attachments.attach(context, self._owner(context))
+        await self._attachments.attach(context, self._owner(context), peer_address(context.peer()))
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine

@@ -4,6 +4,7 @@ Rollouts that were sent to the server are kept here until they are over, and tol
 next stream. Its chats, cancels and subscriptions have files of their own.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
 from osmosis_grpc.wire.trainer import outcome_to_wire
+
+log = logging.getLogger(__name__)
 
 PROCESS_UUID = secrets.token_hex(16)
 REFS = 1000
@@ -233,10 +236,12 @@ class Attachment:
     # What the server sends.
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
-        for ref in message.rollouts:
-            rollout = self.rollouts.get((ref.rollout_id, ref.attempt))
-            if rollout is not None:
-                self._owner.restart(rollout, "the server has forgotten it")
+        found = [self.rollouts.get((ref.rollout_id, ref.attempt)) for ref in message.rollouts]
+        forgotten = [rollout for rollout in found if rollout is not None]
+        if forgotten:
+            log.warning("server %s has forgotten %d rollouts; they start again", self.name, len(forgotten))
+        for rollout in forgotten:
+            self._owner.restart(rollout, "the server has forgotten it")
 
     def _on_init_reply(self, reply: pb.InitReply) -> None:
         rollout = self.rollouts.get((reply.rollout_id, reply.attempt))

@@ -18,6 +18,7 @@ from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.ledger import KeptRollout
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ class Connections:
         server.take(stream, hello, granted=granted)
         self._pool.servers.arrived(server)
         self._pool.changed()
-        log.info("attached to server %s", server.name)
+        loops, version = ", ".join(hello.agent_loops), hello.version
+        log.info("attached to server %s: agent loops %r, version %r", server.name, clip(loops, 300), clip(version, 64))
         try:
             problem = await stream.run(server.handlers)
         except CallError as error:

@@ -181,7 +181,7 @@ class Pool:
             self.end_here(rollout)
             return
         attempt = rollout.request.attempt + 1
-        log.warning("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
+        log.info("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())

@@ -93,4 +93,4 @@ class Capacity:
     expired: int = 0
     """Completions given up since the start because their time was up."""
     completed: int = 0
-    """Ended rollouts that are still known."""
+    """Rollouts that ended since the start, whatever is still known of them."""

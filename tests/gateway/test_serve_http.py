@@ -64,7 +64,8 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     import sys
 
     code = (
-        "import sys; from osmosis_grpc.serve import command; command.DEFAULT_HTTP_PORT = int(sys.argv.pop(1));"
+        "import sys; from osmosis_grpc.settings import RolloutServerSettings as Settings;"
+        "Settings.model_fields['http_port'].default = int(sys.argv.pop(1)); Settings.model_rebuild(force=True);"
         "from osmosis_grpc.serve.entry import run, single;"
         "sys.exit(run(lambda: single('serve', 'osmosis_grpc.serve.command', 'serve')))"
     )

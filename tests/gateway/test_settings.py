@@ -63,14 +63,6 @@ def test_names_defaults_and_bounds(monkeypatch, name, default, least, most):
             RolloutSettings()
 
 
-def test_every_setting_is_in_the_table():
-    parts = {"CLIENT": RolloutClientSettings, "SERVER": RolloutServerSettings}
-    fields = {f"{prefix}_{name.upper()}" for prefix, part in parts.items() for name in part.model_fields}
-    assert fields - {row[0] for row in BOUNDS} == {
-        "CLIENT_TOKEN", "SERVER_TOKEN", "SERVER_CONNECT_TOKEN", "SERVER_LEGACY_AGENT_TOKEN", "SERVER_STATE_DIR"
-    }  # fmt: skip
-
-
 def test_a_dotenv_file_is_read_and_the_environment_wins(tmp_path, monkeypatch):
     (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES=7\nOSMOSIS_ROLLOUT_SERVER_TOKEN=t\nOTHER=1\n")
     assert get_settings().client.max_retries == 7

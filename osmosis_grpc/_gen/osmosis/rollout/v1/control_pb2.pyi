@@ -469,7 +469,7 @@ class Capacity(google.protobuf.message.Message):
     expired: builtins.int
     """Completions that were given up since the start because their time was up."""
     completed: builtins.int
-    """Ended rollouts that are still known."""
+    """Rollouts that ended since the start, whatever is still known of them."""
     def __init__(
         self,
         *,

@@ -1,0 +1,57 @@
+"""The text of --help: one entry an option, with its default and its variable, at most 80 columns wide."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+from osmosis_grpc.console.option import Field
+
+WIDEST = 80
+
+_ORDER = (
+    "An option wins over its environment variable, a variable over the file .env of this folder, and that over the "
+    "default. In a variable a list is separated by blanks, tokens by line ends, and a switch is true or false."
+)
+
+
+def help_text(usage: str, description: str, fields: Sequence[Field]) -> str:
+    """Return the whole help of a command."""
+    width = min(WIDEST, max(40, shutil.get_terminal_size((WIDEST, 24)).columns))
+    lines = [
+        *_wrapped(f"Usage: {usage}", width, 0),
+        "",
+        *_wrapped(description, width, 2),
+        "",
+        *_wrapped(_ORDER, width, 2),
+    ]
+    groups = dict.fromkeys(field.option.group for field in fields)
+    for group in groups:
+        lines += ["", f"{group}:"]
+        for field in fields:
+            if field.option.group == group:
+                lines += _entry(field, width)
+    return "\n".join([*lines, "", "Other:", "  --help", "      Show this text and exit.", ""])
+
+
+def _entry(field: Field, width: int) -> list[str]:
+    flags = ", ".join(field.option.flags)
+    if field.switch:
+        flags += f" / {field.off}"
+    value = f" {field.option.metavar}" if field.option.metavar else ""
+    facts = [f"[default: {field.default}]"] if field.default else []
+    bounds = field.bounds
+    facts += [f"[{bounds}]"] if bounds else []
+    facts += ["[repeatable]"] if field.several else []
+    text = " ".join([field.option.help, *(fact.replace(" ", "\0") for fact in facts)])
+    about = [line.replace("\0", " ") for line in _wrapped(text, width, 6)]
+    if not flags:
+        return [f"  {field.variable}", *about]
+    return [f"  {flags}{value}", *about, f"      {field.variable}"]
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    """Return lines that are cut between words only."""
+    return textwrap.wrap(
+        text, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -1,0 +1,48 @@
+"""What a command line gave, by the declared options. The settings take it from here."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from osmosis_grpc.console.client_options import CLIENT
+from osmosis_grpc.console.option import Field
+from osmosis_grpc.console.server_options import SERVER
+
+FIELDS = {field.variable: field for field in (*SERVER, *CLIENT)}
+"""Every option of every command, by its variable."""
+
+
+def fields_for(command: str) -> tuple[Field, ...]:
+    """Return the options that a command (serve or gateway) has, those that are only variables included."""
+    return tuple(field for field in FIELDS.values() if command in field.option.commands)
+
+
+class Line:
+    """What a command line gave, and nothing else: options that are left out are not in it."""
+
+    def __init__(self, command: str, values: dict[str, Any]) -> None:
+        self._fields = [field for field in fields_for(command) if field.option.flags]
+        self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
+        """By part of the settings, then by field."""
+        for field in self._fields:
+            value = values[field.key]
+            if value is not None and value != []:
+                value = "\n".join(value) if field.option.lines else tuple(value) if field.several else value
+                self.given[field.part][field.name] = value
+
+    def has(self, part: str, name: str) -> bool:
+        """Whether the line gave an option."""
+        return name in self.given[part]
+
+    def named(self, text: str, is_set: Callable[[Field], bool]) -> str:
+        """Return a message with each flag replaced by its variable, where the value came from the variable.
+
+        `is_set` says whether an option has another value than the default.
+        """
+        variables = {
+            flag: field.variable
+            for field in self._fields
+            for flag in field.flags
+            if not self.has(field.part, field.name) and is_set(field)
+        }
+        return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: variables.get(found[0], found[0]), text)

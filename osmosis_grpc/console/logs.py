@@ -1,0 +1,153 @@
+"""The log of the commands, on stderr: for people on a terminal, as JSON elsewhere.
+
+A thread formats and writes the records, so that a slow stderr never blocks the event loop. What
+comes while 10,000 records wait is dropped and counted.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+WAITING = 10_000
+"""Records that may wait for the thread."""
+LAST_LINES = 2.0
+"""Seconds that the thread gets for what still waits when the process ends."""
+QUIET = ("asyncio", "grpc")
+"""Loggers whose debug lines say nothing about rollouts."""
+CHATTER = ("uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp")
+"""Loggers of the HTTP libraries: their info lines are logged at debug only."""
+
+
+class BackgroundHandler(logging.Handler):
+    """Queues records for a thread that formats them and writes them to a file descriptor."""
+
+    def __init__(self, descriptor: int, waiting: int = WAITING) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._waiting = waiting
+        self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record with its message made, so that later changes of its arguments do not matter."""
+        try:
+            record.msg, record.args = record.getMessage(), None
+            if not self._thread.is_alive():  # after a fork, or at the end
+                self._write([record])
+            elif self._queue.qsize() >= self._waiting:
+                self._dropped += 1
+            else:
+                self._queue.put(record)
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until what is queued is written, at most LAST_LINES seconds."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            written = threading.Event()
+            self._queue.put(written)
+            written.wait(LAST_LINES)
+
+    def _run(self) -> None:
+        while True:
+            batch: list[logging.LogRecord | threading.Event] = [self._queue.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < 256:
+                    batch.append(self._queue.get_nowait())
+            dropped, self._dropped = self._dropped, 0
+            self._write([record for record in batch if isinstance(record, logging.LogRecord)])
+            if dropped:
+                text = f"{dropped} log lines were dropped: stderr takes them too slowly"
+                self._write([logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)])
+            for written in batch:
+                if isinstance(written, threading.Event):
+                    written.set()
+
+    def _write(self, records: list[logging.LogRecord]) -> None:
+        lines = []
+        for record in records:
+            try:
+                lines.append(self.format(record) + "\n")
+            except Exception as error:  # one record's arguments must not end the log
+                lines.append(f"a log record of {record.name} cannot be formatted: {type(error).__name__}\n")
+        data = memoryview("".join(lines).encode("utf-8", "backslashreplace"))
+        with contextlib.suppress(OSError):  # stderr is closed: there is nowhere to report it
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+
+@contextlib.contextmanager
+def configured(level: str) -> Iterator[None]:
+    """Send the standard library's logging to stderr; in the end write what still waits."""
+    handler = BackgroundHandler(sys.stderr.fileno())
+    handler.setFormatter(_formatter(sys.stderr.isatty()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in QUIET if root.level <= logging.DEBUG else (*QUIET, *CHATTER):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    with contextlib.suppress(ImportError):
+        import stamina
+
+        stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
+    try:
+        yield
+    finally:
+        handler.flush()
+
+
+def _formatter(terminal: bool) -> logging.Formatter:
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _when,
+    ]
+    finish: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()]
+    if terminal:
+        renderer = structlog.dev.ConsoleRenderer(
+            sort_keys=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
+        finish = [_readable, renderer]
+    # Never a traceback with local variables, as rich prints them: they may hold secrets.
+    errors = structlog.processors.format_exc_info
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, errors, *finish],
+    )
+
+
+def _when(logger: Any, method: str, event: Any) -> Any:
+    """Add the time when the record was made, not when it is written."""
+    made = datetime.fromtimestamp(event["_record"].created, UTC)
+    event["timestamp"] = made.isoformat().replace("+00:00", "Z")
+    return event
+
+
+def _readable(logger: Any, method: str, event: Any) -> Any:
+    """Make what a terminal is to show: no control characters, and no line that looks like another record."""
+    if str(event.get("logger", "")).startswith(("osmosis_grpc", "osmosis_gateway")):
+        del event["logger"]
+    event["timestamp"] = event["timestamp"][11:19]
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            lines = value.split("\n") if key in ("event", "exception") else [value]
+            event[key] = "\n    ".join(map(printable, lines))
+    return event
+
+
+def printable(text: str) -> str:
+    """Return a text with all that is not printable escaped: it stays on one line and moves no cursor."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,170 @@
+"""One option: the single place for its flags, its variable, its bounds and its help.
+
+The classes in server_options.py and client_options.py declare every option once, as an annotated
+field. From them come the settings models (osmosis_grpc.settings), the commands and their --help
+(command.py), and docs/settings.md (scripts/settings.py).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+__all__ = ["PREFIX", "Declared", "Field", "Option", "Secret", "fields_of", "host_port", "split_host_port"]
+
+PREFIX = "OSMOSIS_ROLLOUT_"
+"""Begins the name of every variable of ours."""
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel as Declared
+    from pydantic import SecretStr as Secret
+else:
+
+    class Declared:
+        """Begins a class of options. A type checker sees a pydantic model, as the settings are one."""
+
+    class Secret:
+        """Stands for pydantic's SecretStr. Importing pydantic would make --help three times slower."""
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+            """Return the schema of SecretStr."""
+            from pydantic import SecretStr
+
+            return handler.generate_schema(SecretStr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Describes a field of an options class. Pydantic reads its bounds and checks as grouped metadata."""
+
+    __is_annotated_types_grouped_metadata__ = True
+
+    help: str
+    group: str = ""
+    """The heading in --help and in docs/settings.md."""
+    flags: tuple[str, ...] = ()
+    """As on the command line, the long one last. Empty: there is only the variable."""
+    metavar: str = ""
+    """The placeholder of the value. Empty for a switch."""
+    commands: tuple[str, ...] = ("serve",)
+    """The commands that have this option."""
+    least: float | None = None
+    most: float | None = None
+    check: Callable[[str], str] | None = None
+    """Raises ValueError for a bad value; is called for each value of a list."""
+    lines: bool = False
+    """Whether one value holds several, one a line. The flag may then be repeated."""
+    default: str | None = None
+    """The text of the default, where the default itself does not say enough."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what pydantic validates."""
+        from annotated_types import Ge, Le
+        from pydantic import AfterValidator
+
+        if self.least is not None:
+            yield Ge(self.least)
+        if self.most is not None:
+            yield Le(self.most)
+        if self.check is not None:
+            yield AfterValidator(_each(self.check))
+
+
+def _each(check: Callable[[str], str]) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        return tuple(map(check, value)) if isinstance(value, tuple) else check(value) if value else value
+
+    return checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """An option with what its class knows of it."""
+
+    part: str
+    """server or client: the part of the settings that has it."""
+    name: str
+    option: Option
+    kind: type
+    """str, int, float, bool, Path, Secret, or tuple for a list."""
+    value: Any
+    """The default."""
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return f"{PREFIX}{self.part}_{self.name}".upper()
+
+    @property
+    def key(self) -> str:
+        """Its name among the parameters of a command."""
+        return f"{self.part}_{self.name}"
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is on or off, and takes no value."""
+        return self.kind is bool
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All its flags, with the one that switches it off: --no-NAME, or NAME for --no-NAME."""
+        if not self.switch or not self.option.flags:
+            return self.option.flags
+        return (*self.option.flags, self.off)
+
+    @property
+    def off(self) -> str:
+        """The flag that switches it off, so that the command line can overrule a variable."""
+        long = self.option.flags[-1]
+        return f"--{long.removeprefix('--no-')}" if long.startswith("--no-") else f"--no-{long[2:]}"
+
+    @property
+    def several(self) -> bool:
+        """Whether its flag may be repeated."""
+        return self.kind is tuple or self.option.lines
+
+    @property
+    def bounds(self) -> str:
+        """The bounds as text; empty where there are none."""
+        if self.option.least is None or self.option.most is None:
+            return ""
+        return f"{_plain(self.option.least)} to {_plain(self.option.most)}"
+
+    @property
+    def default(self) -> str:
+        """The default as text; empty when there is none."""
+        if self.option.default is not None:
+            return self.option.default
+        if self.switch:
+            return "on" if self.value else "off"
+        return "" if self.value is None or self.value == () or self.value == "" else _plain(self.value)
+
+
+def fields_of(part: str, options: type) -> tuple[Field, ...]:
+    """Return the fields that an options class declares, in their order."""
+    found = []
+    for name, annotation in inspect.get_annotations(options).items():
+        of, option = get_args(annotation)
+        kinds = [kind for kind in get_args(of) or (of,) if kind is not type(None)]
+        kind = get_origin(of) if get_origin(of) is tuple else kinds[0]
+        found.append(Field(part=part, name=name, option=option, kind=kind, value=getattr(options, name)))
+    return tuple(found)
+
+
+def host_port(text: str) -> str:
+    """Return a HOST:PORT as it is. Raises ValueError for anything else."""
+    split_host_port(text)
+    return text
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Return the two parts of HOST:PORT. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{text} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,101 @@
+"""One log line for each rollout that ended, and a summary every 10 s while there is load.
+
+No line has text of a model: only counts, ids, and the first line of a failure's message.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from osmosis_grpc.types import Capacity, CompletionStatus, Failure, RolloutInfo
+
+log = logging.getLogger(__name__)
+
+EVERY = 10.0
+"""Seconds between two summaries."""
+LONGEST_MESSAGE = 300
+"""Characters of a failure's message in a line."""
+
+
+class RolloutLog:
+    """Logs what an engine's rollouts come to. It is one of the engine's `end_sinks`."""
+
+    def __init__(self) -> None:
+        self._ended = self._failed = self._rewarded = 0
+        self._rewards = 0.0
+
+    def __call__(self, rollout: RolloutInfo, /) -> None:
+        """Log a rollout that ended."""
+        completion = rollout.completion
+        if completion is None or not log.isEnabledFor(logging.INFO):
+            return
+        self._ended += 1
+        self._failed += completion.status is not CompletionStatus.COMPLETED
+        if completion.reward is not None:
+            self._rewarded += 1
+            self._rewards += completion.reward
+        fields: dict[str, Any] = {"rollout_id": rollout.rollout_id, "agent_loop": rollout.agent_loop}
+        if rollout.attempt > 1:
+            fields["attempt"] = rollout.attempt
+        fields["status"] = completion.status.value
+        if completion.reward is not None:
+            fields["reward"] = completion.reward
+        fields["turns"] = completion.metrics.num_llm_calls
+        fields["tokens"] = completion.metrics.response_tokens
+        fields["seconds"] = round(completion.metrics.total_latency_ms / 1000, 3)
+        if completion.failure is not None:
+            fields |= _why(completion.failure)
+        log.info("rollout ended", extra=fields)
+
+    def summary(self, capacity: Capacity, seconds: float) -> None:
+        """Log what happened in the last seconds, if anything did or is going on."""
+        if not (self._ended or capacity.running or capacity.queued):
+            return
+        fields: dict[str, Any] = {
+            "running": capacity.running, "queued": capacity.queued, "ended": self._ended, "failed": self._failed,
+            "rollouts_per_second": round(self._ended / seconds, 2),
+        }  # fmt: skip
+        if self._rewarded:
+            fields["mean_reward"] = round(self._rewards / self._rewarded, 4)
+        self._ended = self._failed = self._rewarded = 0
+        self._rewards = 0.0
+        log.info("summary", extra=fields)
+
+    @contextlib.asynccontextmanager
+    async def summaries(self, capacity: Callable[[], Capacity], every: float = EVERY) -> AsyncIterator[None]:
+        """Log a summary every few seconds while this context is open, and a last one when it closes."""
+        clock = asyncio.get_running_loop().time
+        last = clock()
+
+        def summarize() -> None:
+            nonlocal last
+            now = clock()
+            self.summary(capacity(), max(now - last, 0.001))
+            last = now
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(every)
+                try:
+                    summarize()
+                except Exception:
+                    log.exception("no summary could be made; the next one is tried in %g s", every)
+
+        task = asyncio.create_task(run(), name="summaries")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            summarize()
+
+
+def _why(failure: Failure) -> dict[str, str]:
+    """Return the fields of a failure: whose fault it was, where, and the first line of its message."""
+    first = failure.message.strip().partition("\n")[0].strip()
+    cut = first if len(first) <= LONGEST_MESSAGE else first[: LONGEST_MESSAGE - 4] + " ..."
+    file, line = getattr(failure, "file", ""), getattr(failure, "line", 0)
+    place = {"at": f"{file}:{line}"} if file else {}
+    return {"boundary": failure.boundary, "failure": cut, **place}

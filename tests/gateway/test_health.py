@@ -1,0 +1,49 @@
+"""What /health counts."""
+
+import asyncio
+
+import aiohttp
+
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from tests.gateway.test_contract import health
+from tests.processes import serving
+
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+
+
+async def five_rollouts(ready, name):
+    """Run five rollouts to their delivered end; what /health and GetServerInfo count then."""
+    async with (
+        TrainerServer(ToolCallingMock()) as trainer,
+        RolloutClient(ready["grpc"]) as client,
+        aiohttp.ClientSession(f"http://{ready['http']}") as session,
+    ):
+        for number in range(5):
+            await client.init(rollout_id=f"{name}-{number}", messages=QUESTION, callback=trainer.callback())
+            await trainer.completion(f"{name}-{number}", timeout=20)
+        async with asyncio.timeout(10):
+            while (counts := await health(session))["undelivered"]:
+                await asyncio.sleep(0.01)
+        return counts["completed_rollouts"], (await client.info()).capacity.completed
+
+
+async def test_t11_health_counts_what_completed_since_the_start_with_a_journal(tmp_path):
+    """A second process on the same journal begins at 0: the first one's rollouts are not its own."""
+    arguments = (*CALCULATOR, "-p", "0", "--state-dir", str(tmp_path / "state"), "--log-level", "error")
+
+    def counted(name):
+        with serving(*arguments) as (_, ready):
+            return asyncio.run(five_rollouts(ready, name))
+
+    assert await asyncio.to_thread(counted, "first") == (5, 5)
+    assert await asyncio.to_thread(counted, "second") == (5, 5)
+
+
+async def test_t11_health_counts_what_completed_without_a_journal(tmp_path):
+    def counted():
+        with serving(*CALCULATOR, "-p", "0", "--no-journal", "--log-level", "error") as (_, ready):
+            return asyncio.run(five_rollouts(ready, "r"))
+
+    assert await asyncio.to_thread(counted) == (5, 5)
