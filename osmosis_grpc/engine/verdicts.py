@@ -84,7 +84,7 @@ def completion(
         rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
         finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
         samples=samples, metrics=record.meter.total(now), extra_fields=extra,
-        group=record.init.request.group,
+        group=record.init.request.group, agent_version=record.agent_version,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Run:
                 else:
                     fed = True
         finally:
+            self._pool.earlier.report()
             feeder.cancel()
             for rollout, times in self._started.items():
                 rollout.waiters -= times
