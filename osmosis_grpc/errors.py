@@ -202,6 +202,12 @@ class Unavailable(OsmosisTransportError):
     retryable = True
 
 
+class TlsMismatch(Unavailable):
+    """One side speaks TLS in another way than the other expects, or not at all; asking again will not help."""
+
+    retryable = False
+
+
 class DeadlineExceeded(OsmosisTimeoutError):
     """No answer within the deadline."""
 

@@ -128,6 +128,12 @@ class Journal(Store, Protocol):
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """What bury was told."""
 
+    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
+        """Keep what an agent's version is made of; the newest 64 are kept."""
+
+    def version(self, digest: str) -> Mapping[str, str]:
+        """What an agent's version is made of; empty where it is not known."""
+
     def sweep(self, now: float) -> None:
         """Drop what is past its time, by Unix time, and the oldest settled rollouts beyond the budget."""
 

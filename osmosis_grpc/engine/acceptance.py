@@ -6,6 +6,7 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
@@ -15,6 +16,7 @@ from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.meter import Meter
+from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
@@ -44,8 +46,9 @@ class Acceptance:
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
         table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
-        shutdown: Shutdown, callbacks: Tenant, spawn: Callable[..., None],
+        shutdown: Shutdown, callbacks: Tenant, provenance: Provenance, spawn: Callable[..., None],
     ) -> None:  # fmt: skip
+        self._provenance = provenance
         self._agent_loops = agent_loops
         self._config = config
         self._journal = journal
@@ -70,6 +73,7 @@ class Acceptance:
             raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
         if known is not None and known.attempt >= request.attempt:
             _check_same(known, init)
+            self._mark(known, peer)
             self._repoint(known, init, peer)
             return known, False
         self._table.check_alias(request, owner)
@@ -111,6 +115,15 @@ class Acceptance:
             raise NotFound(f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._agent_loops))}",
                            kind="agent_loop", name=name)  # fmt: skip
         return name
+
+    def _mark(self, record: Record, peer: Peer) -> None:
+        """Say in the completion of an ended rollout whether it comes from an earlier run of the trainer that asks."""
+        if record.completion is not None:
+            earlier = self._provenance.earlier(record, peer)
+            if earlier != record.completion.from_journal:
+                record.completion = replace(record.completion, from_journal=earlier)
+            if earlier is not None:
+                self._provenance.count(earlier)
 
     def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
         if record.peer.key == peer.key:

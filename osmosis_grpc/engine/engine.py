@@ -23,8 +23,10 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.outbox import Outbox
+from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
+from osmosis_grpc.engine.resends import Resends
 from osmosis_grpc.engine.rollouts import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
@@ -71,11 +73,15 @@ class Engine:
         self.watchdog = Watchdog(config.blocked_after)
         self._stalls = Stalls(config.stalled_after)
         self.outbox = outbox = Outbox(config, log, clock, self._delivered)
+        self.resends = Resends(config, log)
+        """Sends completions again whose rollouts are asked for after their end."""
         self._table = table = RecordTable(config, log.store, journal, clock)
         self._tombstones = tombstones = Tombstones(config, journal, clock)
         self._admission = admission = Admission(config.max_concurrent, config.queue_limit)
+        self.provenance = provenance = Provenance(loops, journal)
+        """Who runs here, and which outcomes come from an earlier run of their trainer."""
         self._runner = runner = Runner(
-            loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached
+            loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance
         )
         callbacks = Tenant()
         self.rollouts = Rollouts(table, log)
@@ -86,7 +92,7 @@ class Engine:
         """What another process left."""
         self.acceptance = Acceptance(
             loops, config, journal, table, tombstones, admission, runner, log, clock, self.shutdown, callbacks,
-            self._spawn,
+            provenance, self._spawn,
         )  # fmt: skip
         """How a rollout comes in; `init` waits for it."""
         self.end_sinks: list[EndSink] = []
@@ -108,6 +114,8 @@ class Engine:
             await self.shutdown.close(0.0)
         finally:
             self.watchdog.stop()
+            self.provenance.report()
+            await self.resends.close()
             await self.outbox.close()
             self._stopping.set()
             await self._host
@@ -204,6 +212,7 @@ class Engine:
     def _delivered(self, record: Record) -> None:
         """And that is committed, too: nothing more happens to it."""
         record.settled = True
+        self.resends.delivered(record)
         self._table.settled(record)
         self.shutdown.changed()
 

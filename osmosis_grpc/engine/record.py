@@ -14,6 +14,7 @@ from osmosis_grpc.types import (
     Activity,
     Completion,
     CompletionStatus,
+    EndedBy,
     Entry,
     Failure,
     InitRequest,
@@ -52,7 +53,9 @@ class Peer:
     tenant: Tenant | None = None
     """None: one of those that only have a callback."""
     place: str = ""
-    """The attachment that it is, by its id; empty for a callback."""
+    """The run of its trainer, for the journal: the attachment's id, or the run id of the callback."""
+    run: str = ""
+    """Stands for the run of its trainer where others may see it; empty where that has no name."""
     trainer: object = None
     """Equal for all that goes to one trainer, whatever its credential or state; None: nothing else does."""
 
@@ -98,6 +101,9 @@ class Record:
     """Monotonic."""
     verdict: Verdict | None = None
     completion: Completion | None = None
+    ended_by: EndedBy = EndedBy()
+    agent_version: str = ""
+    """Of the agent loop that ran it."""
     undelivered: bool = False
     dropped: bool = False
     """Superseded while it was undelivered."""
@@ -160,7 +166,7 @@ class Record:
             state=entry.state if over else RolloutState.ACCEPTED, sequence=entry.sequence, agent_loop=entry.agent_loop,
             tools=entry.tools, deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
             start_time=entry.start_time, end_time=entry.end_time, ended=now if over else None,
-            completion=entry.completion, undelivered=entry.undelivered, settled=entry.settled,
+            completion=entry.completion, ended_by=entry.ended_by, undelivered=entry.undelivered, settled=entry.settled,
             verdict=Verdict(CompletionStatus(entry.state.value)) if over else None,
             last_number=entry.last_number, written=entry.last_number,
         )  # fmt: skip

@@ -32,7 +32,10 @@ class Rollouts:
     def info(self, record: Record) -> RolloutInfo:
         """Where a rollout stands, with its completion once there is one."""
         info, completion = record.info(), record.completion
-        return info if completion is None else replace(info, completion=whole(completion, self._log.trajectory))
+        if completion is None:
+            return info
+        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # that is the asker's
+        return replace(info, completion=whole(bare, self._log.trajectory))
 
     def page(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
              group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip

@@ -22,6 +22,7 @@ from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
+from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.types import CompletionStatus, RolloutRequest, events, jsontext
@@ -40,8 +41,9 @@ class Runner:
     def __init__(
         self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
         event_log: EventLog, clock: Clock, on_end: Callable[[Record], None], on_dropped: Callable[[Record], None],
-        on_reached: Callable[[object], None],
+        on_reached: Callable[[object], None], provenance: Provenance,
     ) -> None:  # fmt: skip
+        self._provenance = provenance
         self._agent_loops = agent_loops
         self._config = config
         self._admission = admission
@@ -106,7 +108,8 @@ class Runner:
             record.timeout = self._config.agent_timeout
             record.deadline = now + record.timeout
             record.timers.append(asyncio.get_running_loop().call_later(record.timeout, self._expire, record))
-        self._log.append(record, events.Started(waited))
+        record.agent_version = self._provenance.version(record.agent_loop)
+        self._log.append(record, events.Started(waited, record.agent_version))
         request = record.init.request
         session = RolloutSession(
             record, self._log, self._config, self._clock, self.supersede, self._diverge, self._on_reached
@@ -204,11 +207,12 @@ class Runner:
         record.session = record.task = None
         record.doing.clear()
         failpoints.reach("result.before")
+        by = self._provenance.ended_by(record)
 
         def ended(record: Record) -> None:
             assert record.verdict is not None
             failpoints.reach("result.committed")
-            record.completion = completion
+            record.completion, record.ended_by = completion, by
             record.end_time, record.ended = self._clock.time(), self._clock.monotonic()
             record.state = advance(record.state, ENDS[completion.status])
             record.settled = (
@@ -218,7 +222,7 @@ class Runner:
             self._on_end(record)
             committed(record)
 
-        self._log.append(record, events.Ended(completion), ended)
+        self._log.append(record, events.Ended(completion, by), ended)
 
     def _free_slot(self, record: Record) -> None:
         following = self._admission.leave(record.tenant)

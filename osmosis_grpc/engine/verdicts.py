@@ -98,6 +98,7 @@ def completion(
         finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
         samples=samples, metrics=record.meter.total(now, session.tool_messages() if session else {}),
         extra_fields=extra, group=record.init.request.group, evaluation=record.init.request.evaluation,
+        agent_version=record.agent_version,
     )  # fmt: skip
 
 

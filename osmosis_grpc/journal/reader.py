@@ -10,7 +10,7 @@ from typing import Any
 
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.database import look
-from osmosis_grpc.types import Callback, CallbackTls, Entry, InitRequest, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.types import Callback, CallbackTls, EndedBy, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_from_bytes
 
 READ_BYTES = 1024 * 1024
@@ -142,17 +142,18 @@ class Reader:
         assert isinstance(first, events.Accepted)
         callback = None
         if target:
-            callback = Callback(target=target, delta=bool(delta), tls=None if tls is None else CallbackTls(tls))
+            secure = None if tls is None else CallbackTls(tls)
+            callback = Callback(target=target, delta=bool(delta), tls=secure, run_id=place)
         init: InitRequest = replace(first.init, callback=callback, digest=digest)
-        completion = None
+        completion, ended_by = None, EndedBy()
         if whole and ended:
             last = kind_from_bytes(*self._row(ended)[2:])
             assert isinstance(last, events.Ended)
-            completion = last.completion
+            completion, ended_by = last.completion, last.by
         return Entry(
             init=init, tools=first.tools, owner=owner, place=place, sequence=sequence, agent_loop=agent_loop,
             accept_time=accept_time, start_time=start_time, end_time=end_time, state=RolloutState(state),
-            completion=completion, undelivered=bool(ended and not settled), settled=bool(settled),
+            completion=completion, ended_by=ended_by, undelivered=bool(ended and not settled), settled=bool(settled),
             last_number=last_number,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ CREATE TABLE rollouts (
     rollout_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     owner TEXT NOT NULL,
-    place TEXT NOT NULL,                   -- the attachment; empty for a callback
+    place TEXT NOT NULL,                   -- the run of the trainer: the attachment, or the run id of the callback
     target TEXT NOT NULL,                  -- the callback's; empty for an attachment
     delta INTEGER NOT NULL,                -- whether that callback wants deltas
     tls TEXT,                              -- the name in its certificate, empty for its host's; NULL without TLS

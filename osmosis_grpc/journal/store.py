@@ -6,12 +6,13 @@ read from here by whoever asks; of what is not, memory holds the positions.
 """
 
 import functools
+import json
 import logging
 import sqlite3
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,12 @@ CACHED = 256
 SWEPT = 200
 """Rollouts dropped at a time."""
 _FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_VERSION = "agent version "
+"""What the names of these facts begin with."""
+VERSIONS = 64
+"""Versions of agents that are kept."""
+_OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
+    ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 _REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
 _BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
 
@@ -170,6 +177,11 @@ class JournalStore:
     def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
         """See Journal."""
         self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, (owner, rollout_id, attempt, until))
+
+    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
+        """See Journal."""
+        value = json.dumps({"time": time.time(), "parts": dict(parts)})
+        self._writer.batch().statements += [(_FACT, (_VERSION + digest, value)), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
         """See Store."""
@@ -336,6 +348,12 @@ class JournalStore:
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
         return self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
+
+    @_reads
+    def version(self, digest: str) -> Mapping[str, str]:
+        """See Journal."""
+        value = self._reader.fact(_VERSION + digest)
+        return dict(json.loads(value)["parts"]) if value else {}
 
     @property
     def full(self) -> bool:

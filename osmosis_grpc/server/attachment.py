@@ -13,6 +13,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
+from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
@@ -24,11 +25,10 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import FrameStream
-from osmosis_grpc.server.requests import cancel
+from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
-from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 
@@ -75,7 +75,7 @@ class Attachment:
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
             self.chat, self.complete, ("attachment", attachment_id), knows=True, refers=True, tenant=self.tenant,
-            place=attachment_id, trainer=attachment_id,
+            place=attachment_id, run=run_name(attachment_id), trainer=attachment_id,
         )  # fmt: skip
         self._loop = asyncio.get_running_loop()
         self._subscriptions = Subscriptions(engine, owner)
@@ -276,12 +276,10 @@ class Attachment:
         if isinstance(error, CallError):
             self._refuse_init(record.rollout_id, record.attempt, error)
             return
-        response = rollout_pb2.InitResponse(
-            rollout_id=record.rollout_id, attempt=record.attempt, tools=map(tool_to_wire, record.tools), started=started
-        )
+        response = init_answer(record, started)
         tell = self._send if started else self._tell
         tell("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
-        if record.settled and record.completion is not None:  # over and delivered: whoever asks again is told again
+        if record.completion is not None and not record.undelivered:  # delivered: whoever asks again is told again
             self._tell_again(record.completion)
 
     def _tell_again(self, completion: Completion) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from typing import Any
 
 from osmosis_grpc import __version__
@@ -29,7 +28,6 @@ class Attachments:
     """Made by the AgentServer, closed with it."""
 
     def __init__(self, engine: Engine, max_metadata_bytes: int) -> None:
-        self.process_uuid = uuid.uuid4().hex
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
@@ -178,7 +176,8 @@ class Attachments:
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
         engine = self._engine
         return pb.ServerHello(
-            attachment_id=attachment_id, process_uuid=self.process_uuid, journal_id=engine.log.store.journal_id,
+            attachment_id=attachment_id, process_uuid=engine.provenance.process_uuid,
+            journal_id=engine.log.store.journal_id,
             version=__version__, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], max_open_rollouts=window,
             limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata, self._engine.config.agent_timeout),
             agent_loops=sorted(engine.agent_loops), draining=engine.shutdown.draining,

@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc, trainer_pb2
+from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
+from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, Unavailable, UnknownChat
 from osmosis_grpc.link.calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
@@ -63,7 +65,7 @@ class Callbacks:
             return await make(init, authenticated=self._authenticated)
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
         trainer = _Trainer(self._channel(address, callback), init)
-        return Peer(trainer.chat, trainer.complete, _same(callback), trainer=callback.target)
+        return _peer(trainer.chat, trainer.complete, callback)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
         tls = replace(self._tls, server_name=callback.tls.server_name) if callback.tls else None
@@ -80,11 +82,9 @@ class Callbacks:
     def later(self, init: InitRequest) -> Peer:
         """The same for a rollout that another process left: its target is looked up with its first call."""
         later = _Later(self, init)
-        callback = init.callback
-        return Peer(
-            later.chat, later.complete, _same(callback) if callback else None,
-            trainer=callback.target if callback else None,
-        )  # fmt: skip
+        if init.callback is None:
+            return Peer(later.chat, later.complete)
+        return _peer(later.chat, later.complete, init.callback)
 
     async def close(self) -> None:
         """Close every channel."""
@@ -92,9 +92,13 @@ class Callbacks:
             await known.close()
 
 
-def _same(callback: Callback) -> object:
-    """Equal for callbacks that reach the same place in the same way."""
-    return callback.target, callback.credential, callback.state, callback.delta, callback.tls
+def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
+    """A Peer, with a key that is equal for callbacks that reach the same run of a trainer in the same way."""
+    key = callback.target, callback.credential, callback.state, callback.delta, callback.tls, callback.run_id
+    return Peer(
+        chat, complete, key, place=callback.run_id, run=run_name(callback.run_id or callback.target),
+        trainer=callback.target,
+    )  # fmt: skip
 
 
 class _Trainer:

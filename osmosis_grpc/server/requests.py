@@ -4,9 +4,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc.engine import Engine
+from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
+from osmosis_grpc.engine import Engine, Record
 from osmosis_grpc.wire import control
+from osmosis_grpc.wire.earlier import earlier_to_wire
 from osmosis_grpc.wire.event import event_to_wire
+from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import activity_to_wire
 
 
@@ -15,6 +18,15 @@ def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelRe
     selection = control.selection_from_wire(request)
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
     return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
+
+
+def init_answer(record: Record, started: bool) -> InitResponse:
+    """The answer to an Init that was accepted, or that found its rollout."""
+    earlier = record.completion.from_journal if record.completion is not None and not started else None
+    return InitResponse(
+        rollout_id=record.rollout_id, attempt=record.attempt, tools=map(tool_to_wire, record.tools), started=started,
+        from_journal=earlier_to_wire(earlier),
+    )  # fmt: skip
 
 
 async def follow(

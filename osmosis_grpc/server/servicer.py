@@ -14,10 +14,10 @@ from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire import control as wire
-from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, rollout_to_wire
 
 MAX_PAGE = 1000
@@ -49,8 +49,9 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
-        tools = [tool_to_wire(tool) for tool in record.tools]
-        return InitResponse(rollout_id=record.rollout_id, attempt=record.attempt, tools=tools, started=started)
+        if record.completion is not None and not started:
+            self._engine.resends.send(record)
+        return init_answer(record, started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         response = requests.cancel(self._engine, self._owner(context), request)
@@ -83,8 +84,9 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
         return wire.server_info_to_wire(
-            version=__version__, process_uuid=self._attachments.process_uuid, journal_id=engine.log.store.journal_id,
-            start_time=self._start_time, tools=self._tools, capacity=engine.capacity(),
+            version=__version__, process_uuid=engine.provenance.process_uuid, journal_id=engine.log.store.journal_id,
+            start_time=self._start_time, tools=self._tools, agent_versions=engine.provenance.versions,
+            capacity=engine.capacity(),
             max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata,
             agent_timeout=engine.config.agent_timeout, draining=engine.shutdown.draining,
         )  # fmt: skip

@@ -311,10 +311,14 @@ class Trainer:
     ) -> AsyncIterator[TrajectoryEvent]:
         """A rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
 
-        Without `tokens` replies come without their token blocks. Raises NotFound when no server
-        knows the rollout.
+        Waits for a rollout that this trainer has not sent yet, or whose Init is not answered. Without `tokens` replies
+        come without their token blocks. Raises NotFound when no server knows the rollout, and the CallError that it is
+        refused with.
         """
+        await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
         held = self._pool.rollouts.get(rollout_id)
+        if held is not None:
+            await held.wait_until_opened()
         first = held.server if held is not None else None
         servers = [first] if first is not None else self._pool.servers.attached
         for server in servers:

@@ -62,6 +62,10 @@ class Attachment:
         """Groups that are kept together here."""
         self.problem: CallError | None = None
         """Why the last stream ended."""
+        self.refusal: CallError | None = None
+        """Why it cannot be used; set only while it has never been attached."""
+        self.used = False
+        """Whether it was ever attached."""
         self._owner = owner
         self._book = book
         self._delta = delta
@@ -116,7 +120,8 @@ class Attachment:
         self.hello.CopyFrom(hello)
         if self._ledger is not None and self.place:
             self._ledger.saw(self.place, hello.journal_id)
-        self.problem = None
+        self.problem = self.refusal = None
+        self.used = True
         self._window = hello.max_open_rollouts
         self.chats.take(stream, granted)
         self.cancels.tell_leaving()
@@ -248,7 +253,7 @@ class Attachment:
         if rollout is None or rollout.opened:
             return
         if reply.WhichOneof("result") == "response":
-            rollout.opened = True
+            rollout.set_opened()
             try:
                 tools = tools_from_wire(reply.response.tools, "tools")
                 self._book.rollout(*rollout.key, time.monotonic()).tools = tools

@@ -2,24 +2,28 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.trainer.earlier import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.requests import checked
+from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
     Callback,
     CancelResult,
     Completion,
+    EarlierRun,
     InitRequest,
     RolloutInfo,
     RolloutRequest,
@@ -27,6 +31,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.earlier import earlier_from_wire
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
@@ -41,6 +46,8 @@ class Started:
     tools: Sequence[ToolDict]
     started: bool
     """False when an equal request had started it before."""
+    from_journal: EarlierRun | None = None
+    """Set: the rollout had ended in an earlier run of the trainer; its completion of then is sent again."""
 
 
 class RolloutClient:
@@ -63,15 +70,20 @@ class RolloutClient:
         self._lost_after = lost_after
         access = Access(token=token, tls=tls, insecure=insecure)
         access.check_target(target)
+        self._access = access
         self._metadata = access.metadata
+        self._unreached = Unreached(target)
         self._channel = access.channel(target, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
-        self._watch = Watch(self.get, self.all_events, lost_after)
+        self._ended_before = EndedBefore()
+        self._earlier = EarlierOutcomes()
+        self._watch = Watch(self.get, self.all_events, lost_after, self._unreached)
 
     async def __aenter__(self) -> "RolloutClient":
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
+        self._earlier.report()
         await self._watch.close()
         await self._channel.close()
 
@@ -81,13 +93,19 @@ class RolloutClient:
         """Start a rollout: a RolloutRequest, or its fields by name.
 
         Idempotent: the same request again answers the same, with `started` false, and runs
-        nothing; wait() reads its completion, a higher `attempt` runs it anew.
+        nothing; a rollout that has ended sends its completion once more, and wait() reads it; a
+        higher `attempt` runs it anew. Where it ended for an earlier run of the trainer, this answer
+        and the completion say so in `from_journal`.
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
         message = init_to_wire(InitRequest(request=checked(request, changes), callback=callback))
         answer = await self._call(self._stub.Init, message)
-        return Started(answer.rollout_id, answer.attempt, tools_from_wire(answer.tools, "tools"), answer.started)
+        earlier = earlier_from_wire(answer)
+        if earlier is not None:
+            self._ended_before.add(answer.rollout_id, answer.attempt, earlier)
+        tools = tools_from_wire(answer.tools, "tools")
+        return Started(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
 
     async def wait(self, rollout_id: str, attempt: int = 0) -> Completion:
         """Wait until a rollout has ended: its completion as the server holds it.
@@ -95,7 +113,12 @@ class RolloutClient:
         All waits of a client share one event stream. Raises NotFound when the server does not
         know the rollout, or has forgotten it.
         """
-        return await self._watch.wait(rollout_id, attempt)
+        completion = await self._watch.wait(rollout_id, attempt)
+        earlier = self._ended_before.find(rollout_id, completion.attempt)
+        if earlier is not None:
+            completion = replace(completion, from_journal=earlier)
+        self._earlier.count(completion)
+        return completion
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """Where a rollout stands; attempt 0 means the highest."""
@@ -134,7 +157,7 @@ class RolloutClient:
 
         A cut stream goes on where it was. Events of a newer protocol are left out.
         """
-        patience = Patience(self._lost_after)
+        patience = Patience(self._lost_after, self._unreached)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             try:
@@ -171,7 +194,10 @@ class RolloutClient:
         return await self._call(self._stub.Drain, pb.DrainRequest())  # type: ignore[no-any-return]
 
     async def _call(self, method: Any, request: Any) -> Any:
-        return await call(method, request, timeout=self._timeout, metadata=self._metadata)
+        try:
+            return await call(method, request, timeout=self._timeout, metadata=self._metadata)
+        except CallError as error:
+            raise await explained(self.target, self._access, error) from None
 
     async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
@@ -179,6 +205,6 @@ class RolloutClient:
             async for response in stream:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
+            raise await explained(self.target, self._access, error_of(error)) from None
         finally:
             stream.cancel()

@@ -13,11 +13,13 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
+from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.ledger import KeptRollout
 from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
@@ -55,6 +57,7 @@ class Connections:
     def listen(self, address: str) -> str:
         """Take the port, told as bound; nobody is served before begin(). Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
+        self._pool.servers.more_may_come = True
         guard = self._security.guard()
         services: Any = Registrar(self._server, guard)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
@@ -106,12 +109,23 @@ class Connections:
             raise error
 
     async def _dial(self, server: Attachment) -> None:
+        unreached = Unreached(server.name)
+
         async def connect() -> CallError | None:
+            unreached.trying()
+            try:
+                return await attach()
+            except CallError as error:
+                raise await explained(server.name, self._access, error) from None
+
+        async def attach() -> CallError | None:
             async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._pool.servers.share(server)
                 await stream.greet(server.greeting(granted))
-                error = await self._live(server, stream, await stream.hello(opener=False), granted)
+                hello = await stream.hello(opener=False)
+                unreached.reached()
+                error = await self._live(server, stream, hello, granted)
                 if error is not None:
                     await call.finish()
                 return error
@@ -120,9 +134,13 @@ class Connections:
             server.problem = error
             if self._leaving:
                 return
-            log.warning("server %s: %s; trying again within %g s", server.name, error or "it left", pause)
+            unreached.failed(error)
+            self._pool.servers.not_reached(server, error)
 
-        await redial(connect, told, pauses=self._pauses)
+        try:
+            await redial(connect, told, pauses=self._pauses)
+        finally:
+            unreached.close()
 
     async def _live(
         self, server: Attachment, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int

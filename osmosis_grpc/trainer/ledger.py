@@ -144,6 +144,12 @@ class Ledger:
         self._attachments[place] = attachment_id, journal_id
         self._writer.write([(_SEE, (place, attachment_id, journal_id, time.time()))])
 
+    def callback_run(self) -> str:
+        """The id of the run that callbacks name; it stays as long as anything of theirs stands here."""
+        run_id, _ = self.attachment("")
+        self.saw("", "")
+        return run_id
+
     # Rollouts.
 
     def place(self, rollout_id: str, attempt: int, init: bytes, place: str, together: str, then: Then) -> None:

@@ -15,6 +15,7 @@ from osmosis_grpc.errors import AlreadyExists, CallError, LedgerError, Unavailab
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.completions import Completions
+from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import init_bytes, request_of
@@ -35,6 +36,7 @@ class Pool:
         self.book = book
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
+        self.earlier = EarlierOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
             lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
@@ -256,6 +258,7 @@ class Pool:
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
         """A rollout's completion is recorded."""
         self.forget(rollout)
+        self.earlier.count(completion)
         if not rollout.done.done():
             rollout.done.set_result(completion)
         self.changed()
@@ -277,7 +280,8 @@ class Pool:
 
     def _nobody(self, error: CallError) -> None:
         """No server is there: rollouts that wait for one end."""
-        for rollout in [rollout for rollout in self.rollouts.values() if rollout.server is None]:
+        waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
+        for rollout in waiting:
             self.forget(rollout)
             if not rollout.done.done():
                 rollout.done.set_exception(error)
@@ -285,6 +289,7 @@ class Pool:
     def close(self) -> None:
         """Nothing more comes: whoever waits is told."""
         self._closed = True
+        self.earlier.report()
         for timer in self._returning:
             timer.cancel()
         self._completions.close()

@@ -26,6 +26,8 @@ class Rollout:
     """Where it was sent."""
     opened: bool = False
     """Its Init was answered."""
+    opening: asyncio.Event | None = None
+    """Made by wait_until_opened, set when its Init is answered or it is over."""
     cancelled: bool = False
     """It was cancelled here: should its server be lost, it is not run again."""
     waiters: int = 0
@@ -35,6 +37,26 @@ class Rollout:
     """Its Init may be sent: the ledger has it, or there is none."""
     begun: bool = False
     """The ledger has it, perhaps with a lower attempt."""
+
+    async def wait_until_opened(self) -> None:
+        """Wait until its Init is answered, or it is over. Raises the CallError that it is refused with."""
+        while not self.opened and not self.done.done():
+            if self.opening is None:
+                self.opening = asyncio.Event()
+                self.done.add_done_callback(self._wake)
+            self.opening.clear()
+            await self.opening.wait()
+        if self.done.done():
+            self.done.result()
+
+    def set_opened(self) -> None:
+        """Its Init was answered."""
+        self.opened = True
+        self._wake()
+
+    def _wake(self, _: object = None) -> None:
+        if self.opening is not None:
+            self.opening.set()
 
     @property
     def key(self) -> RolloutKey:

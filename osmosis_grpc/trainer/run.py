@@ -63,6 +63,7 @@ class Run:
                         self._slots.release()
                         yield finished.request, completion
         finally:
+            self._pool.earlier.report()
             feeder.cancel()
             for rollout in list(self._started):
                 self._leave(rollout)

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +23,7 @@ from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
@@ -30,6 +33,9 @@ from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
 
 log = logging.getLogger(__name__)
+
+MAX_RESENT = 4096
+"""Completions that came again and are kept for whoever asks for them by name; the oldest goes first."""
 
 Recorder = Callable[[Completion, bytes, str], Awaitable[None]]
 """Takes a completion, the state of its callback, and the credential it came with."""
@@ -76,6 +82,10 @@ class TrainerServer:
         self._path = ledger
         self._ledger: Ledger | None = None
         self._held: Held | None = None
+        self._run_id = secrets.token_hex(16)
+        self._earlier = EarlierOutcomes()
+        self._resent: OrderedDict[str, Completion] = OrderedDict()
+        """Completions that came again after they had been taken, for whoever asks for one by name."""
         self._book = ChatBook(policy)
         self._recorded: dict[str, Completion] = {}
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -111,13 +121,17 @@ class TrainerServer:
         elif tokens and tokens.owner(credential) is None and not tokens.made(credential):
             raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
-        return Callback(target=target or self.address, credential=credential, state=state, delta=delta, tls=tls)
+        return Callback(
+            target=target or self.address, credential=credential, state=state, delta=delta, tls=tls,
+            run_id=self._run_id,
+        )  # fmt: skip
 
     async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
         """Wait for a rollout's completion, of this attempt or a higher one, and take it.
 
-        Waits for as long as nothing comes, or `timeout` seconds, then raises TimeoutError. That
-        a server is gone is noticed by RolloutClient.wait, not here.
+        After another Init of an ended rollout it may be taken once more: its server sends it again.
+        Waits for as long as nothing comes, or `timeout` seconds, then raises TimeoutError. That a
+        server is gone is noticed by RolloutClient.wait, not here.
         """
         arrived, taken = asyncio.Event(), False
         waiting = self._waiting.setdefault(rollout_id, set())
@@ -130,7 +144,10 @@ class TrainerServer:
                         taken = True
                         return kept
                     if self._held is not None and self._held.holds(rollout_id, attempt or 1):
-                        return await self._held.fetch(rollout_id)
+                        return self._handed_out(await self._held.fetch(rollout_id))
+                    again = self._resent.get(rollout_id)
+                    if again is not None and again.attempt >= attempt:
+                        return self._handed_out(self._resent.pop(rollout_id))
                     if self._closed:
                         raise RuntimeError("the trainer is closed: nothing more comes")
                     arrived.clear()
@@ -140,7 +157,7 @@ class TrainerServer:
             if not waiting:
                 self._waiting.pop(rollout_id, None)
                 if taken:
-                    self._recorded.pop(rollout_id, None)
+                    self._handed_out(self._recorded.pop(rollout_id))
                 self._arrived.set()  # what nobody waits for any more is for completions()
 
     async def completions(self) -> AsyncIterator[Completion]:
@@ -148,9 +165,9 @@ class TrainerServer:
         while True:
             held = self._held
             while held and (left := next((name for name in held.waiting() if name not in self._waiting), "")):
-                yield await held.fetch(left)
+                yield self._handed_out(await held.fetch(left))
             while free := [name for name in self._recorded if name not in self._waiting]:
-                yield self._recorded.pop(free[0])
+                yield self._handed_out(self._recorded.pop(free[0]))
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -169,6 +186,7 @@ class TrainerServer:
             self._book = ChatBook(self._policy, self._ledger)
             self._book.restore(self._ledger.take_restored(), time.monotonic())
             self._held = Held(self._ledger)
+            self._run_id = self._ledger.callback_run()
         self._server = grpc.aio.server(options=server_options())
         guard = Guard(self._security, callbacks=True) if self._security.authenticates else None
         services: Any = Registrar(self._server, guard)
@@ -187,6 +205,7 @@ class TrainerServer:
             await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
+        self._earlier.report()
         self._closed = True
         for waiting in self._waiting.values():
             for arrived in waiting:
@@ -201,7 +220,15 @@ class TrainerServer:
         self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:  # fmt: skip
         if self._ledger is not None:
-            return await self._commit(completion, told)
+            outcome = await self._commit(completion, told)
+        else:
+            outcome = await self._keep(completion, state, credential)
+        if outcome is Outcome.ALREADY_RECORDED and self._recorder is None:
+            self._came_again(completion)
+        return outcome
+
+    async def _keep(self, completion: Completion, state: bytes, credential: str) -> Outcome:
+        """Record a completion in memory, or with the recorder."""
         now = time.monotonic()
         if self._recorder is not None and self._book.is_new(completion, now):
             await self._record_elsewhere(self._recorder, completion, state, credential)
@@ -242,9 +269,24 @@ class TrainerServer:
             raise Unavailable("the trainer is closing")
         task.result()
 
+    def _handed_out(self, completion: Completion) -> Completion:
+        self._earlier.count(completion)
+        return completion
+
+    def _came_again(self, completion: Completion) -> None:
+        """Keep a completion that was taken before for those who ask for it by name: an Init may have asked again."""
+        if completion.rollout_id in self._recorded:
+            return
+        self._resent[completion.rollout_id] = completion
+        if len(self._resent) > MAX_RESENT:
+            self._resent.popitem(last=False)
+        for arrived in self._waiting.get(completion.rollout_id, ()):
+            arrived.set()
+
     def _record(self, completion: Completion) -> None:
         """Keep a completion until somebody takes it, and tell those who wait."""
         self._recorded[completion.rollout_id] = completion
+        self._resent.pop(completion.rollout_id, None)
         for arrived in (*self._waiting.get(completion.rollout_id, ()), self._arrived):
             arrived.set()
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.link.refusals import is_permanent
 from osmosis_grpc.trainer.attachment import Attachment
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ class Servers:
         nobody: Callable[[CallError], None],
     ) -> None:  # fmt: skip
         self.paused = False
+        self.more_may_come = False
+        """Whether servers that nobody has named may dial in."""
         self._known: list[Attachment] = []
         self._lost_after = lost_after
         self._max_open_chats = max_open_chats
@@ -70,6 +73,22 @@ class Servers:
         if server not in self._known:
             self._known.append(server)
         self.grant()
+
+    def not_reached(self, server: Attachment, error: CallError | None) -> None:
+        """A dial has ended. A server that refuses at first contact is of no use: where no other is, nothing waits."""
+        if server.used or self._closed:
+            return
+        before, server.refusal = server.refusal, error if is_permanent(error) else None
+        if server.refusal is not None:
+            if self._all_refuse and self._nobody is not None:
+                self._nobody.cancel()
+                self._nobody_came()
+        elif before is not None and self._nobody is None and not self.attached:  # it is started anew, perhaps mended
+            self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+
+    @property
+    def _all_refuse(self) -> bool:
+        return not self.more_may_come and all(server.refusal is not None for server in self._known)
 
     def left(self, server: Attachment) -> None:
         """A server's stream has ended: its rollouts wait for it, and then go elsewhere."""
@@ -128,8 +147,11 @@ class Servers:
         for server in self._known:
             server.close(error)
 
-    def nobody_there(self) -> Unavailable:
-        """What is told to whoever waits for a server."""
+    def nobody_there(self) -> CallError:
+        """What is told to whoever waits for a server: the refusal, where there is one server and it refuses."""
+        refusals = [server.refusal for server in self._known if server.refusal is not None]
+        if refusals and self._all_refuse:
+            return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
         problems = "; ".join(f"{server.name}: {server.problem or 'no answer'}" for server in self._known)
         return Unavailable(
             f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange
+from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
 _Get = Callable[[str, int], Awaitable[RolloutInfo]]
@@ -19,21 +20,24 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
 
 class Patience:
-    """With a server that is away: growing pauses, until it was away for too long."""
+    """With a server that is away: growing pauses, until it was away for too long; `unreached` warns of it."""
 
-    def __init__(self, lost_after: float) -> None:
+    def __init__(self, lost_after: float, unreached: Unreached) -> None:
         self._lost_after = lost_after
-        self.renew()
+        self._unreached = unreached
+        self._heard, self._pause = time.monotonic(), _FIRST_PAUSE
 
     def renew(self) -> None:
         """The server was heard of."""
         self._heard = time.monotonic()
+        self._unreached.reached()
         self._pause = _FIRST_PAUSE
 
     async def pause(self, error: CallError) -> None:
         """Wait before the next try. Raises `error` when nothing was heard for too long."""
         if not error.retryable or time.monotonic() - self._heard > self._lost_after:
             raise error
+        self._unreached.failed(error)
         await self.rest()
 
     async def rest(self) -> None:
@@ -45,7 +49,8 @@ class Patience:
 class Watch:
     """Begun with the first wait, ended with the client."""
 
-    def __init__(self, get: _Get, all_events: _AllEvents, lost_after: float) -> None:
+    def __init__(self, get: _Get, all_events: _AllEvents, lost_after: float, unreached: Unreached) -> None:
+        self._unreached = unreached
         self._get = get
         self._all_events = all_events
         self._lost_after = lost_after
@@ -61,7 +66,7 @@ class Watch:
         ended = asyncio.Event()
         waiting = self._ended.setdefault(rollout_id, set())
         waiting.add(ended)
-        patience = Patience(self._lost_after)
+        patience = Patience(self._lost_after, self._unreached)
         try:
             await self._live.wait()
             while True:
@@ -89,7 +94,7 @@ class Watch:
     async def _follow(self) -> None:
         """Follow all events; whenever a stream has begun, let everyone who waits look once more."""
         cursor = ""
-        patience = Patience(float("inf"))  # whoever waits gives up by itself
+        patience = Patience(float("inf"), self._unreached)  # whoever waits gives up by itself
         while True:
             try:
                 async with aclosing(self._all_events(cursor, not cursor)) as stream:

@@ -14,6 +14,7 @@ from osmosis_grpc.types.completion import (
     RolloutMetrics,
     RolloutState,
 )
+from osmosis_grpc.types.earlier import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.frames import StackFrame
 from osmosis_grpc.types.messages import Message
@@ -31,7 +32,8 @@ from osmosis_grpc.types.tools import (
 
 __all__ = [
     "Activity", "Callback", "CallbackTls", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRef",
-    "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "Entry", "EventKind", "Failure", "Group", "Ids",
+    "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "EarlierRun", "EndedBy", "Entry", "EventKind",
+    "Failure", "Group", "Ids",
     "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema",
     "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
     "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "StackFrame", "Tensor", "TokenBlock",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
+from osmosis_grpc.types.earlier import EarlierRun
 from osmosis_grpc.types.frames import StackFrame, own_frames
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.quick import quick
@@ -164,6 +165,10 @@ class Completion:
     """The group its rollout belongs to."""
     evaluation: bool = False
     """Whether its rollout was an evaluation, and so is never trained on."""
+    agent_version: str = ""
+    """The version of the agent loop that ran it; empty where none ran or none is known."""
+    from_journal: EarlierRun | None = None
+    """Set: nothing ran for this request. The rollout had ended in an earlier run of the trainer."""
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     """Set by a trainer with a ledger; used by confirm()."""
 

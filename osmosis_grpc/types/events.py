@@ -6,6 +6,7 @@ from typing import Any
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.completion import Completion, Outcome
+from osmosis_grpc.types.earlier import EndedBy
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import InitRequest
@@ -27,6 +28,8 @@ class Started:
     """Its agent began, after `queue_time` seconds."""
 
     queue_time: float = 0.0
+    agent_version: str = ""
+    """The version of the agent loop; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class Ended:
     """The rollout ended. On the wire only the completion's head travels."""
 
     completion: Completion
+    by: EndedBy = EndedBy()
 
 
 @quick

@@ -92,6 +92,8 @@ class Callback:
     """Whether chats may refer to an earlier chat instead of repeating it."""
     tls: CallbackTls | None = None
     """Set: speak TLS."""
+    run_id: str = ""
+    """Names the run of the trainer; where it is empty the target does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,13 @@ def check_header(value: str, name: str) -> str:
     if not value.isascii() or not value.isprintable():
         raise InvalidArgument(name, "holds a character that cannot stand in a header")
     return value
+
+
+def check_run_id(value: str, name: str) -> None:
+    """Refuse a name of a trainer's run that is too long or cannot be printed."""
+    if len(value) > MAX_ID_CHARS:
+        raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
+    check_header(value, name)
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from osmosis_grpc.types.completion import Completion, RolloutState
+from osmosis_grpc.types.earlier import EndedBy
 from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import Group, InitRequest
 from osmosis_grpc.types.tools import ToolDict
@@ -49,7 +50,7 @@ class Entry:
     tools: Sequence[ToolDict]
     owner: str
     place: str
-    """The attachment that its calls go to; empty when they go to its callback."""
+    """The run of the trainer: the attachment's id, or the run id of its callback."""
     sequence: int
     """Its place in the order of acceptance."""
     agent_loop: str
@@ -60,6 +61,7 @@ class Entry:
     state: RolloutState = RolloutState.ACCEPTED
     """ACCEPTED while it has not begun, RUNNING while it has, or how it ended."""
     completion: Completion | None = None
+    ended_by: EndedBy = EndedBy()
     undelivered: bool = False
     settled: bool = False
     """No further event is possible."""

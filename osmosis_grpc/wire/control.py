@@ -106,14 +106,17 @@ def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int, agent_timeou
 
 def server_info_to_wire(
     *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
-    capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int, agent_timeout: float | None, draining: bool,
+    agent_versions: Mapping[str, str], capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int,
+    agent_timeout: float | None, draining: bool,
 ) -> pb.GetServerInfoResponse:  # fmt: skip
     """Who a server is."""
     return pb.GetServerInfoResponse(
         version=version, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], process_uuid=process_uuid,
         journal_id=journal_id, start_time=times.timestamp(start_time),
         agent_loops=[
-            pb.AgentLoopInfo(name=name, tools=[tool_to_wire(tool) for tool in loop_tools])
+            pb.AgentLoopInfo(
+                name=name, tools=[tool_to_wire(tool) for tool in loop_tools], version=agent_versions.get(name, "")
+            )
             for name, loop_tools in sorted(tools.items())
         ],
         capacity=pb.Capacity(

@@ -8,7 +8,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import events, jsontext
+from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.message import (
@@ -77,7 +77,8 @@ def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
         return _NUMBERS[field], _requested_bytes(kind)
     if isinstance(kind, events.Ended):
         completion = referring_bytes(kind.completion)
-        return _NUMBERS[field], head(_COMPLETION, len(completion)) + completion
+        by = _ended_by(kind.by).SerializeToString()
+        return _NUMBERS[field], b"".join((head(_COMPLETION, len(completion)), completion, by))
     return _NUMBERS[field], to_wire(kind).SerializeToString()
 
 
@@ -195,13 +196,27 @@ def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:
     return pb.DeliveredEvent(outcome=outcome, given_up=kind.given_up, tries=kind.tries)
 
 
+def _ended(kind: events.Ended) -> pb.EndedEvent:
+    message = _ended_by(kind.by)
+    message.completion.CopyFrom(fit(completion_to_wire(kind.completion, head=True)))
+    return message
+
+
+def _ended_by(by: EndedBy) -> pb.EndedEvent:
+    return pb.EndedEvent(process_uuid=by.process_uuid, trainer_run=by.trainer_run)
+
+
+def _read_ended(m: pb.EndedEvent) -> events.Ended:
+    return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
+
+
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
 _KINDS: dict[type[events.EventKind], _Row] = {
     events.Accepted: ("accepted", _accepted, _read_accepted),
     events.Started: (
         "started",
-        lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time)),
-        lambda m: events.Started(times.seconds(m.queue_time)),
+        lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time), agent_version=k.agent_version),
+        lambda m: events.Started(times.seconds(m.queue_time), m.agent_version),
     ),
     events.Resumed: (
         "resumed",
@@ -238,11 +253,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         lambda k: pb.GradedEvent(sample=k.sample, reward=k.reward),
         lambda m: events.Graded(m.sample, m.reward if m.HasField("reward") else None),
     ),
-    events.Ended: (
-        "ended",
-        lambda k: pb.EndedEvent(completion=fit(completion_to_wire(k.completion, head=True))),
-        lambda m: events.Ended(completion_from_wire(m.completion, "completion")),
-    ),
+    events.Ended: ("ended", _ended, _read_ended),
     events.Delivered: (
         "delivered",
         _delivered,

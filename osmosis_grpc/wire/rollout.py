@@ -22,10 +22,12 @@ from osmosis_grpc.types.requests import (
     TraceContext,
     check_header,
     check_id,
+    check_run_id,
 )
 from osmosis_grpc.types.rollout import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.earlier import earlier_from_wire, earlier_to_wire
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
 from osmosis_grpc.wire.packed import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
@@ -133,6 +135,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         message.callback.target = init.callback.target
         if init.callback.delta:
             message.callback.history = pb.HISTORY_FORM_DELTA
+        message.callback.run_id = init.callback.run_id
         if secrets:
             message.callback.credential = init.callback.credential
             message.callback.state = init.callback.state
@@ -167,10 +170,11 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
     if not callback.target:
         raise InvalidArgument("callback.target", "is empty")
     check_header(callback.credential, "callback.credential")
+    check_run_id(callback.run_id, "callback.run_id")
     return Callback(
         target=callback.target, credential=callback.credential, state=callback.state,
         delta=wants_delta(callback.history, "callback.history", usual=False),
-        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
+        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None, run_id=callback.run_id,
     )  # fmt: skip
 
 
@@ -268,6 +272,8 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
         omitted=completion.omitted,
         evaluation=completion.evaluation,
+        agent_version=completion.agent_version,
+        from_journal=earlier_to_wire(completion.from_journal),
     )
 
 
@@ -337,6 +343,8 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
         evaluation=message.evaluation,
+        agent_version=message.agent_version,
+        from_journal=earlier_from_wire(message),
     )
 
 

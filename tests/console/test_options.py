@@ -57,6 +57,7 @@ SERVER = {
     "STATE_DIR": ("x", "x", ""),
     "NO_JOURNAL": ("true", True, "x"),
     "RECORD_TTL_SECONDS": ("61.5", 61.5, "59"),
+    "AGENT_TIMEOUT_SECONDS": ("61.5", 61.5, "0.5"),
     "LOG_LEVEL": ("debug", "debug", "loud"),
     "LOG": ("x", Path("x"), ""),
     "JSON_RECORDS": ("true", True, "x"),

@@ -47,10 +47,23 @@ async def test_a_delivered_completion_is_sent_again_to_who_asks_with_its_init(se
         completion = await trainer.finish()
         await trainer.barrier()
         assert not (await trainer.start("r")).started
-        assert await trainer.settled() == completion
+        assert await trainer.settled() == completion, "the same trainer: nothing says that it is of an earlier run"
         await other.attach()
-        assert not (await other.start("r")).started
-        assert await other.settled() == completion
+        answer = await other.start("r")
+        assert not answer.started
+        assert await other.settled() == of_earlier_run(completion, answer.from_journal)
+
+
+def of_earlier_run(completion, earlier):
+    """A completion as another run of the trainer gets it, which nothing ran for."""
+    assert earlier.agent_loop == "talk"
+    assert earlier.same_process
+    assert earlier.end_time.seconds > 0
+    assert earlier.agent_version == earlier.current_agent_version == completion.agent_version != ""
+    marked = type(completion)()
+    marked.CopyFrom(completion)
+    marked.from_journal.CopyFrom(earlier)
+    return marked
 
 
 async def test_another_body_and_a_lower_attempt_are_refused_singly(serve):
@@ -114,14 +127,14 @@ async def test_a_completion_that_moved_to_another_attachment_survives_its_break(
         await gone.barrier()
         await gone.stream.cut()
         await trainer.attach()
-        await trainer.start("r")
-        assert await trainer.completion() == completion
+        marked = of_earlier_run(completion, (await trainer.start("r")).from_journal)
+        assert await trainer.completion() == marked
         await trainer.stream.cut()
         stream = await trainer.attach()
         await trainer.send(open_rollouts(("r", 1)))
         assert not (await stream.next("unknown_rollouts")).rollouts, "the server says that it has it"
         await trainer.barrier()
-        assert [c.completion for c in stream.all("complete")] == [completion]
+        assert [c.completion for c in stream.all("complete")] == [marked]
 
 
 def open_rollouts(*refs: tuple[str, int]) -> attach_pb2.TrainerFrame:

@@ -15,6 +15,8 @@ from osmosis_grpc.types import (
     ChatResponse,
     Completion,
     CompletionStatus,
+    EarlierRun,
+    EndedBy,
     EventKind,
     Failure,
     InitRequest,
@@ -38,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 SEGMENT = Segment(ids=np.arange(3, dtype="<u4"), logprobs=np.zeros(2, dtype="<f4"), mask_runs=(1, 2), chats=(1,))
 INIT = InitRequest(
     request=RolloutRequest(rollout_id="r", messages=[USER], metadata={"n": 1}),
-    callback=Callback(target="127.0.0.1:1", credential="the-secret-token", state=b"the-secret-state"),
+    callback=Callback(target="127.0.0.1:1", credential="the-secret-token", state=b"the-secret-state", run_id="run-1"),
     trace=TraceContext("00-aa", "v=1"),
 )
 RESPONSE = ChatResponse(
@@ -54,12 +56,13 @@ RESPONSE = ChatResponse(
 COMPLETION = Completion(
     rollout_id="r", attempt=2, result_id="abc", status=CompletionStatus.COMPLETED, finish_reason="stop",
     messages=[USER], reward=0.5, samples={"main": Sample(messages=[USER], segments=(SEGMENT,), reward=0.5)},
-    extra_fields={"a": 1}, omitted=("messages",),
+    extra_fields={"a": 1}, omitted=("messages",), agent_version="3f2a0c9d1b7e",
+    from_journal=EarlierRun(1700000000.25, "p0", True, "greeter", "3f2a0c9d1b7e", "9c1b0c9d1b7e", ("server.py",)),
 )  # fmt: skip
 
 FIXTURES: list[EventKind] = [
     events.Accepted(INIT, [TOOL]),
-    events.Started(1.25),
+    events.Started(1.25, "3f2a0c9d1b7e"),
     events.Resumed(17),
     events.ChatRequested(
         sample="main", number=2, continues=1, messages=[USER], params={"temperature": 0.5, "min_p": 0.1}, tools=[TOOL],
@@ -77,7 +80,7 @@ FIXTURES: list[EventKind] = [
     events.SegmentClosed(sample="main", index=1, chats=(1, 3), tokens=9, sampled_tokens=4, drift_index=0),
     events.CancelAsked("because"),
     events.Graded("main", 0.0),
-    events.Ended(COMPLETION),
+    events.Ended(COMPLETION, EndedBy("p1", "0123456789abcdef")),
     events.Delivered(Outcome.CONFLICT, "expired", 3),
 ]  # fmt: skip
 SPARSE: list[EventKind] = [
@@ -107,9 +110,9 @@ def told(kind: EventKind) -> EventKind:
         case events.Accepted(init, tools):
             callback = init.callback and replace(init.callback, credential="", state=b"")
             return events.Accepted(replace(init, callback=callback), tools)
-        case events.Ended(completion):
+        case events.Ended(completion, by):
             samples = {n: replace(s, messages=[], segments=()) for n, s in completion.samples.items()}
-            return events.Ended(replace(completion, messages=[], samples=samples))
+            return events.Ended(replace(completion, messages=[], samples=samples), by)
     return kind
 
 

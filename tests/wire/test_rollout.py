@@ -33,7 +33,7 @@ INIT = InitRequest(
         idempotency_key="key",
         evaluation=True,
     ),
-    callback=Callback(target="127.0.0.1:1", credential="secret-token", state=b"\x00secret-state"),
+    callback=Callback(target="127.0.0.1:1", credential="secret-token", state=b"\x00secret-state", run_id="run-1"),
     trace=TraceContext("00-aa-bb-01", "vendor=1"),
 )
 
@@ -207,6 +207,8 @@ BAD_REQUESTS = [
     ("callback.target", {"callback": pb.Callback()}),
     ("callback.credential", {"callback": pb.Callback(target="x:1", credential="a\r\nb: c")}),
     ("callback.credential", {"callback": pb.Callback(target="x:1", credential="ü")}),
+    ("callback.run_id", {"callback": pb.Callback(target="x:1", run_id="a\nb")}),
+    ("callback.run_id", {"callback": pb.Callback(target="x:1", run_id="r" * 257)}),
     ("callback.tls.server_name", {"callback": pb.Callback(target="x:1", tls=pb.CallbackTls(server_name="a\nb"))}),
     ("trace_context.traceparent", {"trace_context": pb.TraceContext(traceparent="a\nb")}),
     ("trace_context.tracestate", {"trace_context": pb.TraceContext(traceparent="a", tracestate="x" * 5000)}),

@@ -422,8 +422,13 @@ class AgentLoopInfo(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """What InitRequest.agent_loop names."""
+    version: builtins.str
+    """Its version: a digest of its source files and of the versions of the packages that
+    they import. Empty where it is not known.
+    """
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Tool]:
         """The tools it offers a request that says nothing in particular. A request may be
@@ -435,8 +440,9 @@ class AgentLoopInfo(google.protobuf.message.Message):
         *,
         name: builtins.str = ...,
         tools: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Tool] | None = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "tools", b"tools", "version", b"version"]) -> None: ...
 
 global___AgentLoopInfo = AgentLoopInfo
 

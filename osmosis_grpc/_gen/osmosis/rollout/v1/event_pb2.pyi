@@ -180,6 +180,11 @@ class StartedEvent(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     QUEUE_TIME_FIELD_NUMBER: builtins.int
+    AGENT_VERSION_FIELD_NUMBER: builtins.int
+    agent_version: builtins.str
+    """The version of the agent loop: a digest of its source files and of the versions of
+    the packages that they import. Empty where it is not known.
+    """
     @property
     def queue_time(self) -> google.protobuf.duration_pb2.Duration:
         """How long the rollout waited for a slot."""
@@ -188,9 +193,10 @@ class StartedEvent(google.protobuf.message.Message):
         self,
         *,
         queue_time: google.protobuf.duration_pb2.Duration | None = ...,
+        agent_version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["queue_time", b"queue_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["queue_time", b"queue_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_version", b"agent_version", "queue_time", b"queue_time"]) -> None: ...
 
 global___StartedEvent = StartedEvent
 
@@ -535,6 +541,14 @@ class EndedEvent(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COMPLETION_FIELD_NUMBER: builtins.int
+    PROCESS_UUID_FIELD_NUMBER: builtins.int
+    TRAINER_RUN_FIELD_NUMBER: builtins.int
+    process_uuid: builtins.str
+    """The server process in which it ended."""
+    trainer_run: builtins.str
+    """Stands for the run of the trainer that it ended for: equal for equal attachment ids,
+    and for equal run ids of callbacks. Empty where the run has no name.
+    """
     @property
     def completion(self) -> osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.Completion:
         """The completion without its messages and the samples' messages and segments."""
@@ -543,9 +557,11 @@ class EndedEvent(google.protobuf.message.Message):
         self,
         *,
         completion: osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.Completion | None = ...,
+        process_uuid: builtins.str = ...,
+        trainer_run: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["completion", b"completion"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completion", b"completion"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completion", b"completion", "process_uuid", b"process_uuid", "trainer_run", b"trainer_run"]) -> None: ...
 
 global___EndedEvent = EndedEvent
 

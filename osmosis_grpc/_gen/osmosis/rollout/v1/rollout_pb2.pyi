@@ -305,6 +305,7 @@ class InitResponse(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
+    FROM_JOURNAL_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout, as asked for."""
     attempt: builtins.int
@@ -315,6 +316,12 @@ class InitResponse(google.protobuf.message.Message):
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Tool]:
         """The tools that this rollout's agent offers its model."""
 
+    @property
+    def from_journal(self) -> global___EarlierRun:
+        """Set: the rollout had ended in an earlier run of the trainer before this request came.
+        Nothing runs; the completion of then is sent to the caller once more.
+        """
+
     def __init__(
         self,
         *,
@@ -322,8 +329,10 @@ class InitResponse(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         tools: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Tool] | None = ...,
         started: builtins.bool = ...,
+        from_journal: global___EarlierRun | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "rollout_id", b"rollout_id", "started", b"started", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["from_journal", b"from_journal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "from_journal", b"from_journal", "rollout_id", b"rollout_id", "started", b"started", "tools", b"tools"]) -> None: ...
 
 global___InitResponse = InitResponse
 
@@ -338,6 +347,7 @@ class Callback(google.protobuf.message.Message):
     TLS_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     HISTORY_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     target: builtins.str
     """HOST:PORT of its TrainerService. Resolved and checked against the server's target
     policy with each Init; the address that was checked is the one that is dialled.
@@ -350,6 +360,12 @@ class Callback(google.protobuf.message.Message):
     """Echoed in every Chat and Complete of this rollout."""
     history: global___HistoryForm.ValueType
     """In which form the trainer wants histories. Unspecified means full."""
+    run_id: builtins.str
+    """Names the run of the trainer: at most 256 printable ASCII characters, drawn anew at
+    every start, kept by a trainer that resumes where it was. An Init that finds a rollout
+    which ended for another run is answered with `from_journal`. Empty: `target` names the run.
+    An attachment needs none; its id names the run.
+    """
     @property
     def tls(self) -> global___CallbackTls:
         """Set: speak TLS. The certificate is checked against the CAs that the server was
@@ -364,9 +380,10 @@ class Callback(google.protobuf.message.Message):
         tls: global___CallbackTls | None = ...,
         state: builtins.bytes = ...,
         history: global___HistoryForm.ValueType = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tls", b"tls"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["credential", b"credential", "history", b"history", "state", b"state", "target", b"target", "tls", b"tls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["credential", b"credential", "history", b"history", "run_id", b"run_id", "state", b"state", "target", b"target", "tls", b"tls"]) -> None: ...
 
 global___Callback = Callback
 
@@ -579,6 +596,8 @@ class Completion(google.protobuf.message.Message):
     MESSAGES_AFTER_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
+    AGENT_VERSION_FIELD_NUMBER: builtins.int
+    FROM_JOURNAL_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """The rollout."""
     attempt: builtins.int
@@ -599,6 +618,8 @@ class Completion(google.protobuf.message.Message):
     """Whatever else the agent reported: a JSON object as text. Empty means {}."""
     evaluation: builtins.bool
     """The evaluation field of the InitRequest, echoed: a trainer does not train on it."""
+    agent_version: builtins.str
+    """The version of the agent loop that ran it; empty where none ran or none is known."""
     @property
     def failure(self) -> global___Failure:
         """What broke. Set when the status is FAILED or DEADLINE_EXCEEDED."""
@@ -633,6 +654,12 @@ class Completion(google.protobuf.message.Message):
     def group(self) -> global___Group:
         """The group it belongs to, echoed."""
 
+    @property
+    def from_journal(self) -> global___EarlierRun:
+        """Set: the caller's Init did not start this rollout. It had ended in an earlier run of
+        the trainer.
+        """
+
     def __init__(
         self,
         *,
@@ -651,12 +678,63 @@ class Completion(google.protobuf.message.Message):
         messages_after: global___ChatRef | None = ...,
         group: global___Group | None = ...,
         evaluation: builtins.bool = ...,
+        agent_version: builtins.str = ...,
+        from_journal: global___EarlierRun | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "failure", b"failure", "group", b"group", "messages_after", b"messages_after", "metrics", b"metrics", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "attempt", b"attempt", "evaluation", b"evaluation", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "group", b"group", "messages", b"messages", "messages_after", b"messages_after", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reward", b"_reward", "failure", b"failure", "from_journal", b"from_journal", "group", b"group", "messages_after", b"messages_after", "metrics", b"metrics", "reward", b"reward"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "agent_version", b"agent_version", "attempt", b"attempt", "evaluation", b"evaluation", "extra_json", b"extra_json", "failure", b"failure", "finish_reason", b"finish_reason", "from_journal", b"from_journal", "group", b"group", "messages", b"messages", "messages_after", b"messages_after", "metrics", b"metrics", "omitted", b"omitted", "result_id", b"result_id", "reward", b"reward", "rollout_id", b"rollout_id", "samples", b"samples", "status", b"status"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
 
 global___Completion = Completion
+
+@typing.final
+class EarlierRun(google.protobuf.message.Message):
+    """Where a completion comes from that an earlier run of the trainer asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    END_TIME_FIELD_NUMBER: builtins.int
+    PROCESS_UUID_FIELD_NUMBER: builtins.int
+    SAME_PROCESS_FIELD_NUMBER: builtins.int
+    AGENT_LOOP_FIELD_NUMBER: builtins.int
+    AGENT_VERSION_FIELD_NUMBER: builtins.int
+    CURRENT_AGENT_VERSION_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    process_uuid: builtins.str
+    """The server process in which it ended."""
+    same_process: builtins.bool
+    """Whether that process is the one that answers now."""
+    agent_loop: builtins.str
+    """The agent loop that ran it."""
+    agent_version: builtins.str
+    """The version of the agent loop that ran it; empty where it is not known."""
+    current_agent_version: builtins.str
+    """The version of the agent loop that the server hosts now; empty where it is not known."""
+    @property
+    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the rollout ended, by the server's clock."""
+
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What differs between the two versions: names of files and packages, at most 20. Empty
+        where nothing differs, or where the server does not know the older one.
+        """
+
+    def __init__(
+        self,
+        *,
+        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        process_uuid: builtins.str = ...,
+        same_process: builtins.bool = ...,
+        agent_loop: builtins.str = ...,
+        agent_version: builtins.str = ...,
+        current_agent_version: builtins.str = ...,
+        changes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_loop", b"agent_loop", "agent_version", b"agent_version", "changes", b"changes", "current_agent_version", b"current_agent_version", "end_time", b"end_time", "process_uuid", b"process_uuid", "same_process", b"same_process"]) -> None: ...
+
+global___EarlierRun = EarlierRun
 
 @typing.final
 class ChatRef(google.protobuf.message.Message):

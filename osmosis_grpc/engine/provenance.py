@@ -1,0 +1,103 @@
+"""Tells outcomes of earlier runs of a trainer from those of its present one, and counts them for the log.
+
+A rollout that has ended belongs to the run of the trainer that it ended for. An Init of another
+run gets its outcome with an EarlierRun: nothing runs for it.
+"""
+
+import asyncio
+import hashlib
+import logging
+import uuid
+from collections.abc import Mapping
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.ports import Journal
+from osmosis_grpc.agent.version import AgentVersion, changes
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.types import EarlierRun, EndedBy
+
+log = logging.getLogger(__name__)
+
+SUMMED = 2.0
+"""Seconds for which Inits of earlier rollouts are counted before a line says how many there were."""
+
+
+class Provenance:
+    """Who runs here: this process and the versions of its agent loops."""
+
+    def __init__(self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None) -> None:
+        self.process_uuid = uuid.uuid4().hex
+        """Drawn anew at every start of the process."""
+        self._versions = {name: AgentVersion.of(loop) for name, loop in agent_loops.items()}
+        self._journal = journal
+        self._count = 0
+        self._changed: dict[str, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        if journal is not None:
+            for version in self._versions.values():
+                if version.digest:
+                    journal.keep_version(version.digest, version.parts)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of each agent loop; empty where it is not known."""
+        return {name: version.digest for name, version in self._versions.items()}
+
+    def version(self, agent_loop: str) -> str:
+        """The version of an agent loop; empty where it is not known."""
+        return self._versions[agent_loop].digest if agent_loop in self._versions else ""
+
+    def ended_by(self, record: Record) -> EndedBy:
+        """Who ends a rollout now, and for which run of its trainer."""
+        return EndedBy(self.process_uuid, record.peer.run)
+
+    def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
+        """Returns where an ended rollout's outcome comes from; None where it ended for the same run of the trainer."""
+        completion, by = record.completion, record.ended_by
+        if completion is None or not peer.run or by.trainer_run == peer.run:
+            return None
+        then, now = completion.agent_version, self._versions.get(record.agent_loop, AgentVersion())
+        return EarlierRun(
+            record.end_time or 0.0, by.process_uuid, by.process_uuid == self.process_uuid, record.agent_loop, then,
+            now.digest, self._changes(then, now),
+        )  # fmt: skip
+
+    def _changes(self, then: str, now: AgentVersion) -> tuple[str, ...]:
+        if not then or then == now.digest or self._journal is None:
+            return ()
+        try:
+            parts = self._journal.version(then)
+        except Unavailable:
+            return ()
+        return tuple(changes(parts, now.parts)) if parts else ()
+
+    def count(self, earlier: EarlierRun) -> None:
+        """Count an Init that met an ended rollout of an earlier run; a line in the log sums them up."""
+        self._count += 1
+        change = earlier.describe_change()
+        if change:
+            self._changed[earlier.agent_loop] = change
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SUMMED, self.report)
+
+    def report(self) -> None:
+        """Write what was counted to the log."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._count:
+            return
+        log.warning(
+            "%d %s asked for rollouts that had ended in an earlier run of the trainer: nothing ran, and the trainer "
+            "gets the outcomes of then; new ids or a higher attempt run them again%s",
+            self._count, "Init" if self._count == 1 else "Inits",
+            "".join(f"; {change}" for change in self._changed.values()),
+        )  # fmt: skip
+        self._count = 0
+        self._changed.clear()
+
+
+def run_name(text: str) -> str:
+    """Returns what stands for a run of a trainer where others may see it: an attachment's id is not to be shown."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

@@ -1,0 +1,87 @@
+"""Sends a completion again that was delivered before: an equal Init has asked for an ended rollout.
+
+The delivery of such a rollout is settled, so nothing is recorded here. Whether the trainer has this
+completion already is for the trainer to say.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Hashable
+
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.outbox import FINAL
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.types import Completion
+from osmosis_grpc.types.completion import clip, describe
+
+log = logging.getLogger(__name__)
+
+MAX_RESENDS = 1024
+"""Completions that may be on their way again."""
+
+
+class Resends:
+    """Owns one task for each completion on its way, from send() to close()."""
+
+    def __init__(self, config: EngineConfig, events: EventLog) -> None:
+        self._config = config
+        self._events = events
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._undelivered: set[Record] = set()
+        """Asked for while their first delivery is under way: the trainer may have handed them out already."""
+
+    def send(self, record: Record) -> None:
+        """Send an ended rollout's completion to its peer, after its first delivery.
+
+        Raises ResourceExhausted where too many are on their way.
+        """
+        if record.undelivered:
+            self._undelivered.add(record)
+        elif len(self._tasks) >= MAX_RESENDS:
+            raise ResourceExhausted(f"{MAX_RESENDS} completions of ended rollouts are on their way", retry_after=1.0)
+        else:
+            self._begin(record)
+
+    def delivered(self, record: Record) -> None:
+        """The first delivery is over."""
+        if record in self._undelivered:
+            self._undelivered.discard(record)
+            self._begin(record)
+
+    async def close(self) -> None:
+        """Send no more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, record: Record) -> None:
+        assert record.completion is not None
+        key = record.rollout_id, record.attempt, record.peer.key
+        if key not in self._tasks:
+            task = self._tasks[key] = asyncio.create_task(self._send(record.peer, record.completion))
+            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _send(self, peer: Peer, completion: Completion) -> None:
+        """Try until the trainer has answered, for as long as a trainer may be away."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._config.trainer_grace
+        delay, longest = self._config.outbox_delay
+        while True:
+            try:
+                await peer.complete(completion if peer.refers else whole(completion, self._events.trajectory))
+                return
+            except Exception as error:
+                pause = delay * random.uniform(0.5, 1.0)
+                if isinstance(error, CallError) and error.retry_after is not None:
+                    pause = error.retry_after
+                if isinstance(error, FINAL) or loop.time() + pause > give_up:
+                    log.warning("the completion of rollout %s was asked for again and cannot be delivered: %s",
+                                completion.rollout_id, clip(describe(error)))  # fmt: skip
+                    return
+            await asyncio.sleep(pause)
+            delay = min(longest, delay * 2)

@@ -1,0 +1,114 @@
+"""Why a server cannot be used: for good, so that waiting does not help, or for now.
+
+gRPC says UNAVAILABLE both of a server that is not there and of one that speaks TLS where this side
+does not. What follows tells them apart by gRPC's own words, and by a TLS handshake of our own where
+gRPC has none. What is not certain counts as "for now".
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Literal
+
+from osmosis_grpc.errors import (
+    CallError,
+    FailedPrecondition,
+    PermissionDenied,
+    TlsMismatch,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
+from osmosis_grpc.link.credentials import Access
+
+PROBE_LIMIT = 2.0
+"""Seconds that a probe may take."""
+_NOT_CONNECTED = "failed to connect to all addresses"
+_WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
+_HTTP_ANSWER = "http2 header with status"
+"""In gRPC's words for what a proxy answers; it may stand in front of a server that is only restarting."""
+
+_TLS: tuple[tuple[str, str], ...] = (
+    ("WRONG_VERSION_NUMBER", "it speaks plain text and not TLS: leave out `tls`, or start it with --tls-cert and "
+     "--tls-key"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by the CA that is trusted here: name its CA with "
+     "ClientTls(ca=...)"),
+    ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)"),
+)  # fmt: skip
+"""What gRPC says of a TLS handshake, and what it means."""
+_HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")
+"""What gRPC says of a server that answers in HTTP/1."""
+
+
+def is_permanent(error: CallError | None) -> bool:
+    """Whether asking the same server in the same way again cannot help."""
+    if isinstance(error, FailedPrecondition):
+        return error.kind == "PROTOCOL"
+    if isinstance(error, Unimplemented) and _HTTP_ANSWER in str(error):
+        return False
+    return isinstance(error, Unauthenticated | PermissionDenied | Unimplemented | TlsMismatch)
+
+
+async def explained(target: str, access: Access, error: CallError) -> CallError:
+    """Returns what a failed call means, with the server's name and what to do; the error itself where that is all."""
+    advice = _ADVICE.get(type(error))
+    if advice is not None and is_permanent(error):
+        text = f"server {target} refuses this caller: {error}; {advice(access)}"
+        if isinstance(error, FailedPrecondition):
+            return FailedPrecondition(text, kind=error.kind, subject=error.subject)
+        return type(error)(text)
+    if not isinstance(error, Unavailable) or _NOT_CONNECTED not in str(error):
+        return error
+    text = str(error)
+    if any(words in text for words in _HTTP_1):
+        return Unimplemented(f"server {target} answers in HTTP/1 and not in gRPC: {_WHERE}")
+    if access.tls is not None:
+        for words, meaning in _TLS:
+            if words in text:
+                return TlsMismatch(f"no TLS connection to server {target}: {meaning}")
+    shown = await _handshake(target)
+    if access.tls is None and shown:
+        return TlsMismatch(
+            f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
+        )
+    if access.tls is not None and access.tls.cert is None and shown == "closed":  # or it is ending, or a proxy's is
+        return Unavailable(f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
+                           "tls=ClientTls(cert=..., key=...)")  # fmt: skip
+    return error
+
+
+def _credential_advice(access: Access) -> str:
+    return "check the `token`, or the certificate" if access.token or access.tls else "pass its token as `token`"
+
+
+_ADVICE: dict[type[CallError], Callable[[Access], str]] = {
+    Unauthenticated: _credential_advice,
+    PermissionDenied: _credential_advice,
+    Unimplemented: lambda access: f"it does not know this call: {_WHERE}, or update the server",
+    FailedPrecondition: lambda access: "update the older of the two",
+}
+
+
+async def _handshake(target: str) -> Literal["", "open", "closed"]:
+    """Returns how a connection is after a TLS handshake without a certificate; empty where none came about."""
+    host, _, port = target.rpartition(":")
+    if not port.isdecimal():
+        return ""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    shaken = False
+    try:
+        async with asyncio.timeout(PROBE_LIMIT):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+            shaken = True
+            try:
+                return "open" if await reader.read(1) else "closed"  # gRPC speaks first
+            finally:
+                writer.transport.abort()
+    except TimeoutError:
+        return "open" if shaken else ""
+    except ssl.SSLError as error:
+        return "closed" if shaken or "ALERT" in (error.reason or "") else ""
+    except OSError:
+        return "closed" if shaken else ""

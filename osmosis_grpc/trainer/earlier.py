@@ -1,0 +1,69 @@
+"""Warns of outcomes that come from an earlier run: at the first, and with the total in the end.
+
+A warning reaches stderr also where logging is not configured: Python's handler of last resort writes it.
+"""
+
+import logging
+from collections import OrderedDict
+
+from osmosis_grpc.types import Completion, EarlierRun
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 16_384
+"""Rollouts of which a client remembers that an Init of its own found them ended."""
+
+
+class EarlierOutcomes:
+    """Counts outcomes, and those from an earlier run among them."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._outcomes = self._earlier = self._reported = self._attempt = 0
+        self._changes: dict[str, str] = {}
+
+    def count(self, completion: Completion) -> None:
+        """Count an outcome that is handed out; the first one from an earlier run is warned of at once."""
+        self._outcomes += 1
+        earlier = completion.from_journal
+        if earlier is None:
+            return
+        self._earlier += 1
+        self._attempt = max(self._attempt, completion.attempt + 1)
+        change = earlier.describe_change()
+        if change:
+            self._changes[earlier.agent_loop] = change
+        if self._earlier == 1:
+            self._warn()
+
+    def report(self) -> None:
+        """Warn of what was counted since the last warning, and count anew."""
+        if self._earlier > self._reported:
+            self._warn()
+        self._begin()
+
+    def _warn(self) -> None:
+        self._reported = self._earlier
+        log.warning(
+            "%d of %d outcomes came from an earlier run of the server; use new ids or attempt=%d to run them again%s",
+            self._earlier, self._outcomes, self._attempt, "".join(f"; {change}" for change in self._changes.values()),
+        )  # fmt: skip
+
+
+class EndedBefore:
+    """What the answers to a client's Inits said of rollouts that had ended in an earlier run."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, int], EarlierRun] = OrderedDict()
+
+    def add(self, rollout_id: str, attempt: int, earlier: EarlierRun) -> None:
+        """Remember one; the oldest is forgotten where there are too many."""
+        self._known[rollout_id, attempt] = earlier
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+    def find(self, rollout_id: str, attempt: int) -> EarlierRun | None:
+        """Returns what was said of a rollout; None where it ran for this client."""
+        return self._known.get((rollout_id, attempt))
