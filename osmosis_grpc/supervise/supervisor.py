@@ -1,0 +1,204 @@
+"""The owner of background work: starts it, acts on its failure, and ends it."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
+
+log = logging.getLogger(__name__)
+
+BACKOFF = 0.1, 10.0
+"""Seconds before a failed job runs again: the first pause, and the longest."""
+STABLE = 30.0
+"""Seconds after which a job that runs again counts as mended: its next pause is the first one."""
+
+T = TypeVar("T")
+Report = Callable[[BaseException], None]
+
+
+class Supervisor:
+    """Owns the background work of one server, trainer or gateway. Belongs to one event loop.
+
+    `owner` names it in log lines. `on_failed` is called on the event loop, once, when a job fails that the owner
+    cannot do without.
+    """
+
+    def __init__(self, owner: str, on_failed: Report | None = None) -> None:
+        self.owner = owner
+        self.failures: Counter[str] = Counter()
+        """How often each job has failed, by its name."""
+        self.failure: BaseException | None = None
+        """Why the owner has failed; None while it has not."""
+        self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def add_listener(self, on_failed: Report) -> None:
+        """Call `on_failed` when the owner fails; at once when it has failed already."""
+        self._on_failed.append(on_failed)
+        if self.failure is not None:
+            on_failed(self.failure)
+
+    # Tasks.
+
+    def start(
+        self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None = None
+    ) -> "asyncio.Task[T | None]":
+        """Run `work()` in a task. What it raises has the consequence that the job declares.
+
+        `report` gets the error of a job with OnFailure.REPORT. The task itself never raises, except CancelledError.
+        """
+        task = asyncio.get_running_loop().create_task(self._run(job, work, report), name=job.name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":
+        """Call `work()` again and again, awaiting what it returns if that is awaitable, with a pause in between.
+
+        A call that raises is logged and counted; the next one comes after the same pause.
+        """
+
+        async def again() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                try:
+                    raise_injected(job)
+                    result = work()
+                    if asyncio.iscoroutine(result):
+                        await result
+                except Exception as error:
+                    self._count(job, error, f"runs again in {seconds:g} s")
+
+        return self.start(job, again)
+
+    async def _run(self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None) -> T | None:
+        loop, pause = asyncio.get_running_loop(), BACKOFF[0]
+        while True:
+            began = loop.time()
+            try:
+                raise_injected(job)
+                return await work()
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                if job.on_failure is not OnFailure.RESTART or not isinstance(error, Exception):
+                    self.failed(job, error, report)
+                    return None
+                if loop.time() - began > STABLE:
+                    pause = BACKOFF[0]
+                self._count(job, error, f"runs again in {pause:.1f} s")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(BACKOFF[1], pause * 2)
+
+    # Timers and callbacks.
+
+    def call_later(
+        self, job: Job, seconds: float, callback: Callable[..., None], *args: Any, report: Report | None = None
+    ) -> asyncio.TimerHandle:
+        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent it."""
+
+        def fire() -> None:
+            if not self._closed:
+                self.call(job, callback, *args, report=report)
+
+        return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
+
+    def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
+        """Call `callback(*args)` now. What it raises has the consequence that the job declares, and is not raised here."""
+        try:
+            raise_injected(job)
+            callback(*args)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failed(job, error, report)
+
+    # Threads.
+
+    def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> threading.Thread:
+        """Call `step()` on a thread of its own until it returns False.
+
+        A step that raises has the consequence that the job declares, on the event loop: RESTART calls the next step
+        after a backoff, anything else ends the thread.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell(call: Callable[..., None], *args: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(call, *args)
+
+        def run() -> None:
+            pause = BACKOFF[0]
+            while True:
+                try:
+                    raise_injected(job)
+                    if not step():
+                        return
+                    pause = BACKOFF[0]
+                except BaseException as error:
+                    if job.on_failure is not OnFailure.RESTART:
+                        tell(self.failed, job, error, report)
+                        return
+                    tell(self._count, job, error, f"runs again in {pause:.1f} s")
+                    time.sleep(pause)
+                    pause = min(BACKOFF[1], pause * 2)
+
+        thread = threading.Thread(target=run, name=job.name, daemon=True)
+        thread.start()
+        return thread
+
+    # Failures.
+
+    def failed(self, job: Job, error: BaseException, report: Report | None = None) -> None:
+        """Act on the failure of a job, as its declaration says. On the event loop."""
+        if job.on_failure is OnFailure.REPORT and report is not None:
+            self._count(job, error, "")
+            try:
+                report(error)
+                return
+            except Exception as second:  # the consequence itself fails: then the owner does
+                log.exception("%s: the failure of %s could not be reported", self.owner, job.name)
+                error = second
+        self._count(job, error, f"{self.owner} has failed")
+        if self.failure is None:
+            self.failure = error
+            for listener in list(self._on_failed):
+                try:
+                    listener(error)
+                except Exception:
+                    log.exception("%s: a listener to its failure raised", self.owner)
+
+    def _count(self, job: Job, error: BaseException, consequence: str) -> None:
+        self.failures[job.name] += 1
+        log.error("%s: %s failed%s", self.owner, job.name, f"; {consequence}" if consequence else "", exc_info=error)
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for them. Timers do nothing from now on; a thread ends by its own step."""
+        self._closed = True
+        mine = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not mine]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
+    """A task that its starter awaits: what it raises is raised there (OnFailure.RAISE)."""
+
+    async def run() -> T:
+        try:
+            raise_injected(job)
+        except BaseException:
+            work.close()
+            raise
+        return await work
+
+    return asyncio.get_running_loop().create_task(run(), name=job.name, **options)
