@@ -112,7 +112,7 @@ class Supervisor:
         return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
 
     def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
-        """Call `callback(*args)` now. What it raises has the consequence that the job declares, and is not raised here."""
+        """Call `callback(*args)` now. What it raises has the consequence that its job declares."""
         try:
             raise_injected(job)
             callback(*args)
