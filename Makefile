@@ -1,6 +1,8 @@
 # Everything here needs python3 (3.11 or newer, with venv) and make, nothing else.
 PYTHON ?= python3
 SEED ?= 1
+# The tests wait more than they compute.
+WORKERS ?= 4
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
@@ -16,7 +18,7 @@ demo: .venv/.server ## Run eight rollouts of a calculator agent over real socket
 	@$(BIN)/osmosis-grpc demo
 
 test: .venv/.dev ## Run the fast tests
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n $(WORKERS)
 
 test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults

@@ -96,6 +96,5 @@ def _why(failure: Failure) -> dict[str, str]:
     """Return the fields of a failure: whose fault it was, where, and the first line of its message."""
     first = failure.message.strip().partition("\n")[0].strip()
     cut = first if len(first) <= LONGEST_MESSAGE else first[: LONGEST_MESSAGE - 4] + " ..."
-    file, line = getattr(failure, "file", ""), getattr(failure, "line", 0)
-    place = {"at": f"{file}:{line}"} if file else {}
+    place = {"at": f"{failure.file}:{failure.line}"} if failure.file else {}
     return {"boundary": failure.boundary, "failure": cut, **place}

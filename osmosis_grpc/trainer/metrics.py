@@ -70,7 +70,7 @@ class Tally:
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
-        if getattr(outcome, "from_journal", None):  # its times and versions are those of an earlier run
+        if outcome.from_journal is not None:  # its times and versions are those of an earlier run
             self._from_journal += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)

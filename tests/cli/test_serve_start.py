@@ -165,6 +165,7 @@ sys.meta_path.insert(0, Slow())
 """A slow disk, for what HTTP needs."""
 
 
+@pytest.mark.slow
 def test_t15_a_slow_start_is_not_a_blocked_event_loop(tmp_path):
     (tmp_path / "agents.py").write_text(SLOW + AGENT)
     (line,) = [n for n, text in enumerate((SLOW + AGENT).splitlines(), 1) if text.endswith("# blocks")]

@@ -51,6 +51,7 @@ def test_the_numpy_trainer_learns_the_calculator_twice(tmp_path):
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_numpy_trainer_uses_a_server_that_runs(tmp_path):
     source = EXAMPLES / "grpo_numpy.py"

@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import signal
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -134,6 +135,7 @@ async def test_t18_a_failure_has_its_boundary_and_one_line_and_forges_none(folde
         assert (line["status"], line["boundary"], line["turns"]) == ("FAILED", "agent", 1)
         assert "the first line\x1b[2J" in line["failure"]
         assert "the third" not in line["failure"]
+        assert re.fullmatch(r"agents\.py:[1-9]\d*", line["at"])
         assert "reward" not in line
     assert len(ended(rows)) == 2
     assert not any("forged" in row for row in rows)
@@ -194,6 +196,7 @@ async def test_t18_a_summary_every_ten_seconds(folder):
     assert "mean_reward" not in first
 
 
+@pytest.mark.slow
 async def test_t18_a_stderr_that_nobody_reads_blocks_no_rollout(folder):
     """More is logged than a pipe holds, and nobody reads it: every rollout ends, and so does the server."""
     with serving("-m", "agents:agent_loop", "--token", f"lab={SECRET}", cwd=folder) as (process, ready):

@@ -111,7 +111,7 @@ async def test_a_disk_that_fails_is_told(tmp_path, disk):
         assert [row.rollout_id for row in await client.cancel("other", attempt=1)] == ["other"]
 
 
-@pytest.mark.parametrize("rollout_id", ["unknown", "accepting", "running"])
+@pytest.mark.parametrize("rollout_id", ["unknown", pytest.param("accepting", marks=pytest.mark.slow), "running"])
 async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_id):
     (tmp_path / "agents.py").write_text(AGENT)
     asked = asyncio.Event()

@@ -249,7 +249,7 @@ say("not reached")
 @pytest.mark.parametrize(
     ("where", "policy"),
     [("run", "waiting"), ("run", "blocking"), ("rollout", "waiting"), ("rollout", "blocking"), ("body", "first"),
-     ("pause", "waiting"), ("run", "deaf")],
+     ("pause", "waiting"), pytest.param("run", "deaf", marks=pytest.mark.slow)],
 )  # fmt: skip
 async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, where, policy):
     script = tmp_path / "script.py"
