@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import pty
-import signal
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
