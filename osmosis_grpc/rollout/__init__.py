@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutSettings as RolloutSettings
     from osmosis_grpc.settings import configure as configure
     from osmosis_grpc.settings import get_settings as get_settings
+    from osmosis_grpc.types.chat import ChatPurpose as ChatPurpose
     from osmosis_grpc.types.completion import RolloutMetrics as RolloutMetrics
     from osmosis_grpc.types.requests import RolloutRequest as RolloutRequest
     from osmosis_grpc.types.tools import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
@@ -80,6 +81,7 @@ _WHERE = {
     "osmosis_grpc.settings": (
         "RolloutClientSettings", "RolloutServerSettings", "RolloutSettings", "configure", "get_settings",
     ),
+    "osmosis_grpc.types.chat": ("ChatPurpose",),
     "osmosis_grpc.types.completion": ("RolloutMetrics",),
     "osmosis_grpc.types.requests": ("RolloutRequest",),
     "osmosis_grpc.types.tools": (
