@@ -33,12 +33,13 @@ check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, s
 	$(BIN)/python scripts/settings.py --check
 	$(MAKE) test
 
-faults: .venv/.dev ## Break everything: all fault tests, 700 kills of server, trainer and both, a soak (45 minutes)
+faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" --timeout 600 tests/faults tests/attach/test_breaks.py
 	$(BIN)/python -m benchmarks.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who trainer --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who both --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who both --mode callback --kills 100 --rollouts 500 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 

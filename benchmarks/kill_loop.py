@@ -1,13 +1,13 @@
 """Kills the server, the trainer or both with SIGKILL, again and again, and judges what came of their rollouts.
 
 python -m benchmarks.kill_loop --kills K --rollouts N --seed S [--who server|trainer|both]
-    [--mode attach|callback] [--in-flight 16] [--folder DIR] [--json]
+    [--mode attach|callback] [--replies fixed|random] [--in-flight 16] [--folder DIR] [--json]
 
 Server (with its journal) and trainer (with its ledger, where it is killed) are real processes; most kills come at
 failpoints of a window each, the others at any time, also before a process is ready. A first run without kills tells
-what every rollout has to end with. Both runs write histories, and benchmarks.promises judges them: a promise that was
-broken is named with the lines that show it, and ends the process with 1, as do fewer kills than asked for. `--folder`
-keeps histories, journal and logs.
+what every rollout has to end with; with random replies a rollout has to end with the replies that its agent was given.
+Both runs write histories, and benchmarks.promises judges them: a promise that was broken is named with the lines that
+show it, and ends the process with 1, as do fewer kills than asked for. `--folder` keeps histories, journal and logs.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.history import History, Line, read
 from benchmarks.kill_agents import CHATS, Traveller
-from benchmarks.kill_trainer import agent_loop
+from benchmarks.kill_trainer import agent_loop, digest_of
 from benchmarks.promises import RANDOM, Evidence, kept_in
 from benchmarks.victims import Schedule, Victim, Window, start_takes
 
@@ -60,7 +60,7 @@ async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[di
     ]  # fmt: skip
     train = [
         "-m", "benchmarks.kill_trainer", "--target", f"127.0.0.1:{port}", "--rollouts", str(given.rollouts),
-        "--in-flight", str(given.in_flight),
+        "--in-flight", str(given.in_flight), "--replies", given.replies,
         *(["--ledger", str(folder / "ledger.db")] if given.who != "server" else []),
         *(["--callback", str(free_port())] if given.mode == "callback" else []),
     ]  # fmt: skip
@@ -126,14 +126,31 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     victims, schedules = await run(folder / "killed", given, kills)
     lines = list(read(folder / "killed" / "history.jsonl"))
     replayable = {f"r{index}" for index in range(given.rollouts) if agent_loop(index) == Traveller.name}
-    evidence = Evidence(lines, kept_in(folder / "killed" / "state"),
-                        {name: row.outcome["digest"] for name, row in undisturbed.items()}, replayable)  # fmt: skip
+    expected = {name: row.outcome["digest"] for name, row in undisturbed.items()}
+    if given.replies == "random":
+        expected = dict.fromkeys(expected, "") | given_to_agents(lines)
+    evidence = Evidence(lines, kept_in(folder / "killed" / "state"), expected, replayable)
     return judged(evidence, kills) | {
         "starts": {who: victim.lives for who, victim in victims.items()},
         "killed_before_ready": victims["server"].early_deaths,
         "kills_by_window": {who: dict(schedule.by_window) for who, schedule in schedules.items()},
         "seconds": round(time.monotonic() - began, 1), "seed": given.seed,
     }  # fmt: skip
+
+
+def given_to_agents(lines: list[Line]) -> dict[str, str]:
+    """Returns, by rollout, the digest of the draws that its agent was given."""
+    draws: dict[str, dict[str, dict[int, str]]] = {}
+    for line in lines:
+        if line.op == "got":
+            sample, number = line.key
+            draws.setdefault(line.id, {}).setdefault(sample, {})[number] = line.outcome.split(" ")[-1]
+    return {
+        name: digest_of(
+            {sample: [replies[number] for number in sorted(replies)] for sample, replies in samples.items()}
+        )
+        for name, samples in draws.items()
+    }
 
 
 def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
@@ -202,6 +219,7 @@ def main() -> None:
     parser.add_argument("--seed", default="1", metavar="S", help="[1]")
     parser.add_argument("--who", choices=("server", "trainer", "both"), default="server", help="[server]")
     parser.add_argument("--mode", choices=("attach", "callback"), default="attach", help="[attach]")
+    parser.add_argument("--replies", choices=("fixed", "random"), default="fixed", help="of the policy [fixed]")
     parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="rollouts at a time [16]")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep everything there")
     given = parser.parse_args()

@@ -1,10 +1,12 @@
 """The trainer of the kill loop, a process that may be killed and started again:
 
 python -m benchmarks.kill_trainer --target HOST:PORT --rollouts N --in-flight N [--ledger FILE] [--callback PORT]
+    [--replies fixed|random]
 
-The history's file is named by the environment, as are the failpoints. Its policy is a function of rollout, sample and
-chat number; each sampling leaves a mark of its own in the reply beside that, so that two samplings of one chat are
-told apart. It ends with 0 once every rollout is applied.
+The history's file is named by the environment, as are the failpoints. Each sampling has a draw of its own, which the
+reply carries as an extra. Fixed replies are a function of rollout, sample and chat number. Random replies depend on the
+draw, too: their content, their tool calls and their tokens, so two replies for one chat differ in what the agent sees.
+It ends with 0 once every rollout is applied.
 """
 
 import argparse
@@ -13,8 +15,9 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -63,21 +66,23 @@ def tokens_of(text: str) -> TokenBlock:
 
 
 class Policy:
-    """Says the same to the same chat, whoever asks, and however often."""
+    """Gives the same reply to the same chat however often it is asked, or a random one each time."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, replies: str) -> None:
         self._history = history
+        self._random = replies == "random"
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        name = f"{request.rollout_id} {request.sample} {request.number}"
+        draw = f"{os.getpid()}-{next(_draws)}-{secrets.token_hex(4)}"
+        name = f"{request.rollout_id} {request.sample} {request.number}" + (f" {draw}" if self._random else "")
         drawn = zlib.crc32(name.encode())
-        draw = f"{os.getpid()}-{next(_draws)}"
         self._history.tell("sampled", request.rollout_id, request.attempt, request.sample, request.number, outcome=draw)
         await asyncio.sleep(LATENCY[0] + (LATENCY[1] - LATENCY[0]) * (drawn % 97) / 97)
         message: dict[str, Any] = {"role": "assistant", "content": f"reply to {name}"}
         if drawn % 2 and request.sample == "main":
             numbers = json.dumps({"a": drawn % 89, "b": drawn % 83})
-            call = {"id": f"call-{drawn % 1009}", "type": "function", "function": {"name": "add", "arguments": numbers}}
+            call_id = f"call {draw}" if self._random else f"call-{drawn % 1009}"
+            call = {"id": call_id, "type": "function", "function": {"name": "add", "arguments": numbers}}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
         known = [] if request.known_ids is None else [request.known_ids]
         new = request.messages[request.covered if known else 0 :]
@@ -96,10 +101,30 @@ def digest(completion: Completion) -> str:
     return told.hexdigest()[:16]
 
 
+def digest_of_draws(completion: Completion) -> str:
+    """Stands for the random replies that the outcome holds, by sample; other tokens than theirs make it another one."""
+    draws: dict[str, list[str]] = {}
+    for name, sample in completion.samples.items():
+        replies = [message for message in sample.messages if message["role"] == "assistant"]
+        draws[name] = [(reply["content"] or reply["tool_calls"][0]["id"]).split(" ")[-1] for reply in replies]
+        sampled = [segment.ids[segment.mask()] for segment in sample.segments]
+        named = (f"{completion.rollout_id} {name} {number} {draw}" for number, draw in enumerate(draws[name], 1))
+        wanted = [tokens_of(text).ids for text in named]
+        if not np.array_equal(np.concatenate([*sampled, []]), np.concatenate([*wanted, []])):
+            return f"the tokens of sample {name} are not those of its replies"
+    return digest_of(draws)
+
+
+def digest_of(draws: Mapping[str, Sequence[str]]) -> str:
+    """Stands for the draws of each sample's replies, in order."""
+    return hashlib.sha256(json.dumps(draws, sort_keys=True).encode()).hexdigest()[:16]
+
+
 class Application:
     """Applies each result once, by its id, and says so before it confirms."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, digest: Callable[[Completion], str]) -> None:
+        self._digest = digest
         self.done: set[str] = set()
         """Rollouts that an earlier process applied and confirmed."""
         self._history = History(path, "trainer")
@@ -128,7 +153,7 @@ class Application:
         if completion.failure is not None:
             told |= {"boundary": completion.failure.boundary, "retryable": completion.failure.retryable,
                      "failure": completion.failure.message}  # fmt: skip
-        told["digest"] = digest(completion)
+        told["digest"] = self._digest(completion)
         self._history.tell("again" if result in self._applied else "applied", name, completion.attempt, result,
                            outcome=told)  # fmt: skip
         self._applied[result] = name
@@ -177,7 +202,8 @@ async def called_back(app: Application, policy: Policy, given: argparse.Namespac
 
 async def main(given: argparse.Namespace) -> None:
     path = os.environ[VARIABLE]
-    app, policy = Application(path), Policy(History(path, "trainer"))
+    app = Application(path, digest_of_draws if given.replies == "random" else digest)
+    policy = Policy(History(path, "trainer"), given.replies)
     await (called_back if given.callback else attached)(app, policy, given)
 
 
@@ -188,5 +214,6 @@ if __name__ == "__main__":
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--ledger")
     parser.add_argument("--callback", type=int, default=0, help="the port to be called back at")
+    parser.add_argument("--replies", choices=("fixed", "random"), default="fixed")
     failpoints.arm(os.environ.get("OSMOSIS_FAILPOINT", ""))
     asyncio.run(main(parser.parse_args()))

@@ -189,7 +189,7 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
     versions = np.full(len(segment.ids), -1, dtype=np.int32)
     if segment.versions:
         numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
-        versions[segment.mask().astype(bool)] = np.repeat(numbers, [span.tokens for span in segment.versions])
+        versions[segment.mask()] = np.repeat(numbers, [span.tokens for span in segment.versions])
     return versions
 
 

@@ -40,9 +40,9 @@ class Segment(ArrayEquality):
         """How many tokens are under mask 1."""
         return sum(self.mask_runs[1::2])
 
-    def mask(self) -> NDArray[np.uint8]:
-        """The loss mask, uint8, shape (n,)."""
-        values = np.arange(len(self.mask_runs), dtype=np.uint8) % 2
+    def mask(self) -> NDArray[np.bool_]:
+        """The loss mask, bool, shape (n,): `ids[mask]` are the tokens that the policy sampled."""
+        values = np.arange(len(self.mask_runs)) % 2 == 1
         return np.repeat(values, self.mask_runs)
 
     def aligned_logprobs(self) -> Logprobs:
@@ -55,7 +55,7 @@ class Segment(ArrayEquality):
             numbers = ", ".join(map(str, self.chats))
             raise InvalidArgument("segment", f"its tokens were left out; they are those of its chats {numbers}")
         aligned = np.zeros(len(self.ids), dtype=np.float32)
-        aligned[self.mask().astype(bool)] = self.logprobs
+        aligned[self.mask()] = self.logprobs
         return aligned
 
     def check(self, field_path: str) -> None:

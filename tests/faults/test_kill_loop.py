@@ -16,8 +16,8 @@ from tests.processes import ROOT
 pytestmark = pytest.mark.timeout(180)
 
 
-def killed(who: str, kills: int, seed: int) -> dict:
-    command = ["-m", "benchmarks.kill_loop", "--who", who, "--kills", str(kills), "--rollouts", "40",
+def killed(who: str, replies: str, kills: int, seed: int) -> dict:
+    command = ["-m", "benchmarks.kill_loop", "--who", who, "--replies", replies, "--kills", str(kills), "--rollouts", "40",
                "--in-flight", "8", "--seed", str(seed), "--json"]  # fmt: skip
     ended = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
@@ -28,14 +28,16 @@ def killed(who: str, kills: int, seed: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    "who",
+    ("who", "replies"),
     [
-        pytest.param("server", marks=pytest.mark.slow),
-        *(pytest.param(w, marks=pytest.mark.long) for w in ("trainer", "both")),
+        pytest.param("server", "random", marks=pytest.mark.slow),
+        pytest.param("server", "fixed", marks=pytest.mark.long),
+        pytest.param("trainer", "random", marks=pytest.mark.long),
+        pytest.param("both", "random", marks=pytest.mark.long),
     ],
 )
-def test_six_kills_lose_nothing(who):
-    told = killed(who, 6, seed=11)
+def test_six_kills_lose_nothing(who, replies):
+    told = killed(who, replies, 6, seed=11)
     assert sum(told["kills"].values()) == 6
     assert (told["accepted"], told["delivered"], told["applied"]) == (40, 40, 40)
     assert (told["lost"], told["applied_twice"], told["sampled_twice"], told["other_breaks"]) == (0, 0, 0, {})

@@ -43,7 +43,7 @@ async def finished(**metadata):
 async def test_t04_logprobs_are_aligned_with_ids():
     outcome = await finished(reward=1.0)
     (segment,) = outcome.samples["main"].segments
-    logprobs, mask = segment.aligned_logprobs(), segment.mask().astype(bool)
+    logprobs, mask = segment.aligned_logprobs(), segment.mask()
     assert logprobs.dtype == np.float32
     assert len(segment.ids) == len(mask) == len(logprobs) > len(segment.logprobs)
     assert np.array_equal(logprobs[mask], segment.logprobs)
@@ -60,7 +60,8 @@ def test_t04_aligned_logprobs_of_any_mask(runs, seed):
     )
     logprobs = segment.aligned_logprobs()
     assert logprobs.shape == (whole,)
-    assert np.array_equal(logprobs[segment.mask().astype(bool)], segment.logprobs)
+    assert np.array_equal(logprobs[segment.mask()], segment.logprobs)
+    assert len(segment.ids[segment.mask()]) == segment.sampled
     assert np.count_nonzero(logprobs) == np.count_nonzero(segment.logprobs)
 
 
