@@ -17,8 +17,10 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def killed(who: str, replies: str, kills: int, seed: int) -> dict:
-    command = ["-m", "benchmarks.kill_loop", "--who", who, "--replies", replies, "--kills", str(kills), "--rollouts", "40",
-               "--in-flight", "8", "--seed", str(seed), "--json"]  # fmt: skip
+    command = [
+        "-m", "benchmarks.kill_loop", "--who", who, "--replies", replies, "--kills", str(kills), "--rollouts", "40",
+        "--in-flight", "8", "--seed", str(seed), "--json",
+    ]  # fmt: skip
     ended = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
