@@ -42,7 +42,7 @@ class Recovery:
     def go_on(self, entry: Entry, peer: Peer) -> None:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
-        elapsed = max(0.0, self._clock.time() - entry.accept_time)
+        elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
         record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)

@@ -3,7 +3,7 @@
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from osmosis_grpc.wire.event import kind_from_bytes
 READ_BYTES = 1024 * 1024
 """Events are read until they have so many bytes: the event loop waits for it."""
 _SELECT = """SELECT sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop, digest,
-    accept_time, start_time, end_time, state, accepted, ended, last_number, settled FROM rollouts """
+    accept_time, start_time, end_time, state, accepted, ended, last_number, settled, accepted_at, deaths
+    FROM rollouts """
 _ALL = """SELECT position, rollout_id, attempt, number, time, kind, body FROM events JOIN rollouts USING (sequence)
     WHERE position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _OPEN = """SELECT position, sequence, length(body) FROM events
@@ -40,6 +41,15 @@ class Reader:
             return cls(look(path, schema.JOURNAL))
         except sqlite3.Error as error:
             raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What is read meanwhile is of one moment."""
+        self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Look no longer."""
@@ -137,7 +147,7 @@ class Reader:
 
     def _entry(self, row: Sequence[Any], *, whole: bool = True) -> Entry:
         (sequence, _, _, owner, place, target, delta, tls, agent_loop, digest, accept_time, start_time, end_time,
-         state, accepted, ended, last_number, settled) = row  # fmt: skip
+         state, accepted, ended, last_number, settled, accepted_at, deaths) = row  # fmt: skip
         first = kind_from_bytes(*self._row(accepted)[2:])
         assert isinstance(first, events.Accepted)
         callback = None
@@ -154,7 +164,7 @@ class Reader:
             init=init, tools=first.tools, owner=owner, place=place, sequence=sequence, agent_loop=agent_loop,
             accept_time=accept_time, start_time=start_time, end_time=end_time, state=RolloutState(state),
             completion=completion, ended_by=ended_by, undelivered=bool(ended and not settled), settled=bool(settled),
-            last_number=last_number,
+            last_number=last_number, accepted_at=accepted_at, deaths=deaths,
         )  # fmt: skip
 
     def _row(self, position: int) -> tuple[int, float, int, bytes]:

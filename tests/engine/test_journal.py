@@ -124,11 +124,11 @@ class Host(Host):
 
 
 @asynccontextmanager
-async def keeping(folder, *agents, policy=None, ahead=0.0, **config):
+async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config):
     """An engine on a folder; what it finds there goes on."""
-    clock = Clock()
-    clock.ahead = ahead
-    store = JournalStore(folder)
+    clock = clock or Clock()
+    clock.ahead += ahead
+    store = JournalStore(folder, monotonic=clock.monotonic)
     try:
         async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
             host = Host(engine, clock, [])
@@ -465,25 +465,70 @@ async def test_an_undelivered_completion_is_delivered(folder):
         assert (agent.runs, h.names()[-1]) == (0, "Delivered")
 
 
-async def test_a_deadline_goes_on_by_the_clock_on_the_wall(folder):
+@pytest.mark.parametrize("ahead", [3600.0, -5000.0])
+async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahead):
+    """Neither a clock that jumps between two processes nor the time between them counts against agent_timeout."""
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
-    again = copy.with_name("again")
-    shutil.copytree(copy, again)
-    async with keeping(copy, Talker(), ahead=61.0) as h:
-        info = await h.get()
-        assert info.completion.status is CompletionStatus.DEADLINE_EXCEEDED
-        assert info.completion.failure.retryable
-    async with keeping(again, Talker(), ahead=30.0) as h:
+    async with keeping(copy, Talker(), ahead=ahead) as h:
+        assert 30.0 < h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
+    async with keeping(folder, Talker(), policy=Until(2)) as h:
+        await h.start(agent_timeout=60.0)
+        await h.until(lambda: len(h.trainer.chats) == 2)
+        h.clock.ahead = 40.0
+        await h.start("later")  # events record how late it is
+        await h.until(lambda: len(h.trainer.chats) == 4)
+        copy = folder.with_name("copy")
+        shutil.copytree(folder, copy)
+    async with keeping(copy, Talker(), policy=Until(2)) as h:
         left = h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic()
-        assert 0 < left < 31
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+        assert 10.0 < left <= 20.0
 
 
-async def test_a_clock_that_went_back_gives_no_more_than_the_whole_time(folder):
-    copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
-    async with keeping(copy, Talker(), ahead=-5000.0) as h:
-        assert h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
+    """Neither a settled rollout nor a cancel that waits for its Init is forgotten; with their time they are."""
+    clock = WallClock()
+    async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
+        await h.run("r1")
+        h.engine.cancel("me", rollout_id="unknown")
+        clock.wall = 7200.0
+        await h.run("r2")
+        await swept(h)
+        assert not (await h.init("r1", trainer=h.trainer))[1]
+    async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
+        await swept(h)
+        assert not (await h.init("r1", trainer=h.trainer))[1]
+        assert (await h.run("unknown")).status is CompletionStatus.CANCELLED
+        clock.ahead += 3700.0
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+
+
+class WallClock(Clock):
+    """One whose wall clock can be set apart from its monotonic one."""
+
+    wall = 0.0
+
+    def time(self):
+        return super().time() + self.wall
+
+
+async def swept(host):
+    """Wait until the journal has been swept, and what that deletes is committed."""
+    store, sweeps = host.engine.log.store, asyncio.Event()
+    real = store.sweep
+
+    def sweep():
+        real()
+        sweeps.set()
+
+    store.sweep = sweep
+    async with asyncio.timeout(PATIENCE):
+        await sweeps.wait()
+    store.sweep = real
+    await host.engine.log.flush()
 
 
 async def test_what_was_cancelled_before_the_crash_is_not_run_again(folder):
