@@ -201,6 +201,7 @@ class Engine:
         elif not record.settled:
             self.outbox.give_up(record)
         self._table.ended(record)
+        self.recovery.suspects.ended(record)
         self.shutdown.changed()
         self._completed += 1
         for sink in self.end_sinks:

@@ -19,6 +19,7 @@ from osmosis_grpc.journal import JournalStore, Reader, writer
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.types import (
     CompletionStatus,
+    FailureReason,
     Group,
     InitRequest,
     RolloutMetrics,
@@ -135,6 +136,7 @@ async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config)
             host.folder, host.trainer = folder, Trainer(policy or Until(99))
             for entry in engine.recovery.left_over():
                 engine.recovery.go_on(entry, host.trainer.peer)
+            engine.recovery.suspects.begin()
             yield host
     finally:
         store.close()
@@ -481,8 +483,8 @@ async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
         h.clock.ahead = 40.0
         await h.start("later")  # events record how late it is
         await h.until(lambda: len(h.trainer.chats) == 4)
-        copy = folder.with_name("copy")
-        shutil.copytree(folder, copy)
+        await h.engine.log.flush()
+        copy = h.crash()
     async with keeping(copy, Talker(), policy=Until(2)) as h:
         left = h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic()
         assert 10.0 < left <= 20.0
@@ -504,6 +506,56 @@ async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
         assert (await h.run("unknown")).status is CompletionStatus.CANCELLED
         clock.ahead += 3700.0
         await h.until(lambda: not h.engine.rollouts.page("me")[0])
+
+
+async def dies(folder, *names):
+    """A process that dies while rollouts wait for the reply to their first chat: what it leaves."""
+    async with keeping(folder, Talker(), policy=Until(1)) as h:
+        for name in names:
+            await h.start(name)
+        await h.until(lambda: len(h.trainer.chats) >= len(names))
+        await h.engine.log.flush()
+        return h.crash()
+
+
+async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
+    """What ran when the process died, twice without a new reply, runs alone until it gets one."""
+    copy = await dies(await dies(folder, "r1", "r2"), "r3")
+    gate = {name: asyncio.Event() for name in ("r1", "r2", "r3")}
+
+    async def policy(request):
+        await gate[request.rollout_id].wait()
+        return answer(request, f"reply {request.number}")
+
+    async with keeping(copy, Talker(1), policy=policy) as h:
+        asked = lambda: [chat.rollout_id for chat in h.trainer.chats]  # noqa: E731
+        for number, name in enumerate(("r3", "r1", "r2"), 1):
+            await h.until(lambda n=number: len(asked()) == n)
+            await asyncio.sleep(0.05)  # nothing else runs meanwhile
+            assert asked()[-1] == name
+            assert len(asked()) == number
+            gate[name].set()
+        for name in gate:
+            assert (await h.get(name)).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(folder):
+    copy = await dies(folder, "r1")
+    for _ in range(3):
+        copy = await dies(copy)
+    async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
+        failure = (await h.get()).completion.failure
+        assert (failure.boundary, failure.reason) == ("agent", FailureReason.CRASHED_SERVER)
+        assert h.trainer.chats == []
+
+
+async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
+    copy = await dies(folder, "r1")
+    for _ in range(5):
+        async with keeping(copy, Talker(), policy=Until(1)) as h:
+            await h.until(lambda h=h: h.trainer.chats)
+    async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
 
 
 class WallClock(Clock):
