@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
+
+COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
@@ -33,12 +36,12 @@ class _Job(NamedTuple):
 class Writer(Committer[_Job]):
     """The one who uses a connection, from its start to close()."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path, supervisor: Supervisor | None = None) -> None:
         self.failing = False
         """Whether the newest transaction could not be committed."""
         self._path = path
         self._closed = False
-        super().__init__(database, "ledger")
+        super().__init__(database, COMMIT, supervisor or Supervisor("the ledger"))
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements, after all that was asked before; `then` learns of it."""
@@ -57,7 +60,7 @@ class Writer(Committer[_Job]):
 
     def _put(self, job: _Job) -> None:
         if not self._closed:
-            self._queue.put(job)
+            super()._put(job)
         elif job.then is not None:
             self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._path} is closed"))
 
@@ -86,6 +89,10 @@ class Writer(Committer[_Job]):
         return [(job.then, value, None) for job, value in zip(jobs, values, strict=True)]
 
     # On the loop.
+
+    def _fail(self, items: Sequence[_Job], error: BaseException) -> None:
+        failed = LedgerError(f"the ledger {self._path} cannot be written: its thread has ended: {error}")
+        self._answer([(job.then, None, failed) for job in items])
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         problem = next((error for _, _, error in answers if error is not None), None)
