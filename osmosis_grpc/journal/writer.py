@@ -9,6 +9,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 
 COMMIT = job("journal.commit", OnFailure.FAIL_OWNER, "thread")
 FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
-AFTER = job("journal.after_commit", OnFailure.REPORT, "callback")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
@@ -149,7 +149,7 @@ class Writer(Committer[Batch]):
         if batch.tokens:
             self._told(batch.tokens, ok)
         for then in batch.barriers:
-            self._supervisor.call(BARRIER, then, ok, report=_logged)
+            self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
     def _patience(self) -> float | None:
         return RETRY if self._problem else None
@@ -197,8 +197,8 @@ class Writer(Committer[Batch]):
                 call()
             if batch.shrinks:
                 database.execute("PRAGMA incremental_vacuum(1024)").fetchall()
-        except Exception as error:  # it is committed, and another batch gives room back
-            self._tell(self._supervisor.failed, AFTER, error, _logged)
+        except Exception:  # it is committed, and another batch gives room back
+            log.exception("the journal %s: what follows a commit failed", self._path)
 
     def _leave_out(self, batch: Batch) -> None:
         """Write nothing of rollouts that lack an event."""
@@ -220,8 +220,9 @@ class Writer(Committer[Batch]):
             self._tell(self._told_problem, problem)
 
 
-def _logged(error: BaseException) -> None:
-    """The supervisor has logged it, and there is nobody else to tell."""
+def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
+    """The one who waits at a barrier is not told that it holds."""
+    then(False)
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
