@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from osmosis_grpc.agent.ports import Store
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
-
-from osmosis_grpc.agent.ports import Store
 
 ChatName = tuple[str, int]
 """Sample and number."""
