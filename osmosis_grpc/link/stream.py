@@ -47,6 +47,8 @@ SLICE = 16
 _BEAT = 5.0
 _COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
+PARTING = 5.0
+"""Seconds that the other side has to read the last frames of a side that leaves in good order."""
 
 
 class Duplex(Protocol):
@@ -82,12 +84,10 @@ class Dialled:
         self._call.cancel()
         await self._channel.close()
 
-    async def finish(self) -> None:
-        """Say that nothing more comes, and let the other side end the call."""
-        with contextlib.suppress(TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(_LAST_WORDS / 2):
-                await self._call.done_writing()
-                await self._call.code()
+    async def done_writing(self) -> None:
+        """Say that nothing more comes: the other side ends the call, once it has read everything."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.done_writing()
 
     async def read(self) -> Any:
         """See Duplex. Raises a CallError when the call ended badly."""
@@ -133,7 +133,7 @@ class FrameStream:
         self._room = asyncio.Event()
         self._room.set()
         self._idle: asyncio.Future[None] | None = None
-        self._finishing = False
+        self._finishing = self._deaf = False
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         self._heard = self._sent = self._loop.time()
         self._timer: asyncio.TimerHandle
@@ -169,6 +169,11 @@ class FrameStream:
         """Let run() raise this, once what is queued has gone out."""
         if not self._ended.done():
             self._ended.set_result(error)
+
+    def leave(self) -> None:
+        """Let run() return None, once what is queued has gone out and the other side has read it."""
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     async def hello(self, *, opener: bool) -> Any:
         """The other side's hello. Its opener's is alone in its message: nothing comes before both hellos.
@@ -210,7 +215,10 @@ class FrameStream:
                 self._finishing = True
                 self._wake()
             if not reader.done():  # the writer has its last words, or the reader knows why it failed
-                await asyncio.wait({writer if self._ended.done() else reader}, timeout=_LAST_WORDS)
+                limit = PARTING if self._parts else _LAST_WORDS
+                await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
+            if self._parts and writer.done():
+                await self._wait_until_read(reader)
         finally:
             self._timer.cancel()
             for task in (reader, writer):
@@ -219,11 +227,25 @@ class FrameStream:
         if reader.done() and not reader.cancelled() and reader.exception() is not None:
             raise reader.exception()  # type: ignore[misc]
         if self._ended.done():
-            ended: CallError = self._ended.result()
+            ended: CallError | None = self._ended.result()
             return ended
         if not writer.cancelled() and writer.exception() is not None:
             raise writer.exception()  # type: ignore[misc]
         return None
+
+    @property
+    def _parts(self) -> bool:
+        return self._ended.done() and self._ended.result() is None
+
+    async def _wait_until_read(self, reader: "asyncio.Future[None]") -> None:
+        """Wait until the other side has read the last frame: to cancel a call drops what is not read.
+
+        A servicer's call ends when its method returns, and drops nothing.
+        """
+        if isinstance(self._call, Dialled) and not reader.done():
+            self._deaf = True  # an answer to what comes now would find no way out
+            await self._call.done_writing()
+            await asyncio.wait({reader}, timeout=PARTING)
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -235,6 +257,8 @@ class FrameStream:
             message = await self._call.read()
             if message is grpc.aio.EOF:
                 return
+            if self._deaf:
+                continue
             self._heard = self._loop.time()
             frames = decoded(message).frames
             _check_count(frames)

@@ -168,8 +168,9 @@ class Trainer:
         return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
 
     async def __aexit__(self, *exc: Any) -> None:
-        self._connections.leave()
         try:
+            await self._pool.settle()
+            self._connections.leave()
             await self._pool.servers.part()
             self._sweeper.cancel()
             await self._connections.close()

@@ -15,7 +15,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError, Unavailable
+from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.trainer.cancels import Cancels
 from osmosis_grpc.trainer.chatbook import ChatBook
@@ -196,9 +196,9 @@ class Attachment:
         self.cancels.leave(rollout.key)
 
     def part(self) -> None:
-        """Leave in good order: what is queued still goes out."""
+        """Leave in good order: what is queued still goes out, and the server reads it."""
         if self._stream is not None:
-            self._stream.end(Unavailable("the trainer has left"))
+            self._stream.leave()
 
     def close(self, error: CallError) -> None:
         """Nothing more comes from there: whoever waits is told."""

@@ -125,10 +125,7 @@ class Connections:
                 await stream.greet(server.greeting(granted))
                 hello = await stream.hello(opener=False)
                 unreached.reached()
-                error = await self._live(server, stream, hello, granted)
-                if error is not None:
-                    await call.finish()
-                return error
+                return await self._live(server, stream, hello, granted)
 
         def told(error: CallError | None, pause: float) -> None:
             server.problem = error

@@ -230,6 +230,12 @@ class Ledger:
 
         self._writer.read(read, then)
 
+    async def written(self) -> None:
+        """Wait until the ledger has tried to commit everything that was asked before."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writer.write((), lambda _, error: None if future.done() else future.set_result(None))
+        await future
+
     async def close(self) -> None:
         """Commit what waits, and let the file go."""
         try:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,9 @@ from osmosis_grpc.trainer.servers import Servers
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
+
+SETTLING = 5.0
+"""Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
 
 
 class Pool:
@@ -285,6 +289,21 @@ class Pool:
             self.forget(rollout)
             if not rollout.done.done():
                 rollout.done.set_exception(error)
+
+    async def settle(self) -> None:
+        """Before the trainer leaves: take the outcomes that have come, and those of rollouts that were given up.
+
+        A server keeps an outcome that is not answered, and waits for this trainer when it is to stop.
+        """
+        for _ in range(3):  # asyncio closes run() in the turns after its loop was left; then its rollouts are given up
+            await asyncio.sleep(0)
+        ending = [r.done for r in self.rollouts.values() if r.given_up and r.server is not None and r.server.attached]
+        if ending:
+            await asyncio.wait(ending, timeout=SETTLING)
+        if self.ledger is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLING):
+                    await self.ledger.written()
 
     def close(self) -> None:
         """Nothing more comes: whoever waits is told."""

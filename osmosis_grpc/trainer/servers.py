@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.refusals import is_permanent
+from osmosis_grpc.link.stream import PARTING
 from osmosis_grpc.trainer.attachment import Attachment
 
 log = logging.getLogger(__name__)
 
-_PARTING = 1.0
+_PARTING = 2 * PARTING
+"""Seconds that streams have to end in good order: to write their last frames, and to have them read."""
 
 
 class Servers:
