@@ -22,7 +22,7 @@ from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.pool import MAX_ATTEMPTS, Pool
 from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
@@ -41,12 +41,14 @@ def attach(
     max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0, ledger: str | Path | None = None,
     token: str = "", tls: ClientTls | None = None, listen_tokens: str | Sequence[str] = (),
     listen_tls: ServerTls | None = None, insecure: bool = False, longest_pause: float = 10.0,
+    max_attempts: int = MAX_ATTEMPTS,
 ) -> "Trainer":  # fmt: skip
     """A trainer with any number of agent servers, to be used with `async with`.
 
     `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
     a free one. A server that is away for `lost_after` seconds is lost: its rollouts run elsewhere,
-    with a higher attempt; when none is there for so long, rollouts end with Unavailable.
+    with a higher attempt; when none is there for so long, rollouts end with Unavailable. So does a
+    rollout of which servers have lost `max_attempts` attempts; a pause that grows lies between two of them.
     `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
     which may have at least one. Without `delta` every chat comes with its whole history. What is
     known of a rollout is forgotten `ttl` seconds after it was last heard of. A server that is away
@@ -71,7 +73,7 @@ def attach(
         named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
         access=Access(token=token, tls=tls, insecure=insecure),
         security=Security.of(listen_tokens, listen_tls, insecure),
-        ledger=ledger, longest_pause=longest_pause,
+        ledger=ledger, longest_pause=longest_pause, max_attempts=max_attempts,
     )  # fmt: skip
 
 
@@ -101,11 +103,11 @@ class Trainer:
     def __init__(
         self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
         delta: bool, ttl: float, access: Access, security: Security, ledger: str | Path | None = None,
-        longest_pause: float = 10.0,
+        longest_pause: float = 10.0, max_attempts: int = MAX_ATTEMPTS,
     ) -> None:  # fmt: skip
         for name, value in (
             ("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl),
-            ("longest_pause", longest_pause),
+            ("longest_pause", longest_pause), ("max_attempts", max_attempts),
         ):  # fmt: skip
             if not value > 0:
                 raise ValueError(f"{name}: {value} is not greater than 0")
@@ -120,7 +122,9 @@ class Trainer:
         self._ttl = ttl
         self._pauses = min(0.25, longest_pause), longest_pause
         self._delta = delta
-        self._options: dict[str, Any] = {"lost_after": lost_after, "max_open_chats": max_open_chats}
+        self._options: dict[str, Any] = {
+            "lost_after": lost_after, "max_open_chats": max_open_chats, "max_attempts": max_attempts,
+        }  # fmt: skip
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None

@@ -246,7 +246,7 @@ class Attachment:
         if forgotten:
             log.warning("server %s has forgotten %d rollouts; they start again", self.name, len(forgotten))
         for rollout in forgotten:
-            self._owner.restart(rollout, "the server has forgotten it")
+            self._owner.lost(rollout, f"server {self.name} has forgotten it")
 
     def _on_init_reply(self, reply: pb.InitReply) -> None:
         rollout = self.rollouts.get((reply.rollout_id, reply.attempt))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import sys
 import time
 from collections import deque
@@ -27,6 +28,10 @@ from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
 
+MAX_ATTEMPTS = 5
+"""Attempts of a rollout that agent servers may lose."""
+LOST_PAUSES = 0.25, 10.0
+"""Seconds before a lost rollout runs again: after its first loss, and at most."""
 SETTLING = 5.0
 """Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
 
@@ -35,7 +40,8 @@ class Pool:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
-        self, book: ChatBook, *, lost_after: float, max_open_chats: int, ledger: Ledger | None = None
+        self, book: ChatBook, *, lost_after: float, max_open_chats: int, max_attempts: int = MAX_ATTEMPTS,
+        ledger: Ledger | None = None,
     ) -> None:  # fmt: skip
         self.book = book
         self.ledger = ledger
@@ -46,6 +52,7 @@ class Pool:
             lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
         )  # fmt: skip
         self._completions = Completions(book, self.rollouts, self._recorded, keeps_chats=ledger is not None)
+        self._max_attempts = max_attempts
         self._queues: dict[str, deque[Rollout]] = {}
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
@@ -176,7 +183,19 @@ class Pool:
         rollout.request = replace(request, attempt=request.attempt - 1)
         self.restart(rollout, "a higher attempt was asked for")
 
-    def restart(self, rollout: Rollout, why: str) -> None:
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """See Owner. A server that loses what it accepts would otherwise cost attempts as fast as it answers."""
+        rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
+        losses = len(rollout.losses)
+        if losses < self._max_attempts or rollout.cancelled:
+            first, longest = LOST_PAUSES
+            self.restart(rollout, why, min(longest, first * 2 ** (losses - 1)) * random.uniform(0.5, 1.0))
+            return
+        name = rollout.request.rollout_id
+        self.refused(rollout, Unavailable(f"rollout {name} was lost {losses} times: {'; '.join(rollout.losses)}"))
+        self.changed()
+
+    def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
         """Run a rollout again, with a higher attempt, wherever there is room."""
         if rollout.server is not None:
             rollout.server.over(rollout)
@@ -191,7 +210,10 @@ class Pool:
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())
-        self._queue(rollout, first=True)
+        if after:
+            self._send_later(rollout, after)
+        else:
+            self._queue(rollout, first=True)
         self._loop.call_soon(self.changed)
 
     def unpin(self, together: str) -> None:
@@ -208,8 +230,10 @@ class Pool:
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
-            return
+        else:
+            self._send_later(rollout, after)
 
+    def _send_later(self, rollout: Rollout, after: float) -> None:
         def again() -> None:
             self._returning.discard(timer)
             if not rollout.done.done():
@@ -280,7 +304,7 @@ class Pool:
     def _lost(self, server: Attachment, why: str) -> None:
         """What ran on a lost server goes elsewhere."""
         for rollout in list(server.rollouts.values()):
-            self.restart(rollout, why)
+            self.lost(rollout, why)
 
     def _nobody(self, error: CallError) -> None:
         """No server is there: rollouts that wait for one end."""

@@ -1,7 +1,7 @@
 """A rollout that somebody waits for, and what its server tells about it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
@@ -37,6 +37,8 @@ class Rollout:
     """Its Init may be sent: the ledger has it, or there is none."""
     begun: bool = False
     """The ledger has it, perhaps with a lower attempt."""
+    losses: list[str] = field(default_factory=list)
+    """Why each attempt was lost, for those that an agent server lost."""
 
     async def wait_until_opened(self) -> None:
         """Wait until its Init is answered, or it is over. Raises the CallError that it is refused with."""
@@ -79,7 +81,10 @@ class Owner(Protocol):
         """There may be room for another rollout."""
 
     def restart(self, rollout: Rollout, why: str) -> None:
-        """A rollout was lost: it is to run again with a higher attempt."""
+        """Run a rollout again with a higher attempt, at once."""
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout that its server has lost again after a pause, or end it after too many attempts."""
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout was not taken; it may be sent again after some seconds."""
