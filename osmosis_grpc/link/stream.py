@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc.errors import CallError, Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from osmosis_grpc.errors import CallError, Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import careful, decoded
@@ -358,7 +358,8 @@ async def redial(
 ) -> None:  # fmt: skip
     """Connect again and again, without end: pauses grow from the first to the last, jittered.
 
-    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is.
+    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is. What `connect` raises
+    beside a CallError is a mistake of this side: redial raises it, and the supervisor of this job starts it again.
     """
     loop, pause = asyncio.get_running_loop(), pauses[0]
     while True:
@@ -367,6 +368,9 @@ async def redial(
             error = await connect()
         except CallError as raised:
             error = raised
+        except Exception as mistake:
+            told(Internal(f"this side broke off the stream: {type(mistake).__name__}: {mistake}"), pause)
+            raise
         if loop.time() - began > lasted:
             pause = pauses[0]
         told(error, pause)

@@ -13,11 +13,14 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
 from osmosis_grpc.wire.control import PROTOCOL, limits_to_wire
 
 log = logging.getLogger(__name__)
+
+DIAL = job("server.dial", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
@@ -29,10 +32,11 @@ class Attachments:
 
     def __init__(self, engine: Engine, max_metadata_bytes: int) -> None:
         self._engine = engine
+        self._supervisor = Supervisor("the agent server")
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
-        self._dialling: list[asyncio.Task[None]] = []
+        self._dialling: list[asyncio.Task[Any]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
         """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with.
@@ -65,7 +69,7 @@ class Attachments:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
-        self._dialling.append(asyncio.create_task(redial(connect, told)))
+        self._dialling.append(self._supervisor.start(DIAL, lambda: redial(connect, told)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
         """A trainer whose rollouts another process left: it has the grace period to come back."""

@@ -9,5 +9,6 @@ from osmosis_grpc.supervise.plain import call_later, child, failures, future, th
 from osmosis_grpc.supervise.supervisor import Supervisor
 
 __all__ = [
-    "Job", "OnFailure", "Supervisor", "call_later", "child", "declared", "failures", "future", "inject", "job", "thread",
+    "Job", "OnFailure", "Supervisor", "call_later", "child", "declared", "failures", "future", "inject", "job",
+    "thread",
 ]  # fmt: skip

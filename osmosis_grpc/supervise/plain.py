@@ -41,7 +41,9 @@ def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
 
 
-def thread(job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None) -> threading.Thread:
+def thread(
+    job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None
+) -> threading.Thread:
     """Call `step()` on a daemon thread until it returns False.
 
     If a step raises, a job with OnFailure.RESTART logs it and calls the next step after a backoff. Any other job ends

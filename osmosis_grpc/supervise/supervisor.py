@@ -34,6 +34,8 @@ class Supervisor:
         """How often each job has failed, by its name."""
         self.failure: BaseException | None = None
         """Why the owner has failed; None while it has not."""
+        self.failed_job = ""
+        """The name of the job whose failure that was."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -151,11 +153,11 @@ class Supervisor:
                 log.exception("%s: the failure of %s could not be reported, so it has failed", self.owner, job.name)
                 error, needed = second, True
         if needed:
-            self._fail(error)
+            self._fail(job, error)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure, self.failed_job = error, job.name
             for listener in list(self._on_failed):
                 try:
                     listener(error)
@@ -174,4 +176,3 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-

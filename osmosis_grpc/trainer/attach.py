@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc.errors import NotFound
+from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
@@ -131,7 +132,7 @@ class Trainer:
         self._book: ChatBook
         self._pool: Pool
         self._connections: Connections
-        self._sweeper: asyncio.Task[None]
+        self._supervisor: Supervisor
         self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
@@ -139,8 +140,10 @@ class Trainer:
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
+            self._supervisor = Supervisor("the trainer")
+            stack.push_async_callback(self._supervisor.close)
             if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl)
+                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()
@@ -148,8 +151,9 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._book = ChatBook(self._policy, self._ledger)
-        self._pool = Pool(self._book, **self._options, ledger=self._ledger)
+        self._book = ChatBook(self._policy, self._ledger, self._supervisor)
+        self._pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
+        self._supervisor.add_listener(self._failed)
         self._connections = Connections(
             self._pool, self._attachment, self._targets, access=self._access, security=self._security,
             pauses=self._pauses,
@@ -166,7 +170,10 @@ class Trainer:
         if self._ledger is not None:
             self._pool.restore(kept)
         await self._connections.begin()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+
+    def _failed(self, error: BaseException) -> None:
+        self._pool.fail(TrainerFailed(self._supervisor.failed_job, error))
 
     def _attachment(self, name: str, place: str) -> Attachment:
         return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
@@ -176,7 +183,6 @@ class Trainer:
             await self._pool.settle()
             self._connections.leave()
             await self._pool.servers.part()
-            self._sweeper.cancel()
             await self._connections.close()
         finally:
             self._pool.close()
@@ -223,7 +229,7 @@ class Trainer:
         stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
         Raises TypeError and InvalidArgument for a request that cannot be sent.
         """
-        with shown(progress, requests, group_size) as bar:
+        with shown(progress, requests, group_size, self._supervisor) as bar:
             run = Run(
                 self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
             )  # fmt: skip
@@ -245,7 +251,7 @@ class Trainer:
         TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
         dropped group cannot be confirmed.
         """
-        with shown(progress, requests, group_size) as bar:
+        with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
                 self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
                 on_failure=on_failure, counts=self._group_counts, progress=bar,
@@ -321,6 +327,8 @@ class Trainer:
         refused with.
         """
         await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
+        if self._pool.failure is not None:
+            raise self._pool.failure
         held = self._pool.rollouts.get(rollout_id)
         if held is not None:
             await held.wait_until_opened()
@@ -398,7 +406,5 @@ class Trainer:
             version=self._book.sampler.version,
         )  # fmt: skip
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(60.0, self._ttl / 4))
-            self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+    def _sweep(self) -> None:
+        self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)

@@ -200,8 +200,8 @@ class Attachment:
         if self._stream is not None:
             self._stream.leave()
 
-    def close(self, error: CallError) -> None:
-        """Nothing more comes from there: whoever waits is told."""
+    def close(self, error: Exception) -> None:
+        """End every wait for this server with this error."""
         self.subscriptions.close(error)
         self.cancels.close(error)
 
@@ -284,6 +284,7 @@ class Attachment:
             bare = pb.CompleteReply(rollout_id=told.rollout_id, attempt=told.attempt, result_id=told.result_id)
             bare.status.CopyFrom(refusal(error))
             self._tell("complete_reply", bare)
+            self._owner.unusable(self, told.rollout_id, told.attempt, error)
             return
         try:
             self._owner.completed(self, completion, message.completion)

@@ -6,14 +6,15 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
-from osmosis_grpc.errors import AlreadyExists, CallError, LedgerError, Unavailable
+from osmosis_grpc.errors import AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.completions import Completions
@@ -21,12 +22,15 @@ from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import init_bytes, request_of
-from osmosis_grpc.trainer.rollout import Rollout
+from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
-from osmosis_grpc.trainer.servers import Servers
+from osmosis_grpc.trainer.servers import LOST, Servers
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
+
+TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
+SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 MAX_ATTEMPTS = 5
 """Attempts of a rollout that agent servers may lose."""
@@ -40,18 +44,26 @@ class Pool:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
-        self, book: ChatBook, *, lost_after: float, max_open_chats: int, max_attempts: int = MAX_ATTEMPTS,
-        ledger: Ledger | None = None,
+        self, book: ChatBook, supervisor: Supervisor, *, lost_after: float, max_open_chats: int,
+        max_attempts: int = MAX_ATTEMPTS, ledger: Ledger | None = None,
     ) -> None:  # fmt: skip
         self.book = book
+        self.supervisor = supervisor
+        self.failure: TrainerFailed | None = None
+        """Set when the trainer has failed: every call raises it."""
+        self.runs: set[Callable[[TrainerFailed], None]] = set()
+        """Called when the trainer fails, one for each run() and groups() that is open."""
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
         self.earlier = EarlierOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
-            lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
+            supervisor, lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, stuck=self._stuck,
+            nobody=self._nobody,
         )  # fmt: skip
-        self._completions = Completions(book, self.rollouts, self._recorded, keeps_chats=ledger is not None)
+        self._completions = Completions(
+            book, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
+        )
         self._max_attempts = max_attempts
         self._queues: dict[str, deque[Rollout]] = {}
         self._loop = asyncio.get_running_loop()
@@ -67,6 +79,8 @@ class Pool:
             raise
 
     def _submit(self, request: RolloutRequest, together: str) -> Rollout:
+        if self.failure is not None:
+            raise self.failure
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
@@ -240,7 +254,10 @@ class Pool:
                 self._queue(rollout, first=True)
                 self.changed()
 
-        timer = self._loop.call_later(after, again)
+        def fail(error: BaseException) -> None:
+            self.refused(rollout, job_failed(SEND_AGAIN, error))
+
+        timer = self.supervisor.call_later(SEND_AGAIN, after, again, report=fail)
         self._returning.add(timer)
 
     def changed(self) -> None:
@@ -281,7 +298,25 @@ class Pool:
 
     def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
         """See Completions.record."""
-        self._completions.record(server, completion, told)
+        refusals: list[CallError] = []
+
+        def take() -> None:
+            try:
+                self._completions.record(server, completion, told)
+            except CallError as error:
+                refusals.append(error)
+
+        fail = partial(self._completions.fail, server, completion, TAKE)
+        self.supervisor.call(TAKE, take, report=fail)
+        if refusals:
+            raise refusals[0]
+
+    def unusable(self, server: Attachment, rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """See Owner. The server sends no other outcome, so the caller would wait for ever."""
+        rollout = self.rollouts.get(rollout_id)
+        if rollout is not None and rollout.server is server and attempt in (0, rollout.request.attempt):
+            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {server.name}: {problem}"))
+            self.changed()
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
         """A rollout's completion is recorded."""
@@ -306,6 +341,11 @@ class Pool:
         for rollout in list(server.rollouts.values()):
             self.lost(rollout, why)
 
+    def _stuck(self, server: Attachment, error: BaseException) -> None:
+        """What ran on a lost server could not be sent elsewhere."""
+        for rollout in list(server.rollouts.values()):
+            self.refused(rollout, job_failed(LOST, error))
+
     def _nobody(self, error: CallError) -> None:
         """No server is there: rollouts that wait for one end."""
         waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
@@ -329,20 +369,29 @@ class Pool:
                 async with asyncio.timeout(SETTLING):
                     await self.ledger.written()
 
+    def fail(self, failure: TrainerFailed) -> None:
+        """The trainer cannot go on: every call that waits raises this."""
+        self.failure = failure
+        for report in list(self.runs):
+            report(failure)
+        self._end(failure)
+
     def close(self) -> None:
-        """Nothing more comes: whoever waits is told."""
+        """End every call that waits with Unavailable."""
         self._closed = True
         self.earlier.report()
         for timer in self._returning:
             timer.cancel()
         self._completions.close()
-        error = Unavailable("the trainer was closed")
+        self._end(Unavailable("the trainer was closed"))
+        self.book.close()
+
+    def _end(self, error: Exception) -> None:
         self.servers.close(error)
         for rollout in self.rollouts.values():
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
-        self.book.close()
 
 
 def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import CallError, LedgerError
+from osmosis_grpc.errors import CallError, Internal, LedgerError
+from osmosis_grpc.supervise import Job
 from osmosis_grpc.types import Completion, RolloutRequest
+from osmosis_grpc.types.completion import describe
 
 if TYPE_CHECKING:
     from osmosis_grpc.trainer.attachment import Attachment
@@ -74,6 +76,11 @@ class Pin:
     started: int = 0
 
 
+def job_failed(job: Job, error: BaseException) -> Internal:
+    """Returns what the caller gets whose rollout a job has failed."""
+    return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
+
+
 class Owner(Protocol):
     """Whoever holds the attachments and the rollouts."""
 
@@ -97,3 +104,6 @@ class Owner(Protocol):
 
     def completed(self, server: "Attachment", completion: Completion, told: rollout_pb2.Completion) -> None:
         """Record a completion and tell its server, now or later; `told` is how it came. Raises CallError."""
+
+    def unusable(self, server: "Attachment", rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """End a rollout whose outcome the server was told for good that it is of no use."""
