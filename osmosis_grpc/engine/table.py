@@ -158,8 +158,8 @@ class RecordTable:
         """A record ended: it counts against the budget from now on."""
         self._live.pop(record, None)
         size = self._store.size(record.rollout_id, record.attempt)
+        self._ended_size += size - self._ended.get(record, 0)
         self._ended[record] = size
-        self._ended_size += size
         self.settled(record)
 
     @property

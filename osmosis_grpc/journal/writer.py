@@ -5,7 +5,6 @@ sooner than GATHER after the one before: a commit costs the same for one event a
 """
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Hashable, Sequence
@@ -15,8 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
 from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
+
+COMMIT = job("journal.commit", OnFailure.FAIL_OWNER, "thread")
+FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
+AFTER = job("journal.after_commit", OnFailure.REPORT, "callback")
+BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
 """Seconds between tries to write again, once that has failed."""
@@ -63,6 +68,8 @@ class Batch:
     """Done once it is committed."""
     shrinks: bool = False
     """Whether the file may give room back."""
+    done: bool = False
+    """Whether those who wait for it know how it went."""
 
 
 class Writer(Committer[Batch]):
@@ -74,7 +81,7 @@ class Writer(Committer[Batch]):
 
     def __init__(
         self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
-        told_problem: Callable[[str], None],
+        told_problem: Callable[[str], None], supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._path = path
         self._told = told
@@ -88,7 +95,7 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
-        super().__init__(database, "journal")
+        super().__init__(database, COMMIT, supervisor)
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
@@ -100,21 +107,38 @@ class Writer(Committer[Batch]):
         """Write what waits, and end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._queue.put(self._batch)
+        self._put(self._batch)
         self._end()
 
+    def broken(self, error: BaseException) -> None:
+        """Commit nothing more: what is to be written is not as it should be. Those who wait for it get the error."""
+        self._supervisor.failed(COMMIT, error, self._died)
+
     def _arm(self) -> None:
-        self._timer = self._loop.call_later(max(0.0, self._flushed + GATHER - self._loop.time()), self._flush)
+        pause = self._flushed + GATHER - self._loop.time()
+        self._timer = self._supervisor.call_later(FLUSH, pause, self._flush, report=self._died)
 
     def _flush(self) -> None:
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
         batch, self._batch = self._batch, Batch()
-        self._queue.put(batch)
+        self._put(batch)
+
+    def _fail(self, items: Sequence[Batch], error: BaseException) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._batch = self._batch, Batch()
+        self._told_problem(f"its thread has ended: {error!r}")
+        for batch in (*items, waiting):
+            self._written(batch, False)
 
     def _written(self, batch: Batch, ok: bool) -> None:
         """In the event loop: a batch is done with."""
+        if batch.done:
+            return
+        batch.done = True
         self._busy = False
         waiting = self._batch
         if not ok:
@@ -125,7 +149,7 @@ class Writer(Committer[Batch]):
         if batch.tokens:
             self._told(batch.tokens, ok)
         for then in batch.barriers:
-            then(ok)
+            self._supervisor.call(BARRIER, then, ok, report=_logged)
 
     def _patience(self) -> float | None:
         return RETRY if self._problem else None
@@ -168,11 +192,13 @@ class Writer(Committer[Batch]):
         self._tell(self._written, batch, not problem)
         if problem:
             return
-        for call in batch.after:
-            call()
-        if batch.shrinks:
-            with contextlib.suppress(sqlite3.Error):
+        try:
+            for call in batch.after:
+                call()
+            if batch.shrinks:
                 database.execute("PRAGMA incremental_vacuum(1024)").fetchall()
+        except Exception as error:  # it is committed, and another batch gives room back
+            self._tell(self._supervisor.failed, AFTER, error, _logged)
 
     def _leave_out(self, batch: Batch) -> None:
         """Write nothing of rollouts that lack an event."""
@@ -192,6 +218,10 @@ class Writer(Committer[Batch]):
         if problem != self._problem:
             self._problem = problem
             self._tell(self._told_problem, problem)
+
+
+def _logged(error: BaseException) -> None:
+    """The supervisor has logged it, and there is nobody else to tell."""
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:

@@ -25,6 +25,11 @@ from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import careful, decoded
 from osmosis_grpc.link.options import client_options
+from osmosis_grpc.supervise import OnFailure, child, job
+
+READ = job("link.read_stream", OnFailure.RAISE)
+WRITE = job("link.write_stream", OnFailure.RAISE)
+BEAT = job("link.watch_stream", OnFailure.RAISE)
 
 MAX_FRAMES = 4096
 """Frames of a message."""
@@ -136,7 +141,6 @@ class FrameStream:
         self._finishing = self._deaf = False
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         self._heard = self._sent = self._loop.time()
-        self._timer: asyncio.TimerHandle
         self._early: list[Any] = []
 
     def send(self, frame: bytes) -> None:
@@ -206,11 +210,13 @@ class FrameStream:
         `handlers` take the frames by kind; what they raise ends the stream. Raises the CallError
         that the other side, or the way to it, ended the stream with.
         """
-        reader: asyncio.Future[None] = asyncio.create_task(self._read(handlers))
-        writer: asyncio.Future[None] = asyncio.create_task(self._write())
-        self._timer = self._loop.call_later(_BEAT, self._beat)
+        reader: asyncio.Future[None] = child(READ, self._read(handlers))
+        writer: asyncio.Future[None] = child(WRITE, self._write())
+        beat: asyncio.Future[None] = child(BEAT, self._beat())
         try:
-            await asyncio.wait((reader, writer, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, writer, beat, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if beat.done() and beat.exception() is not None:
+                self.end(Internal("the stream is not watched any more; the log tells more"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
                 self._wake()
@@ -220,12 +226,13 @@ class FrameStream:
             if self._parts and writer.done():
                 await self._wait_until_read(reader)
         finally:
-            self._timer.cancel()
-            for task in (reader, writer):
+            for task in (reader, writer, beat):
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, beat, return_exceptions=True)
         if reader.done() and not reader.cancelled() and reader.exception() is not None:
             raise reader.exception()  # type: ignore[misc]
+        if not beat.cancelled() and beat.exception() is not None:
+            raise beat.exception()  # type: ignore[misc]
         if self._ended.done():
             ended: CallError | None = self._ended.result()
             return ended
@@ -329,17 +336,17 @@ class FrameStream:
             self._room.set()
         return batch
 
-    def _beat(self) -> None:
-        now = self._loop.time()
-        if now - self._heard > SILENCE:
-            self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
-            return
-        if self._writing and now - self._sent > SILENCE:
-            self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
-            return
-        if not self._writing and now - self._sent >= HEARTBEAT:
-            self.send(self._heartbeat)
-        self._timer = self._loop.call_later(_BEAT, self._beat)
+    async def _beat(self) -> None:
+        """Send heartbeats, and end the stream when the other side is silent."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            now = self._loop.time()
+            if now - self._heard > SILENCE:
+                self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
+            elif self._writing and now - self._sent > SILENCE:
+                self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
+            elif not self._writing and now - self._sent >= HEARTBEAT:
+                self.send(self._heartbeat)
 
 
 def _check_count(frames: Any) -> None:

@@ -43,8 +43,7 @@ class Writer(Committer[_Job]):
         """Whether the newest transaction could not be committed."""
         self._path = path
         self._closed = False
-        self._supervisor = supervisor
-        super().__init__(database, "ledger")
+        super().__init__(database, COMMIT, supervisor)
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements, after all that was asked before; `then` learns of it."""
@@ -63,7 +62,7 @@ class Writer(Committer[_Job]):
 
     def _put(self, job: _Job) -> None:
         if not self._closed:
-            self._queue.put(job)
+            super()._put(job)
         elif job.then is not None:
             self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._path} is closed"))
 
@@ -92,6 +91,9 @@ class Writer(Committer[_Job]):
         return [(job.then, value, None) for job, value in zip(jobs, values, strict=True)]
 
     # On the loop.
+
+    def _fail(self, items: Sequence[_Job], error: BaseException) -> None:
+        self._answer([(job.then, None, OSError(f"{COMMIT.name} has ended: {error}")) for job in items])
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         problem = next((error for _, _, error in answers if error is not None), None)
