@@ -44,9 +44,7 @@ class EventLog:
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
 
-    def append(
-        self, record: Record, kind: EventKind, then: Then | None = None, *, entry: Entry | None = None
-    ) -> None:
+    def append(self, record: Record, kind: EventKind, then: Then | None = None, *, entry: Entry | None = None) -> None:
         """Write the next event of a rollout; `then` comes after its commit, at once where that is.
 
         What `then` raises goes to `on_failed`. If append raises, nothing was written.
@@ -95,9 +93,7 @@ class EventLog:
 
     def _follow_up(self, record: Record, then: Then | None) -> None:
         if then is not None:
-            self._supervisor.call(
-                COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error)
-            )
+            self._supervisor.call(COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error))
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
         record.last_number = event.number

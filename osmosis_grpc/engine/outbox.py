@@ -56,9 +56,7 @@ class Outbox:
             self._supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
 
     def _try(self, record: Record) -> None:
-        answered = partial(
-            self._supervisor.call, TRIED, self._answered, record, report=partial(self._go_on, record)
-        )
+        answered = partial(self._supervisor.call, TRIED, self._answered, record, report=partial(self._go_on, record))
         self._call(record).add_done_callback(answered)
 
     def give_up(self, record: Record) -> None:

@@ -277,9 +277,7 @@ class Attachment:
             return
         self._accepting[record] += 1
         call, failed = self._engine.supervisor.call, self._failed
-        record.accepted.add_done_callback(
-            lambda _: call(ACCEPTED, self._tell_accepted, record, started, report=failed)
-        )
+        record.accepted.add_done_callback(lambda _: call(ACCEPTED, self._tell_accepted, record, started, report=failed))
 
     def _tell_accepted(self, record: Record, started: bool) -> None:
         self._accepting.pop(record, None)

@@ -118,7 +118,7 @@ class Ledger:
         self._ttl = ttl
         self._rollouts, self._attachments = found
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(database, path, supervisor)
+        self._writer = Writer(database, path, lock, supervisor)
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "Ledger":

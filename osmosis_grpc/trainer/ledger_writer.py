@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -38,12 +39,12 @@ class _Job(NamedTuple):
 class Writer(Committer[_Job]):
     """The one who uses a connection, from its start to close()."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path, supervisor: Supervisor) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path, lock: Lock, supervisor: Supervisor) -> None:
         self.failing = False
         """Whether the newest transaction could not be committed."""
         self._path = path
         self._closed = False
-        super().__init__(database, COMMIT, supervisor)
+        super().__init__(database, lock, COMMIT, supervisor)
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements, after all that was asked before; `then` learns of it."""
