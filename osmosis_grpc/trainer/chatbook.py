@@ -50,6 +50,11 @@ class ChatBook:
         """Whether a rollout has a book."""
         return rollout_id in self._rollouts
 
+    def expects(self, rollout_id: str) -> bool:
+        """Whether a rollout has a book, and its completion is still to be recorded."""
+        book = self._rollouts.get(rollout_id)
+        return book is not None and (book.result_id is None or book.committing is not None)
+
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
         book = self.rollout(completion.rollout_id, completion.attempt, now)

@@ -17,6 +17,7 @@ from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier import EarlierOutcomes, EndedBefore
+from osmosis_grpc.trainer.inbox import read_elsewhere
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
@@ -121,6 +122,7 @@ class RolloutClient:
         if earlier is not None:
             completion = replace(completion, from_journal=earlier)
         self._earlier.count(completion)
+        read_elsewhere(completion)
         return completion
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
