@@ -11,11 +11,11 @@ from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.absences import Absences
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.engine.whole import read_whole, refers
 from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
-from osmosis_grpc.supervise import OnFailure, Supervisor, future, job
-from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, future, job
+from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
 
 log = logging.getLogger(__name__)
@@ -87,14 +87,18 @@ class Outbox:
         assert completion is not None
         call: asyncio.Future[Outcome]
         try:
-            if not record.peer.refers:
-                completion = whole(completion, self._log.trajectory)
-            call = future(COMPLETE, record.peer.complete(completion))
+            if record.peer.refers or not refers(completion):
+                call = future(COMPLETE, record.peer.complete(completion))
+            else:
+                call = child(COMPLETE, self._complete_whole(record.peer, completion))
         except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
+
+    async def _complete_whole(self, peer: Peer, completion: Completion) -> Outcome:
+        return await peer.complete(await read_whole(completion, self._log.store))
 
     def _answered(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
         """The first try is over."""

@@ -14,7 +14,7 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.outbox import FINAL
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.whole import read_whole
 from osmosis_grpc.errors import CallError, ResourceExhausted
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Completion
@@ -79,7 +79,7 @@ class Resends:
         delay, longest = self._config.outbox_delay
         while True:
             try:
-                await peer.complete(completion if peer.refers else whole(completion, self._events.trajectory))
+                await peer.complete(completion if peer.refers else await read_whole(completion, self._events.store))
                 return
             except Exception as error:
                 pause = delay * random.uniform(0.5, 1.0)

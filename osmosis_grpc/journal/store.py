@@ -14,13 +14,15 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.database import connect
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.secrets import has_secrets
@@ -59,10 +61,17 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
     def read(self: "JournalStore", /, *args: P.args, **named: P.kwargs) -> R:
         try:
             return method(self, *args, **named)
-        except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-            raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     return read
+
+
+_UNREADABLE = (sqlite3.Error, OSError, InvalidArgument, schema.JournalError)
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"the journal cannot be read: {error}", retry_after=5.0)
 
 
 @dataclass(slots=True)
@@ -348,10 +357,33 @@ class JournalStore:
         """See Journal."""
         return self._reader.named(owner, idempotency_key)
 
-    @_reads
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
         """See Journal."""
-        return self._reader.entries(owner, after, limit)
+
+        def read(reader: Reader) -> Sequence[Entry]:
+            return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
+
+        return await self._apart(read)
+
+    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
+        """See Store."""
+        return await self._apart(lambda reader: read(reader.trajectory))
+
+    async def _apart(self, read: Callable[[Reader], R]) -> R:
+        """Read on another thread, over a connection of its own: a query on the shared one would hold up the loop."""
+
+        def reading() -> R:
+            with closing(connect(self._folder.path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                return read(Reader(database))
+
+        try:
+            return await asyncio.to_thread(reading)
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     @_reads
     def unsettled(self) -> Sequence[Entry]:
