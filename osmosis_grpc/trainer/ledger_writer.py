@@ -111,4 +111,4 @@ class Writer(Committer[_Job]):
 
     def _undone(self, then: Then, error: BaseException) -> None:
         """What follows a commit has raised: to its caller it is as if nothing had been written."""
-        then(None, LedgerError(f"what follows a commit of the ledger {self._path} has failed: {error}"))
+        then(None, LedgerError(f"{AFTER.name} of {self._path} failed: {type(error).__name__}: {error}"))
