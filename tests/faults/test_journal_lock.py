@@ -50,5 +50,5 @@ def test_a_second_server_on_one_port_is_refused(tmp_path):
     with server_process(*CALCULATOR) as (_, address):
         result = second("--grpc-port", address.rpartition(":")[2], "--state-dir", str(tmp_path / "state"))
     assert result.returncode == 2
-    assert f"cannot listen on {address}: in use" in result.stderr
+    assert f"cannot listen on {address}: the port is in use" in result.stderr
     assert "--grpc-port chooses another" in result.stderr

@@ -30,7 +30,7 @@ def test_x16_a_lock_knows_that_its_file_has_gone(tmp_path, how):
         other = Lock(folder / "lock")
         other.check()
         other.close()
-    with pytest.raises(LockLost, match="was removed|was replaced"):
+    with pytest.raises(LockLost, match=r"was (removed|replaced)"):
         lock.check()
     lock.close()
 
