@@ -125,7 +125,7 @@ class JournalStore:
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
         self._loop = asyncio.get_running_loop()
-        self._writer = Writer(found.writes, found.path, self._told, self._told_problem, supervisor)
+        self._writer = Writer(found.writes, found.path, found.lock, self._told, self._told_problem, supervisor)
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
@@ -80,7 +81,7 @@ class Writer(Committer[Batch]):
     """
 
     def __init__(
-        self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
+        self, database: sqlite3.Connection, path: Path, lock: Lock, told: Callable[[list[Token], bool], None],
         told_problem: Callable[[str], None], supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._path = path
@@ -95,7 +96,7 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
-        super().__init__(database, COMMIT, supervisor)
+        super().__init__(database, lock, COMMIT, supervisor)
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
