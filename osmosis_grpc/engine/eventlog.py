@@ -18,7 +18,6 @@ from osmosis_grpc.types.messages import text_size
 log = logging.getLogger(__name__)
 
 COMMITTED = job("engine.committed", OnFailure.REPORT, "callback")
-SHOWN = job("engine.shown", OnFailure.REPORT, "callback")
 
 Then = Callable[[Record], None]
 """What follows the commit of an event."""
@@ -110,8 +109,8 @@ class EventLog:
                 waiter.set()
             for waiter in self._waiters:
                 waiter.set()
-        except Exception as error:  # they look again after idle_interval
-            self._supervisor.failed(SHOWN, error, lambda error: None)
+        except Exception as error:  # readers look again after idle_interval
+            self._supervisor.failed(COMMITTED, error, lambda error: None)
         for sink in self._sinks:
             try:
                 sink(event)

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.supervise import Job, Supervisor
 
 Item = TypeVar("Item")
 
+CHECK_EVERY = 2.0
+"""Seconds between two looks at the lock while nothing is committed."""
 AT_ONCE = 4096
 """Items committed together, at most."""
 
@@ -20,12 +23,13 @@ class Committer(ABC, Generic[Item]):
     """Belongs to the running event loop. Its thread starts at once: what a subclass needs there is made before.
 
     `job` is its thread, with OnFailure.FAIL_OWNER: an error that a subclass does not expect ends the thread, fails the
-    supervisor's owner, and fails every item, those that come later included.
+    supervisor's owner, and fails every item, those that come later included. So does a lock that is lost.
     """
 
-    def __init__(self, database: sqlite3.Connection, job: Job, supervisor: Supervisor) -> None:
+    def __init__(self, database: sqlite3.Connection, lock: Lock, job: Job, supervisor: Supervisor) -> None:
         self._database = database
         self._loop = asyncio.get_running_loop()
+        self._lock = lock
         self._job = job
         self._supervisor = supervisor
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
@@ -64,13 +68,15 @@ class Committer(ABC, Generic[Item]):
         closing = False
         items = self._taken = []
         with suppress(queue.Empty):
-            item = self._queue.get(timeout=self._patience())
+            patience = self._patience()
+            item = self._queue.get(timeout=CHECK_EVERY if patience is None else min(patience, CHECK_EVERY))
             while item is not None:
                 items.append(item)
                 if len(items) == AT_ONCE or self._queue.empty():
                     break
                 item = self._queue.get()
             closing = item is None
+        self._lock.check()
         self._commit(items)
         self._taken = []
         return not closing

@@ -137,7 +137,7 @@ class JournalStore:
         self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
         self._loop = asyncio.get_running_loop()
         self._writer = Writer(
-            found.writes, found.path, self._told, self._told_problem, self._retention.measured, supervisor
+            found.writes, found.path, found.lock, self._told, self._told_problem, self._retention.measured, supervisor
         )
 
     def close(self) -> None:

@@ -11,10 +11,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
@@ -22,7 +24,6 @@ log = logging.getLogger(__name__)
 
 COMMIT = job("journal.commit", OnFailure.FAIL_OWNER, "thread")
 FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
-AFTER = job("journal.after_commit", OnFailure.REPORT, "callback")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
@@ -89,7 +90,7 @@ class Writer(Committer[Batch]):
     """
 
     def __init__(
-        self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
+        self, database: sqlite3.Connection, path: Path, lock: Lock, told: Callable[[list[Token], bool], None],
         told_problem: Callable[[str], None], measured: Callable[[int], None], supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._path = path
@@ -112,7 +113,7 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
-        super().__init__(database, COMMIT, supervisor)
+        super().__init__(database, lock, COMMIT, supervisor)
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
@@ -166,7 +167,7 @@ class Writer(Committer[Batch]):
         if batch.tokens:
             self._told(batch.tokens, ok)
         for then in batch.barriers:
-            self._supervisor.call(BARRIER, then, ok, report=_logged)
+            self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
     def _patience(self) -> float | None:
         if self._problem:
@@ -229,8 +230,8 @@ class Writer(Committer[Batch]):
         try:
             for call in batch.after:
                 call()
-        except Exception as error:  # it is committed all the same
-            self._tell(self._supervisor.failed, AFTER, error, _logged)
+        except Exception:  # it is committed all the same
+            log.exception("the journal %s: what follows a commit failed", self._path)
 
     def _pages(self) -> tuple[int, int]:
         """How many pages of the file are in use, and how many are free."""
@@ -286,8 +287,9 @@ class Writer(Committer[Batch]):
             self._tell(self._told_problem, problem)
 
 
-def _logged(error: BaseException) -> None:
-    """The supervisor has logged it, and there is nobody else to tell."""
+def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
+    """The one who waits at a barrier is not told that it holds."""
+    then(False)
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:

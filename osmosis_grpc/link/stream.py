@@ -52,6 +52,8 @@ SLICE = 16
 _BEAT = 5.0
 _COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
+PARTING = 5.0
+"""Seconds that the other side has to read the last frames of a side that leaves in good order."""
 
 
 class Duplex(Protocol):
@@ -87,12 +89,10 @@ class Dialled:
         self._call.cancel()
         await self._channel.close()
 
-    async def finish(self) -> None:
-        """Say that nothing more comes, and let the other side end the call."""
-        with contextlib.suppress(TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(_LAST_WORDS / 2):
-                await self._call.done_writing()
-                await self._call.code()
+    async def done_writing(self) -> None:
+        """Say that nothing more comes: the other side ends the call, once it has read everything."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.done_writing()
 
     async def read(self) -> Any:
         """See Duplex. Raises a CallError when the call ended badly."""
@@ -138,7 +138,7 @@ class FrameStream:
         self._room = asyncio.Event()
         self._room.set()
         self._idle: asyncio.Future[None] | None = None
-        self._finishing = False
+        self._finishing = self._deaf = False
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         self._heard = self._sent = self._loop.time()
         self._early: list[Any] = []
@@ -173,6 +173,11 @@ class FrameStream:
         """Let run() raise this, once what is queued has gone out."""
         if not self._ended.done():
             self._ended.set_result(error)
+
+    def leave(self) -> None:
+        """Let run() return None, once what is queued has gone out and the other side has read it."""
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     async def hello(self, *, opener: bool) -> Any:
         """The other side's hello. Its opener's is alone in its message: nothing comes before both hellos.
@@ -216,7 +221,10 @@ class FrameStream:
                 self._finishing = True
                 self._wake()
             if not reader.done():  # the writer has its last words, or the reader knows why it failed
-                await asyncio.wait({writer if self._ended.done() else reader}, timeout=_LAST_WORDS)
+                limit = PARTING if self._parts else _LAST_WORDS
+                await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
+            if self._parts and writer.done():
+                await self._wait_until_read(reader)
         finally:
             for task in (reader, writer, beat):
                 task.cancel()
@@ -226,11 +234,25 @@ class FrameStream:
         if not beat.cancelled() and beat.exception() is not None:
             raise beat.exception()  # type: ignore[misc]
         if self._ended.done():
-            ended: CallError = self._ended.result()
+            ended: CallError | None = self._ended.result()
             return ended
         if not writer.cancelled() and writer.exception() is not None:
             raise writer.exception()  # type: ignore[misc]
         return None
+
+    @property
+    def _parts(self) -> bool:
+        return self._ended.done() and self._ended.result() is None
+
+    async def _wait_until_read(self, reader: "asyncio.Future[None]") -> None:
+        """Wait until the other side has read the last frame: to cancel a call drops what is not read.
+
+        A servicer's call ends when its method returns, and drops nothing.
+        """
+        if isinstance(self._call, Dialled) and not reader.done():
+            self._deaf = True  # an answer to what comes now would find no way out
+            await self._call.done_writing()
+            await asyncio.wait({reader}, timeout=PARTING)
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -242,6 +264,8 @@ class FrameStream:
             message = await self._call.read()
             if message is grpc.aio.EOF:
                 return
+            if self._deaf:
+                continue
             self._heard = self._loop.time()
             frames = decoded(message).frames
             _check_count(frames)
@@ -341,7 +365,8 @@ async def redial(
 ) -> None:  # fmt: skip
     """Connect again and again, without end: pauses grow from the first to the last, jittered.
 
-    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is.
+    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is. What `connect` raises
+    beside a CallError is a mistake of this side: redial raises it, and the supervisor of this job starts it again.
     """
     loop, pause = asyncio.get_running_loop(), pauses[0]
     while True:
@@ -350,6 +375,9 @@ async def redial(
             error = await connect()
         except CallError as raised:
             error = raised
+        except Exception as mistake:
+            told(Internal(f"this side broke off the stream: {type(mistake).__name__}: {mistake}"), pause)
+            raise
         if loop.time() - began > lasted:
             pause = pauses[0]
         told(error, pause)

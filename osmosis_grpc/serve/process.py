@@ -91,7 +91,7 @@ async def run_process(
         if failed is not None:  # another process has to go on with what is in the journal
             limit = 0.0
             log.error("the agent server has failed: %r; it stops, with exit code 1", failed)
-            _end_after(limit)
+            end_after(limit)
         out.write("draining", limit=limit)
         log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
         await server.stop(limit)
@@ -176,14 +176,14 @@ def _stop_on_signals(limit: float) -> asyncio.Event:
         if len(seen) > 1:
             _exit_now(128 + number)
         loop.call_soon_threadsafe(stop.set)
-        _end_after(limit)
+        end_after(limit)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
     return stop
 
 
-def _end_after(limit: float) -> None:
+def end_after(limit: float) -> None:
     """End the process with exit code 1 when the drain limit is over and it still runs."""
     at = time.monotonic() + limit + EXIT_AFTER_LIMIT
 
