@@ -23,11 +23,12 @@ test: .venv/.dev ## Run the fast tests
 test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults
 
-check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, settings page, then the fast tests
+check: .venv/.dev ## Lint, type-check, import contracts, supervision, protocol lint, stubs, settings page, then the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/lint_supervision.py
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/settings.py --check
@@ -41,6 +42,7 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.housekeeping
 	$(BIN)/python -m benchmarks.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)

@@ -3,8 +3,8 @@
 A port is a Protocol; whatever has the methods is one. None of them knows a transport.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from osmosis_grpc.types import (
     ChatPurpose,
@@ -15,8 +15,13 @@ from osmosis_grpc.types import (
     EventKind,
     Outcome,
     RolloutInfo,
+    RolloutState,
     TrajectoryEvent,
 )
+
+T = TypeVar("T")
+Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
+"""Returns all committed events of a rollout, by its id and attempt."""
 
 
 class ChatModel(Protocol):
@@ -85,11 +90,18 @@ class Store(Protocol):
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
         """All rollouts' events with positions above `after`."""
 
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """Return read(trajectories); where that takes long, it is called off the event loop."""
+
     def size(self, rollout_id: str, attempt: int) -> int:
         """About how many bytes an ended rollout takes in memory."""
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Drop a rollout."""
+
+    @property
+    def live_size(self) -> int:
+        """About how many bytes the rollouts that have not ended take in memory."""
 
     @property
     def last_position(self) -> int:
@@ -116,17 +128,33 @@ class Journal(Store, Protocol):
     def named(self, owner: str, idempotency_key: str) -> str:
         """The rollout that a key names; empty when there is none."""
 
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
-        """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
+        """The owner's rollouts in order of acceptance, from after a sequence on, without completions.
+
+        Leaves out settled rollouts in other states or, with `unsettled`, all settled ones, and rollouts whose request
+        does not have the group's id anywhere. Reads off the event loop.
+        """
 
     def unsettled(self) -> Sequence[Entry]:
         """The rollouts to which something is still to happen, in order of acceptance."""
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
-        """Remember until a Unix time a cancel whose Init may still come; 0 forgets it."""
+    crashed: bool
+    """Whether the process before ended without closing the journal."""
+
+    def elapsed(self, entry: Entry) -> float:
+        """Returns for how many seconds a rollout has been accepted, without the time in which no process had it."""
+
+    def count_deaths(self, entry: Entry, deaths: int) -> None:
+        """Set how often the server's process died while a rollout's agent ran, since its last new reply."""
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """Remember for so many seconds a cancel whose Init may still come; 0 forgets it."""
 
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """What bury was told."""
+        """Returns the cancels of bury(), with the seconds that are left for each."""
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """Keep what an agent's version is made of; the newest 64 are kept."""
@@ -134,8 +162,11 @@ class Journal(Store, Protocol):
     def version(self, digest: str) -> Mapping[str, str]:
         """What an agent's version is made of; empty where it is not known."""
 
-    def sweep(self, now: float) -> None:
-        """Drop what is past its time, by Unix time, and the oldest settled rollouts beyond the budget."""
+    def sweep(self) -> None:
+        """Drop what is past its time, and the oldest settled rollouts beyond the budget, in slices.
+
+        Time is that of processes that have the journal: no jump of the wall clock makes a rollout older.
+        """
 
     @property
     def full(self) -> bool:

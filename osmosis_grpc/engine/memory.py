@@ -1,12 +1,16 @@
 """The Store port in memory."""
 
+import sys
 import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from osmosis_grpc.types import Entry, TrajectoryEvent
+from osmosis_grpc.agent.ports import Trajectories
+from osmosis_grpc.types import Entry, TrajectoryEvent, events
+
+T = TypeVar("T")
 
 PAGE = 1024
 """Events of a page."""
@@ -18,6 +22,7 @@ class _Kept:
 
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     size: int = 0
+    ended: bool = False
 
 
 class MemoryStore:
@@ -35,6 +40,8 @@ class MemoryStore:
         self._left = {0: PAGE - 1}  # positions count from 1
         """How many events of each page are kept, or are still to come."""
         self._rollouts: dict[tuple[str, int], _Kept] = {}
+        self.live_size = 0
+        """See Store."""
 
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
         """Keep an event; that is all there is to a commit here."""
@@ -50,6 +57,11 @@ class MemoryStore:
             kept = self._rollouts[key] = _Kept()
         kept.positions.append(position)
         kept.size += size
+        if type(event.kind) is events.Ended:
+            kept.ended = True
+            self.live_size -= kept.size - size
+        elif not kept.ended:
+            self.live_size += size
         return True
 
     def barrier(self, then: Callable[[bool], None]) -> None:
@@ -76,6 +88,10 @@ class MemoryStore:
                         return found
         return found
 
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """See Store. Nothing is decoded here, so it is called at once."""
+        return read(lambda rollout_id, attempt: self.events(rollout_id, attempt, 0, sys.maxsize))
+
     def size(self, rollout_id: str, attempt: int) -> int:
         """About how many bytes a rollout takes."""
         kept = self._rollouts.get((rollout_id, attempt))
@@ -86,6 +102,7 @@ class MemoryStore:
         kept = self._rollouts.pop((rollout_id, attempt), None)
         if kept is None:
             return
+        self.live_size -= 0 if kept.ended else kept.size
         for position in kept.positions:
             number, place = divmod(position, PAGE)
             self._pages[number][place] = None

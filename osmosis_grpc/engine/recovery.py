@@ -11,13 +11,17 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.runner import Runner
+from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
-from osmosis_grpc.types import Entry, events
+from osmosis_grpc.types import Entry, FailureReason, events
 
 
 class Recovery:
-    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`."""
+    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`.
+
+    After the last one `suspects.begin()` starts those that may have killed the process before.
+    """
 
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
@@ -34,6 +38,7 @@ class Recovery:
         self._log = log
         self._clock = clock
         self._callbacks = callbacks
+        self.suspects = Suspects(log, self._admit)
 
     def left_over(self) -> Sequence[Entry]:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
@@ -42,7 +47,7 @@ class Recovery:
     def go_on(self, entry: Entry, peer: Peer) -> None:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
-        elapsed = max(0.0, self._clock.time() - entry.accept_time)
+        elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
         record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
@@ -55,26 +60,62 @@ class Recovery:
                 self._outbox.put(record)
             return
         record.tenant.open += 1
+        record.counted = True
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
         else:
-            self._run(record, Recording(self._log.trajectory(record.rollout_id, record.attempt)))
+            recording = Recording(self._log.trajectory(record.rollout_id, record.attempt))
+            self._run(record, recording, self._count_deaths(entry, recording))
 
-    def _run(self, record: Record, recording: Recording) -> None:
+    def _run(self, record: Record, recording: Recording, deaths: int) -> None:
         loop = self._agent_loops.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, verdicts.cancelled(recording.cancelled))
         elif self._tombstones.dig_up(record):  # the process before did not come to use it
             self._runner.cancel(record, CANCELLED_EARLY)
-        elif recording.began and (loop is None or not loop.replayable):
-            why = "the server was started again while it ran" if loop else f"agent loop {record.agent_loop!r} is gone"
-            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
         elif loop is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
+            self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
+        elif recording.began and not loop.replayable:
+            self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
         else:
+            record.left_over = True
             if recording.began:
-                record.recording = recording
-                self._log.append(record, events.Resumed(record.last_number))
-            self._admission.reserve(beyond=True)
-            self._runner.admit(record)
+                self._resume(record, recording, deaths)
+            else:
+                self._admit(record)
+
+    def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
+        """Run an agent again, on what it was answered; alone where that has killed the process before."""
+        if deaths >= CONVICTED:
+            why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
+            reason = FailureReason.CRASHED_SERVER
+            crashed = verdicts.failed("agent", why, reason=reason, finish_reason="crashed_server")
+            self._runner.decide(record, crashed)
+            return
+        record.recording = recording
+        self._log.append(record, events.Resumed(record.last_number))
+        if deaths >= SUSPECTED:
+            self._runner.limit(record)
+            self.suspects.add(record, deaths)
+        else:
+            self.suspects.goes_before(record)
+            self._admit(record)
+
+    def _count_deaths(self, entry: Entry, recording: Recording) -> int:
+        """Returns how often the process died while this agent ran, since its last new reply, and records it."""
+        deaths = 0 if recording.progressed else entry.deaths
+        if self._journal is not None:
+            deaths += recording.ran and self._journal.crashed
+            if deaths != entry.deaths:
+                self._journal.count_deaths(entry, deaths)
+        return deaths
+
+    def _admit(self, record: Record) -> None:
+        self._admission.reserve(beyond=True)
+        record.reserved = True
+        self._runner.admit(record)
+
+    def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:
+        failed = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason="restart")
+        self._runner.decide(record, failed)

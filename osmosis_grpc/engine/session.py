@@ -27,9 +27,11 @@ from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
     InvalidArgument,
+    ReplyUnreadable,
     RolloutEndedError,
     Unavailable,
 )
+from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -50,6 +52,7 @@ from osmosis_grpc.types.tools import tool_dicts
 
 log = logging.getLogger(__name__)
 
+CHAT = job("engine.chat", OnFailure.RAISE)
 
 Told = tuple[list[Message], ChatRef | None]
 """A conversation, and the answered chat that it begins with."""
@@ -178,7 +181,7 @@ class RolloutSession:
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_ids = state.assembler.add(number, place.continues, response, purpose)
+            prompt_ids = _assemble(state.assembler, number, place.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
@@ -248,7 +251,7 @@ class RolloutSession:
 
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
         asked: Any = peer.chat(request)
-        call = asked if hasattr(asked, "cancel") else asyncio.ensure_future(asked)
+        call = asked if hasattr(asked, "cancel") else future(CHAT, asked)
         self._record.calls.add(call)
         failpoints.reach("chat.open")
         try:
@@ -354,6 +357,16 @@ class RolloutSession:
         self.open = False
         for call in list(self._record.calls):
             call.cancel()
+
+
+def _assemble(
+    assembler: Assembler, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose
+) -> int | None:
+    """Take in a reply; returns how many ids its prompt has. Raises ReplyUnreadable when it contradicts itself."""
+    try:
+        return assembler.add(number, continues, response, purpose)
+    except InvalidArgument as error:
+        raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
 
 def _told(name: str, reply: Node) -> Told:

@@ -33,11 +33,12 @@ class Folder:
 
     def _open(self, folder: Path, stack: ExitStack) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stack.callback(Lock(folder / "lock").close)
+        self.lock = Lock(folder / "lock")
+        stack.callback(self.lock.close)
         self.writes = open_database(self.path, schema.JOURNAL)
         stack.callback(self.writes.close)
-        facts = "INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0)"
-        self.writes.execute(facts, (uuid.uuid4().hex,))
+        facts = "INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0), ('clock', 0.0)"
+        made = self.writes.execute(facts, (uuid.uuid4().hex,)).rowcount
         self.secrets = Secrets(folder / "credentials")
         self.reads = connect(self.path)
         stack.callback(self.reads.close)
@@ -48,4 +49,8 @@ class Folder:
         self.last_position = max(reader.number("SELECT max(position) FROM events"), self.forgotten_position)
         last_sequence = reader.number("SELECT max(sequence) FROM rollouts")
         self.last_sequence = max(last_sequence, int(reader.fact("last_sequence") or 0))
-        self.settled_size = reader.number("SELECT sum(size) FROM rollouts WHERE settled")
+        self.clock = float(reader.fact("clock"))
+        """The journal's time, as far as the process before has recorded it."""
+        self.closed = bool(made or reader.fact("closed"))
+        """Whether the process before has closed the journal, or there was none."""
+        self.writes.execute("INSERT OR REPLACE INTO facts VALUES ('closed', 0)")

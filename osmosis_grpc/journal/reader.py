@@ -3,7 +3,7 @@
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from osmosis_grpc.wire.event import kind_from_bytes
 READ_BYTES = 1024 * 1024
 """Events are read until they have so many bytes: the event loop waits for it."""
 _SELECT = """SELECT sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop, digest,
-    accept_time, start_time, end_time, state, accepted, ended, last_number, settled FROM rollouts """
+    accept_time, start_time, end_time, state, accepted, ended, last_number, settled, accepted_at, deaths
+    FROM rollouts """
 _ALL = """SELECT position, rollout_id, attempt, number, time, kind, body FROM events JOIN rollouts USING (sequence)
     WHERE position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _OPEN = """SELECT position, sequence, length(body) FROM events
@@ -41,6 +42,15 @@ class Reader:
         except sqlite3.Error as error:
             raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What is read meanwhile is of one moment."""
+        self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
+
     def close(self) -> None:
         """Look no longer."""
         self._database.close()
@@ -62,11 +72,23 @@ class Reader:
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
-    def entries(self, owner: str, after: int, limit: int) -> list[Entry]:
-        """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
-        rows = self._database.execute(
-            _SELECT + "WHERE sequence > ? AND owner = ? ORDER BY sequence LIMIT ?", (after, owner, limit)
-        )
+    def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> list[Entry]:  # fmt: skip
+        """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
+        values: list[Any]
+        conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
+        if unsettled:
+            conditions.append("NOT settled")
+        elif states:
+            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
+            values += [state.value for state in states]
+        if group_id:  # the id is in the Accepted event as it is
+            conditions.append("(SELECT instr(body, ?) FROM events WHERE position = accepted)")
+            values.append(group_id.encode())
+        where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
+        rows = self._database.execute(_SELECT + where, (*values, limit))
         return [self._entry(row, whole=False) for row in rows.fetchall()]
 
     def unsettled(self) -> list[Entry]:
@@ -137,7 +159,7 @@ class Reader:
 
     def _entry(self, row: Sequence[Any], *, whole: bool = True) -> Entry:
         (sequence, _, _, owner, place, target, delta, tls, agent_loop, digest, accept_time, start_time, end_time,
-         state, accepted, ended, last_number, settled) = row  # fmt: skip
+         state, accepted, ended, last_number, settled, accepted_at, deaths) = row  # fmt: skip
         first = kind_from_bytes(*self._row(accepted)[2:])
         assert isinstance(first, events.Accepted)
         callback = None
@@ -154,7 +176,7 @@ class Reader:
             init=init, tools=first.tools, owner=owner, place=place, sequence=sequence, agent_loop=agent_loop,
             accept_time=accept_time, start_time=start_time, end_time=end_time, state=RolloutState(state),
             completion=completion, ended_by=ended_by, undelivered=bool(ended and not settled), settled=bool(settled),
-            last_number=last_number,
+            last_number=last_number, accepted_at=accepted_at, deaths=deaths,
         )  # fmt: skip
 
     def _row(self, position: int) -> tuple[int, float, int, bytes]:

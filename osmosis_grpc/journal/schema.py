@@ -32,11 +32,14 @@ CREATE TABLE rollouts (
     last_number INTEGER NOT NULL,
     size INTEGER NOT NULL,                 -- bytes of its events
     settled INTEGER NOT NULL DEFAULT 0,
+    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see clock.py
+    ended_at REAL,
+    deaths INTEGER NOT NULL DEFAULT 0,     -- of the server's process while its agent ran, since its last new reply
     UNIQUE (rollout_id, attempt)
 );
 CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
-CREATE INDEX rollouts_by_end ON rollouts (end_time) WHERE settled;
+CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
 
 CREATE TABLE events (
     position INTEGER PRIMARY KEY,
@@ -48,15 +51,17 @@ CREATE TABLE events (
 );
 
 CREATE TABLE tombstones (
-    owner TEXT, rollout_id TEXT, attempt INTEGER NOT NULL, until REAL NOT NULL, PRIMARY KEY (owner, rollout_id)
+    owner TEXT, rollout_id TEXT, attempt INTEGER NOT NULL,
+    until REAL NOT NULL,                   -- by the journal's clock
+    PRIMARY KEY (owner, rollout_id)
 ) WITHOUT ROWID;
 """
 
 ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop,
-    idempotency_key, digest, accept_time, state, accepted, last_number, size) VALUES {rows}"""
+    idempotency_key, digest, accept_time, state, accepted, last_number, size, accepted_at) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    positions = v.column6, last_number = v.column7, size = v.column8, settled = v.column9
+    positions = v.column6, last_number = v.column7, size = v.column8, settled = v.column9, ended_at = v.column10
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""

@@ -5,32 +5,39 @@ positions of its events, so that the table of events needs no other index. What 
 read from here by whoever asks; of what is not, memory holds the positions.
 """
 
+import asyncio
 import functools
 import json
-import logging
 import sqlite3
 import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.clock import JournalClock
+from osmosis_grpc.journal.database import connect
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
+from osmosis_grpc.journal.retention import EVENT_BYTES, Dropped, Retention
 from osmosis_grpc.journal.secrets import has_secrets
 from osmosis_grpc.journal.writer import Batch, Latest, Token, Writer
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
+RECORDED = 1.0
+"""Seconds after which the journal's time is recorded again, with the next event."""
 CACHED = 256
 """Rollouts that were asked for lately."""
-SWEPT = 200
-"""Rollouts dropped at a time."""
+CACHED_BYTES = 64 * 1024
+"""The most bytes of the Inits of one of them."""
 _FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
 _VERSION = "agent version "
 """What the names of these facts begin with."""
@@ -39,15 +46,12 @@ VERSIONS = 64
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 _REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
+_DEATHS = "UPDATE rollouts SET deaths = ? WHERE sequence = ?"
 _BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
 
 Key = tuple[str, int]
-_Dropped = tuple[int, str, int, bytes | None, int]
-"""A rollout's sequence, id and attempt, the positions of its events, and what is no longer counted, in bytes."""
 P = ParamSpec("P")
 R = TypeVar("R")
-
-log = logging.getLogger(__name__)
 
 
 def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Concatenate[JournalStore, P], R]":
@@ -56,11 +60,22 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
     @functools.wraps(method)
     def read(self: "JournalStore", /, *args: P.args, **named: P.kwargs) -> R:
         try:
-            return method(self, *args, **named)
-        except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-            raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+            try:
+                return method(self, *args, **named)
+            except schema.JournalError:  # a sweep has deleted rows between two statements, unless they are damaged
+                with self._reader.snapshot():
+                    return method(self, *args, **named)
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     return read
+
+
+_UNREADABLE = (sqlite3.Error, OSError, InvalidArgument, schema.JournalError)
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"the journal cannot be read: {error}", retry_after=5.0)
 
 
 @dataclass(slots=True)
@@ -73,7 +88,9 @@ class _Open:
     committed: int = 0
     """How many of its events are."""
     size: int = 0
+    """Bytes that its events take in the file, about."""
     start_time: float | None = None
+    ended: bool = False
     settled: bool = False
     """Its last event is written."""
 
@@ -81,32 +98,53 @@ class _Open:
 class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
-    def __init__(self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3) -> None:
+    def __init__(
+        self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3,
+        supervisor: Supervisor | None = None, monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._folder = found = Folder(folder)
+        try:
+            self._clock = JournalClock(found.clock, monotonic)
+            self._begin(found, record_ttl, budget, supervisor or Supervisor("the journal"))
+        except BaseException:
+            found.close()
+            raise
+
+    def _begin(self, found: Folder, record_ttl: float, budget: int, supervisor: Supervisor) -> None:
         self._database, self._secrets = found.reads, found.secrets
         self._reader = Reader(found.reads)
         self.journal_id = found.journal_id
         self.forgotten_position, self.last_sequence = found.forgotten_position, found.last_sequence
         self.last_position = self._written = found.last_position
-        self._size = found.settled_size
-        """Bytes of the events of what is settled."""
+        self.crashed = not found.closed
+        """Whether the process before ended without closing the journal."""
+        self._recorded = found.clock
+        """The journal's time that is written."""
         self.durable = True
         self.problem = ""
         self.told_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
         self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        self._ttl = record_ttl
         self._budget = budget
         self._open_size = 0
-        """Bytes of the events of what is not."""
+        """Bytes that the rollouts that are not settled take in the file, about."""
+        self._live_size = 0
+        """Of these, what those take that have not ended."""
         self._open: dict[Key, _Open] = {}
         self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
-        self._writer = Writer(self._folder.writes, self._folder.path, self._told, self._told_problem)
+        self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(
+            found.writes, found.path, found.lock, self._told, self._told_problem, self._retention.measured, supervisor
+        )
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
+        self._retention.close()
+        self._record_clock(self._clock.now())
+        self._writer.batch().latest["closed"] = Latest(_FACT, ("closed", 1))
         self._writer.close()
         self._folder.close()
 
@@ -115,6 +153,14 @@ class JournalStore:
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
         """See Store. `size` is of no use here."""
         number, body = kind_to_bytes(event.kind)
+        try:
+            self._append(event, number, body, token, entry)
+        except Exception as error:  # rows and positions may no longer agree: nothing more is committed
+            self._writer.broken(error)
+            self._loop.call_soon(self.committed, [token], False)
+        return False
+
+    def _append(self, event: TrajectoryEvent, number: int, body: bytes, token: Any, entry: Entry | None) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
@@ -124,14 +170,15 @@ class JournalStore:
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
-        rollout.size += len(body)
-        self._open_size += len(body)
+        self._grow(rollout, len(body) + EVENT_BYTES)
+        now = self._clock.now()
+        if now >= self._recorded + RECORDED:
+            self._record_clock(now)
         batch.rows[schema.EVENT].append((position, rollout.sequence, event.number, event.time, number, body))
         batch.tokens.append((rollout, position, token))
         note = _NOTES.get(type(event.kind))
         if note is not None:
             note(self, batch, rollout, event)
-        return False
 
     def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
         init, request = entry.init, entry.init.request
@@ -139,7 +186,7 @@ class JournalStore:
         batch.rows[schema.ACCEPT].append((
             entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
             entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, RolloutState.ACCEPTED.value,
-            position, 1, 0,
+            position, 1, 0, self._clock.now(),
         ))  # fmt: skip
         if has_secrets(init):
             batch.before.append(lambda: self._secrets.put(init))
@@ -151,9 +198,11 @@ class JournalStore:
         assert isinstance(event.kind, events.Ended)
         completion = event.kind.completion
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
+        rollout.ended = True
+        self._live_size -= rollout.size
         batch.rows[schema.END].append((
             rollout.sequence, completion.status.value, rollout.start_time, event.time, rollout.positions[-1],
-            rollout.positions.tobytes(), event.number, rollout.size, rollout.settled,
+            rollout.positions.tobytes(), event.number, rollout.size, rollout.settled, self._clock.now(),
         ))  # fmt: skip
         if rollout.settled:
             batch.after.append(lambda: self._secrets.drop(*rollout.key))
@@ -174,8 +223,13 @@ class JournalStore:
         values = (entry.place, *_address(init), entry.sequence)
         self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
+    def count_deaths(self, entry: Entry, deaths: int) -> None:
         """See Journal."""
+        self._writer.batch().statements.append((_DEATHS, (deaths, entry.sequence)))
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """See Journal."""
+        until = self._clock.now() + seconds if seconds > 0 else 0.0
         self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, (owner, rollout_id, attempt, until))
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
@@ -189,63 +243,57 @@ class JournalStore:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Store. What cannot be read now is left to the sweep."""
-        rollout = self._open.pop((rollout_id, attempt), None)
-        self._open_size -= rollout.size if rollout else 0
+        rollout = self._open.get((rollout_id, attempt))
+        if rollout is not None:
+            self._close(rollout)
         with suppress(sqlite3.Error):
-            self._drop(self._database.execute(
-                "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
+            rows = self._database.execute(
+                "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
                 "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
-            ).fetchall())  # fmt: skip
+            ).fetchall()  # fmt: skip
+            self._drop([Dropped(*row) for row in rows])
+            if rows:
+                self._secrets.drop(rollout_id, attempt)
 
-    def sweep(self, now: float) -> None:
-        """See Journal. What cannot be read now is swept another time."""
-        try:
-            self._drop(self._overdue(now))
-        except sqlite3.Error as error:
-            log.warning("the journal %s cannot be read: %s; nothing is dropped", self._folder.path, error)
+    def sweep(self) -> None:
+        """See Journal."""
+        now = self._clock.now()
+        self._record_clock(now)
         self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+        self._retention.sweep()
 
-    def _overdue(self, now: float) -> list[_Dropped]:
-        statement = "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts WHERE settled AND end_time < ?"
-        statement += " ORDER BY end_time LIMIT ?"
-        overdue: list[_Dropped] = self._database.execute(statement, (now - self._ttl, SWEPT)).fetchall()
-        beyond = self._size + self._open_size - self._budget - sum(row[4] for row in overdue)
-        if beyond > 0:
-            oldest = self._database.execute(statement, (now, SWEPT)).fetchall()
-            for row in oldest[len(overdue) :]:
-                if beyond <= 0:
-                    break
-                overdue.append(row)
-                beyond -= row[4]
-        return overdue
+    def _record_clock(self, now: float) -> None:
+        self._recorded = now
+        self._writer.batch().latest["clock"] = Latest(_FACT, ("clock", now))
 
-    def _drop(self, rows: Sequence[_Dropped]) -> None:
-        """Delete rollouts, the room they took given back."""
-        statements: list[tuple[str, tuple[Any, ...]]] = []
-        highest = self.forgotten_position
-        dropped = []
-        for sequence, rollout_id, attempt, positions, size in rows:
-            if sequence in self._dropping:
-                continue
-            dropped.append(sequence)
-            self._dropping[sequence] = rollout_id
-            places = array("Q", positions or b"")
-            if positions is None:
-                statements.append(("DELETE FROM events WHERE sequence = ?", (sequence,)))
-            statements += [("DELETE FROM events WHERE position = ?", (place,)) for place in places]
-            statements.append(("DELETE FROM rollouts WHERE sequence = ?", (sequence,)))
-            highest = max([highest, *places[-1:]])
-            self._size -= size
-            self._found.pop(rollout_id, None)
-            self._secrets.drop(rollout_id, attempt)
-        if statements:
-            self.forgotten_position = highest
-            statements.append((_FACT, ("forgotten_position", highest)))
-            statements.append((_FACT, ("last_sequence", self.last_sequence)))
-            batch = self._writer.batch()
-            batch.statements += statements
-            batch.after.append(lambda: self._dropped(dropped))
-            batch.shrinks = True
+    def _grow(self, rollout: _Open, size: int) -> None:
+        rollout.size += size
+        self._open_size += size
+        self._live_size += 0 if rollout.ended else size
+
+    def _drop(self, rows: Sequence[Dropped]) -> None:
+        """Delete rollouts. The room they took is given back some time after that."""
+        rows = [row for row in rows if row.sequence not in self._dropping]
+        if not rows:
+            return
+        places = array("Q")
+        batch = self._writer.batch()
+        for row in rows:
+            self._dropping[row.sequence] = row.rollout_id
+            self._found.pop(row.rollout_id, None)
+            if row.positions is None:
+                batch.statements.append(("DELETE FROM events WHERE sequence = ?", (row.sequence,)))
+            else:
+                places.frombytes(row.positions)
+        sequences = [row.sequence for row in rows]
+        self.forgotten_position = max([self.forgotten_position, *places])
+        batch.statements += [
+            ("DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))", (json.dumps(places.tolist()),)),
+            ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
+            (_FACT, ("forgotten_position", self.forgotten_position)), (_FACT, ("last_sequence", self.last_sequence)),
+        ]  # fmt: skip
+        batch.after.append(lambda: self._dropped(sequences))
+        batch.shrinks = True
 
     def _dropped(self, sequences: Sequence[int]) -> None:
         """In the writer's thread: they are deleted."""
@@ -254,6 +302,13 @@ class JournalStore:
 
     def _told(self, tokens: list[Token], ok: bool) -> None:
         """Something was committed, or cannot be."""
+        try:
+            self._note(tokens, ok)
+        except Exception as error:
+            self._writer.broken(error)
+        self.committed([token for _, _, token in tokens], ok)
+
+    def _note(self, tokens: list[Token], ok: bool) -> None:
         for rollout, position, _ in tokens:
             assert isinstance(rollout, _Open)
             if ok:
@@ -264,23 +319,20 @@ class JournalStore:
                 if not rollout.committed:  # it was refused
                     self._secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
-                self._close(rollout, ok)
+                self._close(rollout)
             if self._found:
                 self._found.pop(rollout.key[0], None)
-        self.committed([token for _, _, token in tokens], ok)
 
-    def _close(self, rollout: _Open, kept: bool) -> None:
+    def _close(self, rollout: _Open) -> None:
         """Nothing more comes of a rollout."""
         if self._open.get(rollout.key) is rollout:
             del self._open[rollout.key]
             self._open_size -= rollout.size
-            self._size += rollout.size if kept else 0
+            self._live_size -= 0 if rollout.ended else rollout.size
 
     def _told_problem(self, problem: str) -> None:
         self.problem = problem
         self._dropping.clear()  # what was to be deleted may be there still: it is asked for again
-        with suppress(sqlite3.Error):  # a disk that cannot be read, either
-            self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
         self.told_problem(problem)
 
     # What is read.
@@ -311,7 +363,8 @@ class JournalStore:
         found = self._found.get(rollout_id)
         if found is None:
             found = [self._told_secrets(entry) for entry in self._reader.find(rollout_id)]
-            if found and rollout_id not in self._dropping.values():
+            small = sum(entry.init.size for entry in found) <= CACHED_BYTES
+            if found and small and rollout_id not in self._dropping.values():
                 self._found[rollout_id] = found
                 if len(self._found) > CACHED:
                     self._found.popitem(last=False)
@@ -322,10 +375,35 @@ class JournalStore:
         """See Journal."""
         return self._reader.named(owner, idempotency_key)
 
-    @_reads
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
         """See Journal."""
-        return self._reader.entries(owner, after, limit)
+
+        def read(reader: Reader) -> Sequence[Entry]:
+            return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
+
+        return await self._apart(read)
+
+    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
+        """See Store."""
+        return await self._apart(lambda reader: read(reader.trajectory))
+
+    async def _apart(self, read: Callable[[Reader], R]) -> R:
+        """Read on another thread, over a connection of its own: a query on the shared one would hold up the loop."""
+
+        def reading() -> R:
+            with closing(connect(self._folder.path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                reader = Reader(database)
+                with reader.snapshot():
+                    return read(reader)
+
+        try:
+            return await asyncio.to_thread(reading)
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     @_reads
     def unsettled(self) -> Sequence[Entry]:
@@ -334,20 +412,24 @@ class JournalStore:
         opened: dict[int, _Open] = {}
         for sequence, entry in entries.items():
             key = entry.init.request.rollout_id, entry.init.request.attempt
-            opened[sequence] = self._open[key] = _Open(sequence, key, start_time=entry.start_time)
+            opened[sequence] = self._open[key] = _Open(
+                sequence, key, start_time=entry.start_time, ended=entry.end_time is not None
+            )
         for position, sequence, size in self._reader.open_events():
             rollout = opened[sequence]
             rollout.positions.append(position)
             rollout.committed += 1
-            rollout.size += size
-            self._open_size += size
+            self._grow(rollout, size + EVENT_BYTES)
         self._secrets.keep(rollout.key for rollout in opened.values())
         return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
 
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
-        return self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
+        now = self._clock.now()
+        return self._database.execute(
+            "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
+        ).fetchall()
 
     @_reads
     def version(self, digest: str) -> Mapping[str, str]:
@@ -359,6 +441,15 @@ class JournalStore:
     def full(self) -> bool:
         """See Journal."""
         return self._open_size > self._budget
+
+    @property
+    def live_size(self) -> int:
+        """See Store: a live rollout has its messages and tokens in memory, and their copies in a sample."""
+        return 2 * self._live_size
+
+    def elapsed(self, entry: Entry) -> float:
+        """See Journal."""
+        return max(0.0, self._clock.now() - entry.accepted_at)
 
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""

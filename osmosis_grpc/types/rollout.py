@@ -67,6 +67,10 @@ class Entry:
     """No further event is possible."""
     last_number: int = 0
     """Of its newest committed event."""
+    accepted_at: float = 0.0
+    """By the journal's clock, which stands still while no process has the journal."""
+    deaths: int = 0
+    """How often the server's process died while its agent ran, since its last new reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def counts(h):
 
 
 async def kept(h):
-    return [row.rollout_id for row in h.engine.rollouts.page("me")[0]]
+    return [row.rollout_id for row in (await h.engine.rollouts.page("me"))[0]]
 
 
 async def test_no_more_than_max_concurrent_run(hosting):
@@ -188,18 +188,26 @@ async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
         assert h.engine.log.store.events("r0", 1, 0, 10) == []
 
 
-async def test_what_runs_does_not_count_and_does_not_go(hosting):
+async def test_x07_what_runs_counts_and_does_not_go(hosting):
+    """Settled rollouts go for its sake; what is above the budget then is refused until something has ended."""
     gates = Gates()
-    async with hosting(gates, memory_budget=40_000) as h:
-        record = await h.start("live", messages=[TEXT] * 10)
+    async with hosting(gates, memory_budget=140_000) as h:
         for n in range(6):
             gates.let_go(f"r{n}")
             await h.run(f"r{n}", messages=[TEXT])
-        assert "live" in await kept(h)
+        record = await h.start("live", messages=[TEXT] * 10)
+        await h.start("also", messages=[TEXT] * 10)
+        with pytest.raises(ResourceExhausted, match="memory_budget of 140000 bytes is full") as raised:
+            await h.init("more", messages=[TEXT])
+        assert await kept(h) == ["live", "also"]
+        assert raised.value.retry_after > 0
         gates.let_go("live")
-        await h.until(lambda: h.trainer.completions[-1].rollout_id == "live")
+        gates.let_go("also")
+        await h.until(lambda: len(h.trainer.completions) == 8)
         assert record.completion.status is CompletionStatus.COMPLETED
         assert h.trainer.results("live") == [record.completion.result_id]
+        gates.let_go("more")
+        assert (await h.run("more", messages=[TEXT])).status is CompletionStatus.COMPLETED
 
 
 async def test_undelivered_ones_never_go_and_fill_the_server(hosting):
@@ -255,7 +263,7 @@ async def test_what_has_ended_is_kept_for_its_time(hosting):
         await asyncio.sleep(0.06)
         assert await h.init("r1") == (record, False)
         h.clock.ahead += 11.0
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r1")
         assert h.engine.log.store.events("r1", 1, 0, 10) == []
@@ -285,14 +293,14 @@ async def test_rollouts_are_listed_in_pages(hosting):
         await h.start("theirs", owner="another")
         pages, place = [], 0
         while True:
-            rows, place = h.engine.rollouts.page("me", place, 3)
+            rows, place = await h.engine.rollouts.page("me", place, 3)
             pages.append([row.rollout_id for row in rows])
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        queued, _ = h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
+        queued, _ = await h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
         assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
-        assert [row.rollout_id for row in h.engine.rollouts.page("another")[0]] == ["theirs"]
+        assert [row.rollout_id for row in (await h.engine.rollouts.page("another"))[0]] == ["theirs"]
 
 
 # Several tenants
