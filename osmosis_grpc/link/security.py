@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from osmosis_grpc.errors import PermissionDenied, Unauthenticated
 from osmosis_grpc.link.handlers import metadata_value
@@ -17,14 +18,19 @@ class Security:
 
     tokens: Tokens = field(default_factory=Tokens)
     """Callers show one of these; without any nobody is asked for one."""
+    admin: Tokens = field(default_factory=Tokens)
+    """Callers who control the server show one of these; they are accepted as callers, too."""
     tls: ServerTls | None = None
     insecure: bool = False
     """Whether a public address may do without."""
 
     @classmethod
-    def of(cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False) -> "Security":
+    def of(
+        cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False, *,
+        admin: str | Sequence[str] = (),
+    ) -> "Security":  # fmt: skip
         """From tokens as text. Raises ValueError for one that is none."""
-        return cls(tokens=Tokens(tokens), tls=tls, insecure=insecure)
+        return cls(tokens=Tokens(tokens), admin=Tokens(admin), tls=tls, insecure=insecure)
 
     @property
     def authenticates(self) -> bool:
@@ -50,6 +56,24 @@ class Security:
             "--token or --tls-client-ca to say who may call, or --insecure"
         )
 
+    def check_admin(self, context: Any) -> None:
+        """Refuse a call that controls the server to anyone but an administrator. Raises PermissionDenied.
+
+        An administrator shows a token of `admin`. Where there is none and nobody is asked for a credential, every
+        caller on this machine is one.
+        """
+        if self.admin:
+            if self.admin.owner(metadata_value(context, "authorization")) is None:
+                raise PermissionDenied("this call needs an administrator's token")
+        elif self.authenticates:
+            raise PermissionDenied(
+                "this call needs an administrator's token, and this server has none: start it with --admin-token-file"
+            )
+        elif not is_loopback(peer_host(context.peer())):
+            raise PermissionDenied(
+                "without an administrator's token (--admin-token-file) only callers on the server's machine may do this"
+            )
+
     def guard(self) -> "Guard | None":
         """What every call has to pass; None when any call may."""
         return Guard(self) if self.authenticates else None
@@ -60,6 +84,7 @@ class Guard:
 
     def __init__(self, security: Security, *, callbacks: bool = False) -> None:
         self._tokens = security.tokens
+        self._admin = security.admin
         self._callbacks = callbacks
 
     def __call__(self, context: Any) -> str:
@@ -67,12 +92,17 @@ class Guard:
         if not self._tokens:
             return certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
-        owner = self._tokens.owner(given)
+        owner = self._tokens.owner(given) or self._admin.owner(given)
         if owner is None and self._callbacks and self._tokens.made(given):
             owner = "callback"
         if owner is None:
             raise Unauthenticated(WRONG)
         return owner
+
+
+def peer_host(peer: str) -> str:
+    """The address in what grpc calls a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
 
 
 def check_for_rollout(credential: str, rollout_id: str) -> None:

@@ -82,6 +82,10 @@ class Attachments:
         for attachment in self._open():
             attachment.tell_draining()
 
+    def end_drain(self) -> None:
+        """Take new rollouts again: the windows open."""
+        self._grant()
+
     async def close(self) -> None:
         """Say so, and let the streams end."""
         parked = self._engine.shutdown.parked

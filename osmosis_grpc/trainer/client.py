@@ -189,9 +189,12 @@ class RolloutClient:
         """Who the server is, what it hosts and what it can take."""
         return await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest())  # type: ignore[no-any-return]
 
-    async def drain(self) -> pb.DrainResponse:
-        """Let the server take no new work and finish what it has."""
-        return await self._call(self._stub.Drain, pb.DrainRequest())  # type: ignore[no-any-return]
+    async def drain(self, *, cancel: bool = False) -> pb.DrainResponse:
+        """Let the server take no new work and finish what it has; with `cancel`, let it take new work again.
+
+        Needs an administrator's token (`serve --admin-token-file`), or a server on this machine that asks for none.
+        """
+        return await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel))  # type: ignore[no-any-return]
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:
