@@ -27,15 +27,18 @@ log = logging.getLogger("osmosis_gateway")
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.console import logs
-    from osmosis_grpc.settings import by_source, command_settings, unknown_variables
+    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, shown_secrets, unknown_variables
 
     try:
         settings = command_settings(line)
     except ValueError as error:
         _usage(str(error))
+    forget_secrets()
     with logs.configured(settings.server.log_level):
         for name, nearest in unknown_variables():
             log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+        for flag, file in shown_secrets(line):
+            log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
         try:
             security, access = _checked(settings)
             asyncio.run(_run(settings, security, access))
@@ -63,7 +66,7 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
     access = access_of(
-        client.token.get_secret_value() if client.token else "", client.ca, client.cert, client.key, tls=client.tls,
+        client.secret("token"), client.ca, client.cert, client.key, tls=client.tls,
         insecure=options.insecure, names=("--target-token", "--target"),
     )  # fmt: skip
     access.check_target(client.target)

@@ -128,8 +128,7 @@ async def stand_alone(
     guard = security or Security()
     guard = replace(guard, tokens=guard.tokens or tokens_of(known))
     guard.check_host(host)
-    shown = known.client.token.get_secret_value() if known.client.token else ""
-    dialled = access or Access(token=shown)
+    dialled = access or Access(token=known.client.secret("token"))
     loopback = is_loopback(host)
     async with (
         Calls(known.client, checked_only=True) as calls,

@@ -41,12 +41,14 @@ DRAIN_RETRY_AFTER = 5.0
 
 
 class Acceptance:
-    """Takes Inits in. `callbacks` is the tenant of those with a callback; `spawn` starts a task of the engine's."""
+    """Takes Inits in. `callbacks` gives the tenant of an owner's callbacks; `spawn` starts a task of the
+    engine's.
+    """
 
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
         table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
-        shutdown: Shutdown, callbacks: Tenant, provenance: Provenance, spawn: Callable[..., None],
+        shutdown: Shutdown, callbacks: Callable[[str], Tenant], provenance: Provenance, spawn: Callable[..., None],
     ) -> None:  # fmt: skip
         self._provenance = provenance
         self._agent_loops = agent_loops
@@ -80,15 +82,15 @@ class Acceptance:
         name = self._agent_loop(request.agent_loop)
         if self._shutdown.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
-        if self._table.full:
+        if not self._table.has_room(owner):
             raise ResourceExhausted("the budget is full of undelivered completions", retry_after=5.0)
         if self._log.store.problem:
             raise self._unwritable()
         own = own_copy(request)
-        self._admission.reserve()
+        self._admission.reserve(owner)
         now = self._clock.monotonic()
         record = Record(
-            init, owner, peer, peer.tenant or self._callbacks, self._clock.time(), Meter(now),
+            init, owner, peer, peer.tenant or self._callbacks(owner), self._clock.time(), Meter(now),
             asyncio.get_running_loop().create_future(),
             agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )  # fmt: skip
@@ -131,7 +133,7 @@ class Acceptance:
         record.peer, record.init = peer, init
         if self._journal is not None and not record.settled:
             self._journal.repoint(record.entry())
-        tenant = peer.tenant or self._callbacks
+        tenant = peer.tenant or self._callbacks(record.owner)
         if tenant is not record.tenant and record.live:
             record.tenant.open -= 1
             tenant.open += 1
@@ -188,7 +190,7 @@ class Acceptance:
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
             self._runner.admit(record)
             return
-        self._admission.release()
+        self._admission.release(record.owner)
         if cancelled:
             self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
         elif self._shutdown.closing:  # it waits in the journal for the next process
@@ -200,7 +202,7 @@ class Acceptance:
         """Keep nothing of a rollout that was not accepted."""
         self._table.remove(record)
         let_go(self._agent_loops[record.agent_loop], record)
-        self._admission.release()
+        self._admission.release(record.owner)
         record.tenant.open -= 1
         self._shutdown.changed()
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):

@@ -1,6 +1,6 @@
 """Going on with what another process left in the journal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, Journal
@@ -22,7 +22,7 @@ class Recovery:
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
         tombstones: Tombstones, admission: Admission, runner: Runner, outbox: Outbox, log: EventLog, clock: Clock,
-        callbacks: Tenant,
+        callbacks: Callable[[str], Tenant],
     ) -> None:  # fmt: skip
         self._agent_loops = agent_loops
         self._journal = journal
@@ -43,7 +43,7 @@ class Recovery:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
         elapsed = max(0.0, self._clock.time() - entry.accept_time)
-        record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
+        record = Record.of(entry, peer, peer.tenant or self._callbacks(entry.owner), now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
@@ -76,5 +76,5 @@ class Recovery:
             if recording.began:
                 record.recording = recording
                 self._log.append(record, events.Resumed(record.last_number))
-            self._admission.reserve(beyond=True)
+            self._admission.reserve(record.owner, beyond=True)
             self._runner.admit(record)

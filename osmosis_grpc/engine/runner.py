@@ -225,8 +225,7 @@ class Runner:
         self._log.append(record, events.Ended(completion, by), ended)
 
     def _free_slot(self, record: Record) -> None:
-        following = self._admission.leave(record.tenant)
-        if following is not None:
+        for following in self._admission.leave(record):
             self._start(following)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from osmosis_grpc.agent.ports import Clock, Journal, Store
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, Unavailable
 from osmosis_grpc.types import Entry, RolloutRequest
 
@@ -36,7 +37,7 @@ class RecordTable:
         self._last_sequence = journal.last_sequence if journal is not None else 0
         self._live: dict[Record, None] = {}
         self._ended: dict[Record, int] = {}
-        self._ended_size = 0
+        self._ended_sizes = Shares(config.memory_budget)
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
 
@@ -135,7 +136,7 @@ class RecordTable:
                 self._aliases.pop((record.owner, key), None)
         self._by_sequence.pop(record.sequence, None)
         self._live.pop(record, None)
-        self._ended_size -= self._ended.pop(record, 0)
+        self._ended_sizes.add(record.owner, -self._ended.pop(record, 0))
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
         """Refuse a key that names another rollout, and a rollout that has another key."""
@@ -159,17 +160,16 @@ class RecordTable:
         self._live.pop(record, None)
         size = self._store.size(record.rollout_id, record.attempt)
         self._ended[record] = size
-        self._ended_size += size
+        self._ended_sizes.add(record.owner, size)
         self.settled(record)
 
-    @property
-    def full(self) -> bool:
-        """Whether even without everything that may go the budget is spent."""
-        return self._overdrawn or (self._journal is not None and self._journal.full)
+    def has_room(self, owner: str) -> bool:
+        """Whether the budgets have room for another rollout of an owner's, everything dropped that may go."""
+        return self._ended_sizes.room(owner) and (self._journal is None or self._journal.has_room(owner))
 
     @property
     def _overdrawn(self) -> bool:
-        return self._ended_size > self._config.memory_budget
+        return self._ended_sizes.total > self._config.memory_budget
 
     def make_room(self) -> None:
         """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -69,6 +69,7 @@ class _Open:
 
     sequence: int
     key: Key
+    owner: str
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are."""
@@ -99,6 +100,8 @@ class JournalStore:
         self._budget = budget
         self._open_size = 0
         """Bytes of the events of what is not."""
+        self._open_sizes: Counter[str] = Counter()
+        """The same by owner."""
         self._open: dict[Key, _Open] = {}
         self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
         self._dropping: dict[int, str] = {}
@@ -119,13 +122,13 @@ class JournalStore:
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key)
+            rollout = self._open[key] = _Open(entry.sequence, key, entry.owner)
             self._accept(batch, entry, position)
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
         rollout.size += len(body)
-        self._open_size += len(body)
+        self._count_open(rollout.owner, len(body))
         batch.rows[schema.EVENT].append((position, rollout.sequence, event.number, event.time, number, body))
         batch.tokens.append((rollout, position, token))
         note = _NOTES.get(type(event.kind))
@@ -190,7 +193,8 @@ class JournalStore:
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Store. What cannot be read now is left to the sweep."""
         rollout = self._open.pop((rollout_id, attempt), None)
-        self._open_size -= rollout.size if rollout else 0
+        if rollout is not None:
+            self._count_open(rollout.owner, -rollout.size)
         with suppress(sqlite3.Error):
             self._drop(self._database.execute(
                 "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
@@ -273,7 +277,7 @@ class JournalStore:
         """Nothing more comes of a rollout."""
         if self._open.get(rollout.key) is rollout:
             del self._open[rollout.key]
-            self._open_size -= rollout.size
+            self._count_open(rollout.owner, -rollout.size)
             self._size += rollout.size if kept else 0
 
     def _told_problem(self, problem: str) -> None:
@@ -334,13 +338,13 @@ class JournalStore:
         opened: dict[int, _Open] = {}
         for sequence, entry in entries.items():
             key = entry.init.request.rollout_id, entry.init.request.attempt
-            opened[sequence] = self._open[key] = _Open(sequence, key, start_time=entry.start_time)
+            opened[sequence] = self._open[key] = _Open(sequence, key, entry.owner, start_time=entry.start_time)
         for position, sequence, size in self._reader.open_events():
             rollout = opened[sequence]
             rollout.positions.append(position)
             rollout.committed += 1
             rollout.size += size
-            self._open_size += size
+            self._count_open(rollout.owner, size)
         self._secrets.keep(rollout.key for rollout in opened.values())
         return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
 
@@ -359,6 +363,18 @@ class JournalStore:
     def full(self) -> bool:
         """See Journal."""
         return self._open_size > self._budget
+
+    def has_room(self, owner: str) -> bool:
+        """See Journal."""
+        if not self.full:
+            return True
+        return self._open_sizes[owner] < self._budget // len({*self._open_sizes, owner})
+
+    def _count_open(self, owner: str, size: int) -> None:
+        self._open_size += size
+        left = self._open_sizes[owner] = self._open_sizes[owner] + size
+        if not left:
+            del self._open_sizes[owner]
 
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""
