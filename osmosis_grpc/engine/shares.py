@@ -5,9 +5,9 @@ class Shares:
     """How much of a limit each owner uses. One owner alone may use all of it.
 
     Nothing is taken back from an owner who used it before others came. So an owner who has less than an even share
-    gets more even where the limit is reached, up to that share, and until twice the limit is used by all together.
-    Everybody else waits until less than the limit is used. In this way the uses move towards even shares.
-    `per_owner` is the most that any owner may use, whatever is left.
+    gets more also where the limit is reached, up to that share; everybody else waits until less than the limit is used.
+    In this way the uses move towards even shares. Meanwhile two owners use at most 1 + 1/2 of the limit together, three
+    1 + 1/2 + 1/3. `per_owner` is the most that any owner may use, whatever is left.
     """
 
     def __init__(self, limit: int, per_owner: int | None = None) -> None:
@@ -35,9 +35,13 @@ class Shares:
         others = len(self._used) - (owner in self._used)
         return max(1, self.limit // (others + 1))
 
+    def beyond(self) -> set[str]:
+        """The owners who use more than their share."""
+        return {owner for owner, used in self._used.items() if used > self.share(owner)}
+
     def room(self, owner: str) -> bool:
         """Whether an owner may use more."""
         used = self._used.get(owner, 0)
         if self._per_owner is not None and used >= self._per_owner:
             return False
-        return self.total < self.limit or (used < self.share(owner) and self.total < 2 * self.limit)
+        return self.total < self.limit or used < self.share(owner)

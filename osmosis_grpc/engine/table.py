@@ -172,9 +172,14 @@ class RecordTable:
         return self._ended_sizes.total > self._config.memory_budget
 
     def make_room(self) -> None:
-        """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""
+        """Drop the oldest settled records while the budget is overdrawn; undelivered ones never.
+
+        And none of an owner who has no more than a share of the budget.
+        """
+        sizes = self._ended_sizes
         while self._overdrawn:
-            settled = next((record for record in self._ended if record.settled), None)
+            beyond = sizes.beyond()
+            settled = next((record for record in self._ended if record.settled and record.owner in beyond), None)
             if settled is None:
                 return
             self.remove(settled)
