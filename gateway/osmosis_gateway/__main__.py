@@ -5,16 +5,20 @@ answers at once.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.link.tokens import check_token
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.credentials import Access
@@ -84,6 +88,7 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
     async with stand_alone(
         target, host=options.host, port=options.http_port, callback_port=options.callback_port,
         allow_targets=options.allow_target, settings=settings, security=security, access=access,
+        callback_key=_callback_key(options.callback_key_file),
     ) as (http, back):  # fmt: skip
         record = {"http": http.address, "callback": back.address, "target": target}
         if options.json_records:
@@ -94,6 +99,25 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
         await stop.wait()
         log.info("stopping")
     log.info("stopped")
+
+
+def _callback_key(path: Path) -> str:
+    """Return the secret in a file, which is made where there is none; a new one where that cannot be done."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_for_its_owner) as file:
+            file.write(secrets.token_urlsafe(32))
+        return check_token(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        log.warning(
+            "--callback-key-file %s cannot be used: %s; a gateway that is started again will not know the callbacks of "
+            "this one", path, error.strerror if isinstance(error, OSError) else error,
+        )  # fmt: skip
+        return ""
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _usage(problem: str) -> NoReturn:

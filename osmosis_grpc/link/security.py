@@ -6,10 +6,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from osmosis_grpc.errors import PermissionDenied, Unauthenticated
+from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.link.tls import ServerTls
-from osmosis_grpc.link.tokens import WRONG, Tokens, for_rollout
+from osmosis_grpc.link.tokens import WRONG, Tokens, bearer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +83,9 @@ class Security:
 class Guard:
     """Finds out whose a call is."""
 
-    def __init__(self, security: Security, *, callbacks: bool = False) -> None:
+    def __init__(self, security: Security) -> None:
         self._tokens = security.tokens
         self._admin = security.admin
-        self._callbacks = callbacks
 
     def __call__(self, context: Any) -> str:
         """The owner of what a call asks for, by a name that tells no secret. Raises Unauthenticated."""
@@ -93,11 +93,28 @@ class Guard:
             return certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
         owner = self._tokens.owner(given) or self._admin.owner(given)
-        if owner is None and self._callbacks and self._tokens.made(given):
-            owner = "callback"
         if owner is None:
             raise Unauthenticated(WRONG)
         return owner
+
+
+class CallbackGuard:
+    """Lets callbacks pass that show a credential of the trainer's making, or one of its tokens.
+
+    Where certificates are asked for, they name somebody, too.
+    """
+
+    def __init__(self, security: Security, keys: CallbackKeys) -> None:
+        self._security = security
+        self._keys = keys
+
+    def __call__(self, context: Any) -> None:
+        """Raises Unauthenticated."""
+        if self._security.asks_certificates:
+            certificate_owner(context.peer_identities(), context.auth_context())
+        given = metadata_value(context, "authorization")
+        if self._security.tokens.owner(given) is None and not self._keys.made(bearer(given)):
+            raise Unauthenticated(WRONG)
 
 
 def peer_host(peer: str) -> str:
@@ -107,7 +124,7 @@ def peer_host(peer: str) -> str:
 
 def check_for_rollout(credential: str, rollout_id: str) -> None:
     """Refuse a credential that was made for another rollout. Raises PermissionDenied."""
-    if not for_rollout(credential, rollout_id):
+    if not is_for(credential, rollout_id):
         raise PermissionDenied("the credential was made for another rollout")
 
 

@@ -10,6 +10,7 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import client_options
@@ -99,7 +100,10 @@ class RolloutClient:
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
-        message = init_to_wire(InitRequest(request=checked(request, changes), callback=callback))
+        wanted = checked(request, changes)
+        if callback is not None and callback.credential:
+            callback = replace(callback, credential=narrowed(callback.credential, wanted.rollout_id))
+        message = init_to_wire(InitRequest(request=wanted, callback=callback))
         answer = await self._call(self._stub.Init, message)
         earlier = earlier_from_wire(answer)
         if earlier is not None:

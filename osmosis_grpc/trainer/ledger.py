@@ -58,6 +58,10 @@ INSERT INTO attachment VALUES (?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
 """
 
 
+_CALLBACK_SECRET = "callback secret"
+"""The place that it has among the attachments."""
+
+
 class KeptChat(NamedTuple):
     """An answered chat, as it stands in the ledger."""
 
@@ -149,6 +153,12 @@ class Ledger:
         run_id, _ = self.attachment("")
         self.saw("", "")
         return run_id
+
+    def callback_secret(self) -> str:
+        """The secret that credentials of callbacks are made of."""
+        secret, _ = self.attachment(_CALLBACK_SECRET)
+        self.saw(_CALLBACK_SECRET, "")
+        return secret
 
     # Rollouts.
 
