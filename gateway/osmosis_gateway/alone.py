@@ -121,9 +121,9 @@ async def stand_alone(
     """The legacy contract in front of the agent server at `target`.
 
     `security` is for HTTP callers, its tokens those of the settings when it has none; `access` tells
-    how `target` is dialled, by default with the token of the client settings. `callback_key` is a secret that callbacks'
-    credentials are made of; with the same one a gateway that is started again goes on. Raises OSError when a
-    port is taken, ValueError for an address that is not guarded enough.
+    how `target` is dialled, by default with the token of the client settings. `callback_key` is a secret that the
+    credentials of callbacks are made of; with the same one a gateway that is started again goes on. Raises OSError when
+    a port is taken, ValueError for an address that is not guarded enough.
     """
     known = settings or get_settings()
     guard = security or Security()

@@ -142,7 +142,7 @@ class Journal(Store, Protocol):
         """Whether there is no room for another rollout, because undelivered ones fill it."""
 
     def has_room(self, owner: str) -> bool:
-        """Whether there is room for another rollout of an owner's: it is not full, or the owner has less than a share."""
+        """Whether an owner may add a rollout: it is not full, or the owner has less than a share."""
 
     @property
     def last_sequence(self) -> int:

@@ -95,8 +95,8 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
         raise ValueError(f"--host {error}") from None
     options.secret("legacy_agent_token")  # raises now what it would raise later
     dialling = access_of(
-        options.secret("connect_token"), options.trainer_ca, options.trainer_cert, options.trainer_key, tls=options.connect_tls,
-        insecure=options.insecure, names=("--connect-token", "--trainer"),
+        options.secret("connect_token"), options.trainer_ca, options.trainer_cert, options.trainer_key,
+        tls=options.connect_tls, insecure=options.insecure, names=("--connect-token", "--trainer"),
     )  # fmt: skip
     for target in options.connect:
         try:

@@ -56,7 +56,6 @@ class Attachments:
 
     def dial(self, target: str, access: Access | None = None) -> None:
         """Open a stream to a trainer, and open it again whenever it ends."""
-
         owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:

@@ -58,8 +58,8 @@ INSERT INTO attachment VALUES (?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
 """
 
 
-_CALLBACK_SECRET = "callback secret"
-"""The place that it has among the attachments."""
+_CALLBACKS = "callbacks"
+"""The place of their secret among the attachments."""
 
 
 class KeptChat(NamedTuple):
@@ -156,8 +156,8 @@ class Ledger:
 
     def callback_secret(self) -> str:
         """The secret that credentials of callbacks are made of."""
-        secret, _ = self.attachment(_CALLBACK_SECRET)
-        self.saw(_CALLBACK_SECRET, "")
+        secret, _ = self.attachment(_CALLBACKS)
+        self.saw(_CALLBACKS, "")
         return secret
 
     # Rollouts.

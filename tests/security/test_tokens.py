@@ -7,11 +7,11 @@ import pickle
 import pytest
 
 from osmosis_grpc.link import tokens as module
+from osmosis_grpc.link.callback_credentials import is_for, narrowed
 from osmosis_grpc.link.commandline import access_of, check_trace, security_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.link.callback_credentials import is_for, narrowed
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
@@ -80,7 +80,7 @@ def test_nothing_shows_a_secret(tmp_path):
     for value in shown:
         assert canary not in repr(value)
         assert canary not in str(value)
-    assert canary.encode() not in pickle.dumps((tokens._rows, tokens._keys))
+    assert canary.encode() not in pickle.dumps((tokens._rows, tokens.callbacks))
     for make in (lambda: Tokens([canary + "\n"]), lambda: Access(token=canary + "\n"), lambda: RolloutClient(
         "10.0.0.1:1", token=canary
     ), lambda: RolloutServerSettings(token=canary + "\t")):  # fmt: skip

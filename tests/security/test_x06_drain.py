@@ -111,7 +111,9 @@ async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
         left = await client.drain()
         assert left.running == 1
         with pytest.raises(Unavailable, match="draining"):
-            await client.init(rollout_id="x", messages=QUESTION, agent_loop="waiter", callback=Callback(target="127.0.0.1:9"))
+            await client.init(
+                rollout_id="x", messages=QUESTION, agent_loop="waiter", callback=Callback(target="127.0.0.1:9")
+            )
         waits = asyncio.create_task(trainer.rollout(rollout_id="after", messages=QUESTION, agent_loop="calculator"))
         await client.drain()
         assert await health(server) == "NOT_SERVING"

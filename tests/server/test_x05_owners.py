@@ -40,9 +40,7 @@ async def server(stack):
 
 async def hosting(stack, **config):
     config = EngineConfig(**config)
-    return await stack.enter_async_context(
-        AgentServer([Talk()], port=0, config=config, security=Security.of(TOKENS))
-    )
+    return await stack.enter_async_context(AgentServer([Talk()], port=0, config=config, security=Security.of(TOKENS)))
 
 
 async def attached(stack, server, token, count=1):

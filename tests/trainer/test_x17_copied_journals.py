@@ -9,6 +9,7 @@ from osmosis_grpc.trainer import attach
 from tests.processes import server_process
 from tests.trainer.raw_agent_server import HEARTBEAT
 
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 
 
@@ -48,14 +49,14 @@ async def test_x17_a_server_with_a_copied_journal_says_so_and_tries_again(tmp_pa
         target = trainer.address
         options = ("-m", CALCULATOR, "--connect", target)
         with server_process(*options, "--state-dir", str(original)):
-            first = await trainer.rollout(rollout_id="first", messages=[{"role": "user", "content": "What is 1 + 2?"}])
+            first = await trainer.rollout(rollout_id="first", messages=QUESTION)
             with server_process(*options, "--state-dir", str(copied)) as (process, _):
                 lines = (line for line in process.stderr if "is in use by another agent server" in line)
                 for line in [await asyncio.to_thread(next, lines) for _ in range(2)]:
                     assert target in line
                     assert "trying again" in line
                 assert "--state-dir" in line
-                last = await trainer.rollout(rollout_id="last", messages=[{"role": "user", "content": "What is 1 + 2?"}])
+                last = await trainer.rollout(rollout_id="last", messages=QUESTION)
                 assert process.poll() is None
         assert [first.status.name, last.status.name] == ["COMPLETED", "COMPLETED"]
         assert len(trainer.servers) == 1
