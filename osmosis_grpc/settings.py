@@ -228,6 +228,14 @@ def grpc_tracers() -> str:
     return os.environ.get("GRPC_TRACE", "")
 
 
+def without_grpc_fork_handlers() -> None:
+    """Keep gRPC from handling forks, unless the variable says otherwise. To be called before gRPC is imported.
+
+    Its handlers do nothing for a server that is at work, but in the child they sometimes end in a segmentation fault.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def problems(error: ValidationError, line: Line | None = None) -> str:
     """Return what is wrong: by the flag where the command line gave the value, else by the variable's name."""
     part = _PARTS.get(error.title, "")

@@ -15,6 +15,7 @@ from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.routes import Door, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
+from osmosis_grpc.link import forks
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
@@ -44,6 +45,7 @@ class HttpServer:
     async def __aenter__(self) -> "HttpServer":
         listening = _listen(self._host, self.port)
         self.port = listening.getsockname()[1]
+        forks.keep_from_children(self, self.port)
         config = uvicorn.Config(
             self._app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, lifespan="on",
             backlog=2048, timeout_graceful_shutdown=1, timeout_keep_alive=75,
@@ -63,6 +65,7 @@ class HttpServer:
     async def __aexit__(self, *exc: Any) -> None:
         self._server.should_exit = True
         await self._task
+        forks.release(self)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -22,8 +22,9 @@ def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.records import records
-    from osmosis_grpc.settings import by_source, command_settings, forget_secrets
+    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, without_grpc_fork_handlers
 
+    without_grpc_fork_handlers()
     try:
         settings = command_settings(line)
     except ValueError as error:
