@@ -5,9 +5,12 @@ this order: given in code or on the command line, environment, file .env, defaul
 raises pydantic's ValidationError; `problems` names the option or the variable that it came from.
 """
 
+import contextlib
+import ctypes
 import difflib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -48,6 +51,33 @@ class _Part(BaseSettings):
             raise ValueError("is empty: give it a value, or unset it")
         return value
 
+    def secrets(self, name: str) -> tuple[str, ...]:
+        """Return the texts of a secret: those of its option or variable, and those of its file, one a line.
+
+        Raises ValueError naming the file's option.
+        """
+        given: SecretStr | None = getattr(self, name)
+        path: Path | None = getattr(self, f"{name}_file")
+        found = _lines(given) if given is not None else []
+        if path is None:
+            return tuple(found)
+        try:
+            kept = [line for line in path.read_text().splitlines() if line]
+            _check(kept or [""])
+        except (OSError, ValueError) as error:
+            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ValueError(f"{flag}: {path} cannot be used: {why}") from None
+        return (*found, *kept)
+
+    def secret(self, name: str) -> str:
+        """Return a secret of which there is one; empty for none. Raises ValueError naming the option."""
+        found = self.secrets(name)
+        if len(found) > 1:
+            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
+            raise ValueError(f"{flag}: there is more than one token; give one, in the file or without it")
+        return found[0] if found else ""
+
 
 class RolloutClientSettings(ClientOptions, _Part):
     """How the HTTP gateway calls a trainer: OSMOSIS_ROLLOUT_CLIENT_*. Times are in seconds."""
@@ -65,15 +95,15 @@ class RolloutServerSettings(ServerOptions, _Part):
 
     model_config = _config("SERVER")
 
-    @field_validator("token", "connect_token", "legacy_agent_token", mode="after")
+    @field_validator("token", "admin_token", "connect_token", "legacy_agent_token", mode="after")
     @classmethod
     def _fits_a_header(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        return _checked(token, lines=info.field_name == "token")
+        return _checked(token, lines=info.field_name in ("token", "admin_token"))
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that callers may show, each SECRET or NAME=SECRET."""
-        return tuple(_lines(self.token)) if self.token is not None else ()
+        """The tokens that callers may show, each SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
+        return self.secrets("token")
 
 
 class RolloutSettings(BaseSettings):
@@ -117,11 +147,13 @@ def reset_settings() -> None:
 def command_settings(line: Line) -> RolloutSettings:
     """Return the settings of a command: its line, then environment and .env. Raises ValueError naming the option."""
     server = dict(line.given["server"])
-    tokens = server.pop("token", None)
+    added = {name: server.pop(name) for name in ("token", "admin_token") if name in server}
     try:
         known = RolloutServerSettings(**server)
-        if tokens is not None:  # tokens add up: those of the line and of the variable are all accepted
-            known = RolloutServerSettings(**server, token=SecretStr("\n".join((*known.tokens, tokens))))
+        for name, tokens in added.items():  # tokens add up: those of the line and of the variable are all accepted
+            before: SecretStr | None = getattr(known, name)
+            server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), tokens)))
+        known = RolloutServerSettings(**server)
         return RolloutSettings(server=known, client=RolloutClientSettings(**line.given["client"]))
     except ValidationError as error:
         raise ValueError(problems(error, line)) from None
@@ -130,6 +162,37 @@ def command_settings(line: Line) -> RolloutSettings:
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
     """Return a message about a command's options that names the variable instead where that gave the value."""
     return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
+
+
+def forget_secrets() -> None:
+    """Take every secret out of the environment of this process, which its settings have read.
+
+    Agents run in this process, and what a tool of theirs prints goes into the trajectory and the journal: a tool that
+    runs `env`, or reads /proc/PID/environ, finds no secret.
+    """
+    for name in list(os.environ):
+        field = FIELDS.get(name.upper())
+        if field is not None and field.kind is option.Secret:
+            _overwrite(name)
+            del os.environ[name]
+
+
+def _overwrite(name: str) -> None:
+    """Overwrite a variable's value where it stands in memory: /proc/PID/environ shows what the process began with."""
+    with contextlib.suppress(AttributeError, OSError):
+        getenv = ctypes.CDLL(None).getenv
+        getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+        place = getenv(os.fsencode(name))
+        if place:
+            ctypes.memset(place, ord("-"), len(ctypes.string_at(place)))
+
+
+def shown_secrets(line: Line) -> list[tuple[str, str]]:
+    """Return the flag of each secret that a command line shows, and of the file that may hold it instead."""
+    return [
+        (field.option.flags[-1], FIELDS[f"{field.variable}_FILE"].flags[-1])
+        for field in FIELDS.values() if field.kind is option.Secret and line.has(field.part, field.name)
+    ]  # fmt: skip
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
@@ -165,6 +228,14 @@ def grpc_tracers() -> str:
     return os.environ.get("GRPC_TRACE", "")
 
 
+def without_grpc_fork_handlers() -> None:
+    """Keep gRPC from handling forks, unless the variable says otherwise. To be called before gRPC is imported.
+
+    Its handlers do nothing for a server that is at work, but in the child they sometimes end in a segmentation fault.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def problems(error: ValidationError, line: Line | None = None) -> str:
     """Return what is wrong: by the flag where the command line gave the value, else by the variable's name."""
     part = _PARTS.get(error.title, "")
@@ -185,10 +256,14 @@ def _lines(tokens: SecretStr) -> list[str]:
 
 def _checked(token: SecretStr | None, *, lines: bool) -> SecretStr | None:
     if token is not None:
-        for text in (_lines(token) or [""]) if lines else [token.get_secret_value()]:
-            if not text or not text.isascii() or not text.isprintable() or text != text.strip():
-                raise ValueError("a token is printable ASCII without blanks around it, and not empty")
+        _check((_lines(token) or [""]) if lines else [token.get_secret_value()])
     return token
+
+
+def _check(tokens: list[str]) -> None:
+    for text in tokens:
+        if not text or not text.isascii() or not text.isprintable() or text != text.strip():
+            raise ValueError("a token is printable ASCII without blanks around it, and not empty")
 
 
 _PARTS = {RolloutClientSettings.__name__: "client", RolloutServerSettings.__name__: "server"}

@@ -5,16 +5,20 @@ answers at once.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.link.tokens import check_token
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.credentials import Access
@@ -27,15 +31,18 @@ log = logging.getLogger("osmosis_gateway")
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.console import logs
-    from osmosis_grpc.settings import by_source, command_settings, unknown_variables
+    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, shown_secrets, unknown_variables
 
     try:
         settings = command_settings(line)
     except ValueError as error:
         _usage(str(error))
+    forget_secrets()
     with logs.configured(settings.server.log_level):
         for name, nearest in unknown_variables():
             log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+        for flag, file in shown_secrets(line):
+            log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
         try:
             security, access = _checked(settings)
             code = asyncio.run(_run(settings, security, access))
@@ -65,7 +72,7 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
     access = access_of(
-        client.token.get_secret_value() if client.token else "", client.ca, client.cert, client.key, tls=client.tls,
+        client.secret("token"), client.ca, client.cert, client.key, tls=client.tls,
         insecure=options.insecure, names=("--target-token", "--target"),
     )  # fmt: skip
     access.check_target(client.target)
@@ -83,6 +90,7 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
     async with stand_alone(
         target, host=options.host, port=options.http_port, callback_port=options.callback_port,
         allow_targets=options.allow_target, settings=settings, security=security, access=access,
+        callback_key=_callback_key(options.callback_key_file),
     ) as (http, back):  # fmt: skip
         record = {"http": http.address, "callback": back.address, "target": target}
         if options.json_records:
@@ -98,6 +106,25 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
         log.info("stopping")
     log.info("stopped")
     return 1 if failure is not None else 0
+
+
+def _callback_key(path: Path) -> str:
+    """Return the secret in a file, which is made where there is none; a new one where that cannot be done."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_for_its_owner) as file:
+            file.write(secrets.token_urlsafe(32))
+        return check_token(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        log.warning(
+            "--callback-key-file %s cannot be used: %s; a gateway that is started again will not know the callbacks of "
+            "this one", path, error.strerror if isinstance(error, OSError) else error,
+        )  # fmt: skip
+        return ""
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _usage(problem: str) -> NoReturn:

@@ -1,14 +1,14 @@
 """The gateway in a process of its own: HTTP on one side, a gRPC agent server on the other.
 
-It keeps nothing that matters: where a rollout's trainer is stands in the callback's state, and
-the trainer's key is the callback's credential. Both come back with every chat and completion,
-so a gateway that was killed goes on when it is started again on the same ports.
+It keeps nothing of rollouts: where a rollout's trainer is, and that trainer's key, stand in the callback's state.
+The state comes back with every chat and completion, so a gateway that was killed goes on when it is started again on
+the same ports, with the same key for the credentials of its callbacks.
 """
 
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,8 +40,8 @@ class RemoteRollouts:
         self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
         self._beginning: dict[str, asyncio.Event] = {}
         """Rollouts whose Init is not answered yet: their agents may ask before we know their tools."""
-        self.callback_target = ""
-        """Where the agent server calls back."""
+        self.make_callback: Callable[[bytes], Callback]
+        """Makes a callback with a state: where the agent server calls back."""
 
     async def init(
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
@@ -49,10 +49,10 @@ class RemoteRollouts:
         assert init.callback is not None
         url, key = init.callback.target, init.callback.credential
         await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
-        state: dict[str, Any] = {"server_url": url}
+        state: dict[str, Any] = {"server_url": url, "api_key": key}
         if init.trace is not None:
             state["trace"] = [init.trace.traceparent, init.trace.tracestate]
-        callback = Callback(target=self.callback_target, credential=key, state=json.dumps(state).encode())
+        callback = self.make_callback(json.dumps(state).encode())
         rollout_id = init.request.rollout_id
         begun = self._beginning[rollout_id] = asyncio.Event()
         try:
@@ -81,7 +81,7 @@ class RemoteRollouts:
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """A chat of the agent server's, asked of the rollout's trainer."""
-        trainer = await self._trainer(request.state, request.credential)
+        trainer = await self._trainer(request.state)
         if request.rollout_id in self._beginning:
             await self._beginning[request.rollout_id].wait()
         usual = self._tools.get(request.rollout_id)
@@ -90,23 +90,23 @@ class RemoteRollouts:
 
     async def record(self, completion: Completion, state: bytes, credential: str) -> None:
         """A completion of the agent server's, brought to the rollout's trainer."""
-        trainer = await self._trainer(state, credential)
+        trainer = await self._trainer(state)
         await trainer.complete(completion)
         self._tools.pop(completion.rollout_id, None)
 
-    async def _trainer(self, state: bytes, credential: str) -> HttpTrainer:
+    async def _trainer(self, state: bytes) -> HttpTrainer:
         """The trainer that a callback's state names, looked at again. What was allowed at Init and is not now may
         be a name that does not resolve for a while: nothing is given up for it.
         """
         try:
             told = json.loads(state)
-            url, trace = str(told["server_url"]), told.get("trace")
+            url, key, trace = str(told["server_url"]), str(told["api_key"]), told.get("trace")
             context = TraceContext(*map(str, trace)) if trace else None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument("state", "is not of this gateway's making") from None
         try:
             return await self._trainers.trainer(
-                url, credential, context, field="server_url", authenticated=self._authenticated,
+                url, key, context, field="server_url", authenticated=self._authenticated,
                 loopback=self._loopback,
             )  # fmt: skip
         except InvalidArgument as error:
@@ -117,20 +117,20 @@ class RemoteRollouts:
 async def stand_alone(
     target: str, *, host: str = "127.0.0.1", port: int = 9000, callback_port: int = 50052,
     allow_targets: Sequence[str] = (), settings: RolloutSettings | None = None, security: Security | None = None,
-    access: Access | None = None,
+    access: Access | None = None, callback_key: str = "",
 ) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:  # fmt: skip
     """The legacy contract in front of the agent server at `target`.
 
     `security` is for HTTP callers, its tokens those of the settings when it has none; `access` tells
-    how `target` is dialled, by default with the token of the client settings. Raises OSError when a
-    port is taken, ValueError for an address that is not guarded enough.
+    how `target` is dialled, by default with the token of the client settings. `callback_key` is a secret that the
+    credentials of callbacks are made of; with the same one a gateway that is started again goes on. Raises OSError when
+    a port is taken, ValueError for an address that is not guarded enough.
     """
     known = settings or get_settings()
     guard = security or Security()
     guard = replace(guard, tokens=guard.tokens or tokens_of(known))
     guard.check_host(host)
-    shown = known.client.token.get_secret_value() if known.client.token else ""
-    dialled = access or Access(token=shown)
+    dialled = access or Access(token=known.client.secret("token"))
     loopback = is_loopback(host)
     async with (
         Calls(known.client, checked_only=True) as calls,
@@ -138,8 +138,9 @@ async def stand_alone(
     ):
         trainers = HttpTrainers(calls, TargetPolicy(loopback=loopback, allow=allow_targets), known.client)
         rollouts = RemoteRollouts(client, trainers, authenticated=guard.authenticates, loopback=loopback)
-        async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record) as back:
-            rollouts.callback_target = back.address
+        keys = [callback_key] if callback_key else ()
+        async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record, tokens=keys) as back:
+            rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
             app = gateway_app("osmosis_grpc")
             app.state.rollouts = rollouts
             door = Door(

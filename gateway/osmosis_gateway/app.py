@@ -20,7 +20,7 @@ from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.server.tracelog import TraceLog
-from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, get_settings
+from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -89,5 +89,7 @@ def serve_agent_loop(
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()
     app = create_app(agent_loop, settings=known, **app_parameters)
+    if settings is None:
+        forget_secrets()
     uvicorn.run(app, host=host, port=port, log_level=log_level, http=BoundedProtocol)
     return app

@@ -15,6 +15,7 @@ from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.routes import Door, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
+from osmosis_grpc.link import forks
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
@@ -52,6 +53,7 @@ class HttpServer:
     async def __aenter__(self) -> "HttpServer":
         listening = _listen(self._host, self.port)
         self.port = listening.getsockname()[1]
+        forks.keep_from_children(self, self.port)
         config = uvicorn.Config(
             self._app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, lifespan="on",
             backlog=2048, timeout_graceful_shutdown=1, timeout_keep_alive=75,
@@ -70,6 +72,7 @@ class HttpServer:
     async def __aexit__(self, *exc: Any) -> None:
         self._stopping = self._server.should_exit = True
         await self._task
+        forks.release(self)
 
     async def _serve(self, listening: socket.socket) -> None:
         """Run uvicorn until __aexit__ stops it."""

@@ -3,6 +3,7 @@
 Where nobody is asked, at least not every page in a browser may.
 """
 
+import re
 from ipaddress import ip_address
 from typing import Any
 
@@ -73,12 +74,22 @@ def bound_to_loopback(scope: Scope, known: bool | None) -> bool:
     return is_loopback(str((scope.get("server") or ("",))[0])) if known is None else known
 
 
+_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+"""A Host header: an address or a name, and a port. Nothing may follow."""
+
+
 def _is_local(host: str) -> bool:
-    name = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
+    """Whether a Host header names this machine: by any address, by localhost, or, in HTTP/1.0, not at all."""
+    if not host:
+        return True
+    match = _HOST.fullmatch(host)
+    if match is None:
+        return False
     try:
-        return bool(ip_address(name))
+        return ip_address(match["six"] or match["name"]).version == (6 if match["six"] else 4)
     except ValueError:
-        return name.lower().rstrip(".") in ("localhost", "") or name.lower().rstrip(".").endswith(".localhost")
+        name = (match["name"] or "").lower().removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def certificate_owner(certificate: Any) -> str | None:

@@ -172,6 +172,9 @@ class Journal(Store, Protocol):
     def full(self) -> bool:
         """Whether there is no room for another rollout, because undelivered ones fill it."""
 
+    def has_room(self, owner: str) -> bool:
+        """Whether an owner may add a rollout: it is not full, or the owner has less than a share."""
+
     @property
     def last_sequence(self) -> int:
         """The highest place in the order of acceptance that was ever given."""

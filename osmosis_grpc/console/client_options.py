@@ -64,7 +64,17 @@ class ClientOptions(Declared):
             commands=("gateway",),
             flags=("--target-token",),
             metavar="SECRET",
-            help="Token to show to --target. Others on this machine see a command line: prefer the variable.",
+            help="Token to show to --target. Others on this machine see a command line: prefer the file.",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        Option(
+            group="Agent server",
+            commands=("gateway",),
+            flags=("--target-token-file",),
+            metavar="FILE",
+            help="File that holds --target-token.",
         ),
     ] = None
     tls: Annotated[

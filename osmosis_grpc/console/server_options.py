@@ -73,6 +73,12 @@ class ServerOptions(Declared):
     legacy_agent_token: Annotated[
         Secret | None, Option(group="Agents", help="The bearer token of the legacy agent servers. Never shown.")
     ] = None
+    legacy_agent_token_file: Annotated[
+        Path | None,
+        Option(
+            group="Agents", flags=("--legacy-agent-token-file",), metavar="FILE", help="File that holds that token."
+        ),
+    ] = None
     no_validate: Annotated[
         bool, Option(group="Agents", flags=("--no-validate",), help="Do not validate the agent loops first.")
     ] = False
@@ -98,6 +104,17 @@ class ServerOptions(Declared):
             help="Rollouts that run at once.",
         ),
     ] = 100
+    max_concurrent_per_owner: Annotated[
+        int | None,
+        Option(
+            group="Agents",
+            flags=("--max-concurrent-per-owner",),
+            metavar="N",
+            least=1,
+            most=10_000,
+            help="Rollouts that one owner may run at once; not given, all that others leave.",
+        ),
+    ] = None
 
     host: Annotated[
         str,
@@ -172,7 +189,13 @@ class ServerOptions(Declared):
             group="Trainers",
             flags=("--connect-token",),
             metavar="SECRET",
-            help="Token to show to --connect. Others on this machine see a command line: prefer the variable.",
+            help="Token to show to --connect. Others on this machine see a command line: prefer the file.",
+        ),
+    ] = None
+    connect_token_file: Annotated[
+        Path | None,
+        Option(
+            group="Trainers", flags=("--connect-token-file",), metavar="FILE", help="File that holds --connect-token."
         ),
     ] = None
     connect_tls: Annotated[
@@ -183,6 +206,17 @@ class ServerOptions(Declared):
             help="Speak TLS with --connect. The options --trainer-* imply it.",
         ),
     ] = False
+    max_attachments_per_owner: Annotated[
+        int | None,
+        Option(
+            group="Trainers",
+            flags=("--max-attachments-per-owner",),
+            metavar="N",
+            least=1,
+            most=1024,
+            help="Trainers of one owner that may be attached; not given, all that others leave of 1,024.",
+        ),
+    ] = None
     allow_target: Annotated[
         tuple[str, ...],
         Option(
@@ -220,10 +254,51 @@ class ServerOptions(Declared):
             flags=("--token",),
             metavar="[NAME=]SECRET",
             lines=True,
-            help="Bearer token that callers show. The variable's tokens are accepted, too. Others on this machine see "
-            "a command line: prefer the variable.",
+            help="Bearer token that callers show. The tokens of the variable and of the file are accepted, too. Others "
+            "on this machine see a command line: prefer the file.",
         ),
     ] = None
+    token_file: Annotated[
+        Path | None,
+        Option(
+            group="Security",
+            commands=_BOTH,
+            flags=("--token-file",),
+            metavar="FILE",
+            help="File of tokens that callers show, [NAME=]SECRET each, one a line.",
+        ),
+    ] = None
+    admin_token: Annotated[
+        Secret | None,
+        Option(
+            group="Security",
+            flags=("--admin-token",),
+            metavar="[NAME=]SECRET",
+            lines=True,
+            help="Bearer token of those who may drain this server; --token says who may start rollouts. Others on this "
+            "machine see a command line: prefer the file.",
+        ),
+    ] = None
+    admin_token_file: Annotated[
+        Path | None,
+        Option(
+            group="Security",
+            flags=("--admin-token-file",),
+            metavar="FILE",
+            help="File of such tokens, [NAME=]SECRET each, one a line.",
+        ),
+    ] = None
+    callback_key_file: Annotated[
+        Path,
+        Option(
+            group="Security",
+            commands=("gateway",),
+            flags=("--callback-key-file",),
+            metavar="FILE",
+            help="File with the key of the credentials of callbacks. It is made where there is none. A gateway that is "
+            "started again needs it to go on.",
+        ),
+    ] = Path("./.osmosis/gateway.key")
     tls_cert: Annotated[
         Path | None,
         Option(

@@ -5,7 +5,7 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,12 +38,12 @@ DRAIN_RETRY_AFTER = 5.0
 
 
 class Acceptance:
-    """Takes Inits in. `callbacks` is the tenant of those with a callback."""
+    """Takes Inits in. `callbacks` gives the tenant of an owner's callbacks."""
 
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
         table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
-        shutdown: Shutdown, callbacks: Tenant, provenance: Provenance, supervisor: Supervisor,
+        shutdown: Shutdown, callbacks: Callable[[str], Tenant], provenance: Provenance, supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._provenance = provenance
         self._agent_loops = agent_loops
@@ -77,7 +77,7 @@ class Acceptance:
         name = self._agent_loop(request.agent_loop)
         if self._shutdown.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
-        self._table.check_room()
+        self._table.check_room(owner)
         if self._log.store.problem:
             raise self._unwritable()
         if self._supervisor.failure is not None:
@@ -85,12 +85,12 @@ class Acceptance:
         own = own_copy(request)
         now = self._clock.monotonic()
         record = Record(
-            init, owner, peer, peer.tenant or self._callbacks, self._clock.time(), Meter(now),
+            init, owner, peer, peer.tenant or self._callbacks(owner), self._clock.time(), Meter(now),
             asyncio.get_running_loop().create_future(),
             agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )  # fmt: skip
         record.accepted.add_done_callback(_retrieve)
-        self._admission.reserve()
+        self._admission.reserve(owner)
         record.reserved = True
         self._supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
         return record, True
@@ -126,7 +126,7 @@ class Acceptance:
     def _release(self, record: Record) -> None:
         if record.reserved:
             record.reserved = False
-            self._admission.release()
+            self._admission.release(record.owner)
 
     def _agent_loop(self, name: str) -> str:
         if not name and len(self._agent_loops) == 1:
@@ -153,7 +153,7 @@ class Acceptance:
         record.peer, record.init = peer, init
         if self._journal is not None and not record.settled:
             self._journal.repoint(record.entry())
-        tenant = peer.tenant or self._callbacks
+        tenant = peer.tenant or self._callbacks(record.owner)
         if tenant is not record.tenant and record.live:
             record.tenant.open -= record.counted
             tenant.open += record.counted

@@ -1,82 +1,99 @@
 """Who may run, who waits, who is refused."""
 
 import heapq
+from collections import Counter
 
 from osmosis_grpc.engine.record import Record, Tenant
+from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
 """What a refused caller is told to wait, in seconds."""
 
+_Row = tuple[int, int, Record]
+
 
 class Admission:
-    """Slots and queues. A free slot goes to the tenant with the fewest running rollouts.
+    """Slots and queues. Owners share both; Shares says how.
 
-    Within a tenant, rollouts of higher priority leave the queue first, equal ones in order.
+    A free slot goes to the owner with the fewest running rollouts, and there to the tenant with the fewest. Within a
+    tenant, rollouts of higher priority leave the queue first, equal ones in order.
     """
 
-    def __init__(self, max_concurrent: int, max_queued: int) -> None:
+    def __init__(self, max_concurrent: int, max_queued: int, per_owner: int | None = None) -> None:
         self.max_concurrent = max_concurrent
         self.max_queued = max_queued
-        self.running = 0
-        """Slots taken, also by agents that did not stop."""
-        self._reserved = 0
+        self._slots = Shares(max_concurrent, per_owner)
+        self._places = Shares(max_concurrent + max_queued)
+        """Of what runs, waits, or is on its way to acceptance."""
         self._waiting: set[Record] = set()
-        self._queues: dict[Tenant, list[tuple[int, int, Record]]] = {}
+        self._waiting_of: Counter[str] = Counter()
+        """How many of each owner's wait."""
+        self._queues: dict[Tenant, list[_Row]] = {}
+
+    @property
+    def running(self) -> int:
+        """Slots taken, also by agents that did not stop."""
+        return self._slots.total
 
     @property
     def queued(self) -> int:
         """How many wait."""
         return len(self._waiting)
 
-    def reserve(self, *, beyond: bool = False) -> None:
+    def reserve(self, owner: str, *, beyond: bool = False) -> None:
         """Hold a place for a rollout whose acceptance takes time; `beyond` the limits where it was accepted before.
 
         Raises ResourceExhausted.
         """
-        if not beyond and self.running + self.queued + self._reserved >= self.max_concurrent + self.max_queued:
+        if not beyond and not self._places.room(owner):
+            used = self._places.used(owner)
+            yours = "" if used == self._places.total else f"; {used} of them are this owner's"
             raise ResourceExhausted(
                 f"{self.running} rollouts run and {self.queued} wait; "
-                f"the limits are {self.max_concurrent} and {self.max_queued}",
+                f"the limits are {self.max_concurrent} and {self.max_queued}{yours}",
                 retry_after=RETRY_AFTER,
             )
-        self._reserved += 1
+        self._places.add(owner, 1)
 
-    def release(self) -> None:
+    def release(self, owner: str) -> None:
         """Give back a place that was held."""
-        self._reserved -= 1
+        self._places.add(owner, -1)
 
     def enter(self, record: Record) -> bool:
         """Turn a held place into a slot (true) or a place in the queue (false)."""
-        self._reserved -= 1
-        if self.running < self.max_concurrent:
-            self.running += 1
-            record.tenant.running += 1
+        if self._slots.room(record.owner):
+            self._run(record)
             return True
         self._waiting.add(record)
+        self._waiting_of[record.owner] += 1
         self._queue(record)
         return False
 
     def withdraw(self, record: Record) -> None:
         """A waiting rollout waits no longer."""
-        self._waiting.discard(record)
+        if record in self._waiting:
+            self._take_out(record)
+            self._places.add(record.owner, -1)
         queue = self._queues.get(record.tenant, [])
         if len(queue) > 2 * len(self._waiting) + 64:
             queue[:] = [row for row in queue if row[2] in self._waiting]
             heapq.heapify(queue)
 
-    def leave(self, tenant: Tenant) -> Record | None:
-        """A tenant gives back a slot. Returns the rollout that takes it over, if one waits."""
-        tenant.running -= 1
-        following = self._next()
-        if following is None:
-            self.running -= 1
-        else:
-            following.tenant.running += 1
-        return following
+    def leave(self, record: Record) -> list[Record]:
+        """A rollout gives back its slot. Returns those that may run now: one, or more where an owner's share grew."""
+        record.tenant.running -= 1
+        self._slots.add(record.owner, -1)
+        self._places.add(record.owner, -1)
+        started: list[Record] = []
+        while (following := self._next()) is not None:
+            self._take_out(following)
+            self._run(following)
+            started.append(following)
+        return started
 
     def move(self, record: Record, tenant: Tenant, *, runs: bool) -> None:
-        """A rollout is another tenant's from now on."""
+        """A rollout is another tenant's from now on, of the same owner."""
         old, record.tenant = record.tenant, tenant
         if runs:
             old.running -= 1
@@ -84,21 +101,37 @@ class Admission:
         elif record in self._waiting:
             self._queue(record)
 
+    def _take_out(self, record: Record) -> None:
+        """A rollout waits no longer, and its row in the queue counts no more."""
+        self._waiting.discard(record)
+        self._waiting_of[record.owner] -= 1
+        if not self._waiting_of[record.owner]:
+            del self._waiting_of[record.owner]
+
+    def _run(self, record: Record) -> None:
+        self._slots.add(record.owner, 1)
+        record.tenant.running += 1
+
     def _queue(self, record: Record) -> None:
         row = (-record.init.request.priority, record.sequence, record)
         heapq.heappush(self._queues.setdefault(record.tenant, []), row)
 
     def _next(self) -> Record | None:
-        best: Tenant | None = None
+        """Take the rollout out of its queue that runs next; None where nobody who waits may have a slot."""
+        owners = {owner for owner in self._waiting_of if self._slots.room(owner)}
+        if not owners:
+            return None
+        best: tuple[int, int, _Row] | None = None
         for tenant, queue in list(self._queues.items()):
             while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
                 heapq.heappop(queue)
             if not queue:
                 del self._queues[tenant]
-            elif best is None or (tenant.running, queue[0]) < (best.running, self._queues[best][0]):
-                best = tenant
+                continue
+            owner = queue[0][2].owner
+            rank = (self._slots.used(owner), tenant.running, queue[0])
+            if owner in owners and (best is None or rank < best):
+                best = rank
         if best is None:
             return None
-        record = heapq.heappop(self._queues[best])[2]
-        self._waiting.discard(record)
-        return record
+        return heapq.heappop(self._queues[best[2][2].tenant])[2]

@@ -11,6 +11,10 @@ class EngineConfig:
     """Rollouts that run at once."""
     max_queued: int | None = None
     """Rollouts that may wait; None means twice max_concurrent."""
+    max_concurrent_per_owner: int | None = None
+    """How many of them one owner's may be; None means all that others leave."""
+    max_attachments_per_owner: int | None = None
+    """How many attachments one owner may have; None means all that others leave of 1,024."""
     record_ttl: float = 3600.0
     """How long an ended rollout is kept, and how long its completion is tried."""
     memory_budget: int = 256 * 1024 * 1024
@@ -45,6 +49,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:
             raise ValueError("max_concurrent is at least 1, max_queued at least 0, record_ttl greater than 0")
+        for most in (self.max_concurrent_per_owner, self.max_attachments_per_owner):
+            if most is not None and most < 1:
+                raise ValueError("max_concurrent_per_owner and max_attachments_per_owner are at least 1")
         if not self.stalled_after > 0 or (self.agent_timeout is not None and not self.agent_timeout > 0):
             raise ValueError("agent_timeout and stalled_after are greater than 0")
 

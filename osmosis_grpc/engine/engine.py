@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink, Journal
@@ -85,14 +86,21 @@ class Engine:
         """Sends completions again whose rollouts are asked for after their end."""
         self._table = table = RecordTable(config, log.store, journal, clock)
         self._tombstones = tombstones = Tombstones(config, journal, clock)
-        self._admission = admission = Admission(config.max_concurrent, config.queue_limit)
+        self._admission = admission = Admission(
+            config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner
+        )
         self.provenance = provenance = Provenance(loops, journal)
         """Who runs here, and which outcomes come from an earlier run of their trainer."""
         self._runner = runner = Runner(
             loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance,
             supervisor, table.grow,
         )  # fmt: skip
-        callbacks = Tenant()
+        tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+
+        def callbacks(owner: str) -> Tenant:
+            """The tenant of an owner's callbacks."""
+            return tenants.get(owner) or tenants.setdefault(owner, Tenant())
+
         self.rollouts = Rollouts(table, log)
         """What may be asked about them."""
         self.shutdown = Shutdown(loops, journal is not None, table, runner, outbox, clock, self.capacity)

@@ -24,9 +24,9 @@ from osmosis_grpc.types import (
 )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Tenant:
-    """Who shares the slots with others: one attachment, or all callbacks together. The engine counts."""
+    """Who shares an owner's slots with others: one attachment, or all callbacks of the owner. The engine counts."""
 
     open: int = 0
     """Rollouts taken in and not ended."""

@@ -1,6 +1,6 @@
 """Going on with what another process left in the journal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, Journal
@@ -26,7 +26,7 @@ class Recovery:
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
         tombstones: Tombstones, admission: Admission, runner: Runner, outbox: Outbox, log: EventLog, clock: Clock,
-        callbacks: Tenant,
+        callbacks: Callable[[str], Tenant],
     ) -> None:  # fmt: skip
         self._agent_loops = agent_loops
         self._journal = journal
@@ -48,7 +48,7 @@ class Recovery:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
         elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
-        record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
+        record = Record.of(entry, peer, peer.tenant or self._callbacks(entry.owner), now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
@@ -112,7 +112,7 @@ class Recovery:
         return deaths
 
     def _admit(self, record: Record) -> None:
-        self._admission.reserve(beyond=True)
+        self._admission.reserve(record.owner, beyond=True)
         record.reserved = True
         self._runner.admit(record)
 

@@ -320,8 +320,7 @@ class Runner:
     def _free_slot(self, record: Record) -> None:
         if record.slot:
             record.slot = False
-            following = self._admission.leave(record.tenant)
-            if following is not None:
+            for following in self._admission.leave(record):
                 self._begin(following)
 
 

@@ -45,6 +45,10 @@ class Shutdown:
         """Take no new rollouts from now on."""
         self.draining = True
 
+    def end_drain(self) -> None:
+        """Take new rollouts again."""
+        self.draining = self.closing
+
     def changed(self) -> None:
         """A rollout ended, was refused, or was delivered: whoever waits looks again."""
         self._changed.set()

@@ -10,6 +10,7 @@ from typing import Any
 from osmosis_grpc.agent.ports import Clock, Journal, Store
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import Entry, RolloutRequest, RolloutState
 
@@ -45,9 +46,10 @@ class RecordTable:
         """With the bytes that each takes beside its events."""
         self._live_size = 0
         self._ended: dict[Record, int] = {}
-        self._ended_size = 0
-        self._settled: dict[Record, None] = {}
-        """Ended records to which nothing more happens, in the order in which that came."""
+        self._sizes = Shares(config.memory_budget)
+        """Bytes of each owner's records: of the live ones those beside their events, of the ended ones all."""
+        self._settled: dict[str, dict[Record, None]] = {}
+        """By owner the ended records to which nothing more happens, in the order in which that came."""
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
 
@@ -141,7 +143,7 @@ class RecordTable:
     def settled(self, record: Record) -> None:
         """Drop a record to which nothing more can happen, if the journal has it."""
         if record.settled and record in self._ended:
-            self._settled[record] = None
+            self._settled.setdefault(record.owner, {})[record] = None
         if self._journal is not None and record.journaled and record.settled:
             attempts = self._records.get(record.rollout_id, {}).values()
             if all(other.settled and other.journaled for other in attempts):
@@ -159,9 +161,13 @@ class RecordTable:
             if key:
                 self._aliases.pop((record.owner, key), None)
         self._by_sequence.pop(record.sequence, None)
-        self._live_size -= self._live.pop(record, 0)
-        self._ended_size -= self._ended.pop(record, 0)
-        self._settled.pop(record, None)
+        live = self._live.pop(record, 0)
+        self._live_size -= live
+        self._sizes.add(record.owner, -live - self._ended.pop(record, 0))
+        settled = self._settled.get(record.owner, {})
+        settled.pop(record, None)
+        if not settled:
+            self._settled.pop(record.owner, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
         """Refuse a key that names another rollout, and a rollout that has another key."""
@@ -185,41 +191,52 @@ class RecordTable:
         if record in self._live:
             self._live[record] += size
             self._live_size += size
+            self._sizes.add(record.owner, size)
 
     def ended(self, record: Record) -> None:
         """A record ended: it counts against the budget from now on."""
-        self._live_size -= self._live.pop(record, 0)
+        live = self._live.pop(record, 0)
+        self._live_size -= live
         size = self._store.size(record.rollout_id, record.attempt)
-        self._ended_size += size - self._ended.get(record, 0)
+        self._sizes.add(record.owner, size - self._ended.get(record, 0) - live)
         self._ended[record] = size
         self.settled(record)
 
-    def check_room(self) -> None:
-        """Refuse an Init while live rollouts and undelivered outcomes fill a budget. Raises ResourceExhausted."""
+    def check_room(self, owner: str) -> None:
+        """Refuse an Init while live rollouts and undelivered outcomes fill a budget. Raises ResourceExhausted.
+
+        An owner with less than an even part of what is used is not refused: see engine/shares.py.
+        """
         self.make_room()
         budget = self._config.memory_budget
-        if self._memory > budget:
+        if self._memory > budget and self._uses_its_part(owner):
+            live = self._live_size + self._store.live_size
             raise ResourceExhausted(
-                f"the memory_budget of {budget} bytes is full: live rollouts take about {self._live_memory} bytes, "
-                f"undelivered outcomes {self._ended_size}", retry_after=5.0,
+                f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
+                f"undelivered outcomes {self._memory - live}", retry_after=5.0,
             )  # fmt: skip
-        if self._journal is not None and self._journal.full:
+        if self._journal is not None and not self._journal.has_room(owner):
             raise ResourceExhausted(
                 "the disk_budget is full: live rollouts and undelivered outcomes take it all", retry_after=5.0
             )
 
     @property
-    def _live_memory(self) -> int:
-        return self._live_size + self._store.live_size
-
-    @property
     def _memory(self) -> int:
-        return self._ended_size + self._live_memory
+        return self._sizes.total + self._store.live_size
+
+    def _uses_its_part(self, owner: str) -> bool:
+        return self._sizes.used(owner) >= self._sizes.even(owner)
 
     def make_room(self) -> None:
-        """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""
+        """Drop settled records while the budget is overdrawn; undelivered ones never.
+
+        The owner who uses most loses the oldest first; an owner with less than an even part loses none.
+        """
         while self._settled and self._memory > self._config.memory_budget:
-            self.remove(next(iter(self._settled)))
+            owner = max(self._settled, key=self._sizes.used)
+            if not self._uses_its_part(owner):
+                return
+            self.remove(next(iter(self._settled[owner])))
 
     def overdue(self, now: float) -> list[Record]:
         """Ended records that are undelivered past their time."""
@@ -228,10 +245,11 @@ class RecordTable:
     async def sweep(self, now: float) -> None:
         """Drop the records that are past their time, in slices between which the event loop goes on."""
         before = now - self._config.record_ttl
-        old = [record for record in self._settled if record.ended is not None and record.ended <= before]
+        settled = [record for records in self._settled.values() for record in records]
+        old = [record for record in settled if record.ended is not None and record.ended <= before]
         for start in range(0, len(old), SLICE):
             for record in old[start : start + SLICE]:
-                if record in self._settled:
+                if record in self._ended:
                     self.remove(record)
             await asyncio.sleep(0)
         if self._journal is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.agent.ports import Trajectories
+from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.clock import JournalClock
@@ -84,6 +85,7 @@ class _Open:
 
     sequence: int
     key: Key
+    owner: str
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are."""
@@ -126,8 +128,8 @@ class JournalStore:
         """Told why nothing can be written, and an empty text when that is over."""
         self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
         self._budget = budget
-        self._open_size = 0
-        """Bytes that the rollouts that are not settled take in the file, about."""
+        self._open_sizes = Shares(budget)
+        """Bytes that each owner's rollouts that are not settled take in the file, about."""
         self._live_size = 0
         """Of these, what those take that have not ended."""
         self._open: dict[Key, _Open] = {}
@@ -165,7 +167,7 @@ class JournalStore:
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key)
+            rollout = self._open[key] = _Open(entry.sequence, key, entry.owner)
             self._accept(batch, entry, position)
         else:
             rollout = self._open[key]
@@ -268,7 +270,7 @@ class JournalStore:
 
     def _grow(self, rollout: _Open, size: int) -> None:
         rollout.size += size
-        self._open_size += size
+        self._open_sizes.add(rollout.owner, size)
         self._live_size += 0 if rollout.ended else size
 
     def _drop(self, rows: Sequence[Dropped]) -> None:
@@ -327,7 +329,7 @@ class JournalStore:
         """Nothing more comes of a rollout."""
         if self._open.get(rollout.key) is rollout:
             del self._open[rollout.key]
-            self._open_size -= rollout.size
+            self._open_sizes.add(rollout.owner, -rollout.size)
             self._live_size -= 0 if rollout.ended else rollout.size
 
     def _told_problem(self, problem: str) -> None:
@@ -413,7 +415,7 @@ class JournalStore:
         for sequence, entry in entries.items():
             key = entry.init.request.rollout_id, entry.init.request.attempt
             opened[sequence] = self._open[key] = _Open(
-                sequence, key, start_time=entry.start_time, ended=entry.end_time is not None
+                sequence, key, entry.owner, start_time=entry.start_time, ended=entry.end_time is not None
             )
         for position, sequence, size in self._reader.open_events():
             rollout = opened[sequence]
@@ -440,7 +442,7 @@ class JournalStore:
     @property
     def full(self) -> bool:
         """See Journal."""
-        return self._open_size > self._budget
+        return self._open_sizes.total > self._budget
 
     @property
     def live_size(self) -> int:
@@ -450,6 +452,10 @@ class JournalStore:
     def elapsed(self, entry: Entry) -> float:
         """See Journal."""
         return max(0.0, self._clock.now() - entry.accepted_at)
+
+    def has_room(self, owner: str) -> bool:
+        """See Journal."""
+        return not self.full or self._open_sizes.used(owner) < self._open_sizes.even(owner)
 
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""

@@ -15,8 +15,9 @@ HARMLESS_TRACERS = frozenset((
 
 
 def security_of(
-    tokens: Sequence[str], cert: Path | None, key: Path | None, client_ca: Path | None, *, insecure: bool
-) -> Security:
+    tokens: Sequence[str], cert: Path | None, key: Path | None, client_ca: Path | None, *, insecure: bool,
+    admin: Sequence[str] = (),
+) -> Security:  # fmt: skip
     """What callers have to show, and what they are shown."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
@@ -30,7 +31,7 @@ def security_of(
             raise ValueError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from None
         tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
     try:
-        return Security.of(tokens, tls, insecure)
+        return Security.of(tokens, tls, insecure, admin=admin)
     except ValueError as error:
         raise ValueError(f"--token: {error}") from None
 

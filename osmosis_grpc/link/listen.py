@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import grpc
 
 from osmosis_grpc.link.credentials import server_credentials
+from osmosis_grpc.link.forks import keep_from_children
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.supervise import OnFailure, child, job
 
@@ -45,6 +46,7 @@ def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
             bound = server.add_secure_port(f"{shown}:{port}", _KEPT[server])
     except RuntimeError as error:
         raise OSError(f"cannot listen on {shown}:{port}: gRPC says {error}") from error
+    keep_from_children(server, bound)
     return f"{shown}:{bound}"
 
 

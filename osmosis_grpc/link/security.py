@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from osmosis_grpc.errors import PermissionDenied, Unauthenticated
+from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.link.tls import ServerTls
-from osmosis_grpc.link.tokens import WRONG, Tokens, for_rollout
+from osmosis_grpc.link.tokens import WRONG, Tokens, bearer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +19,19 @@ class Security:
 
     tokens: Tokens = field(default_factory=Tokens)
     """Callers show one of these; without any nobody is asked for one."""
+    admin: Tokens = field(default_factory=Tokens)
+    """Callers who control the server show one of these; they are accepted as callers, too."""
     tls: ServerTls | None = None
     insecure: bool = False
     """Whether a public address may do without."""
 
     @classmethod
-    def of(cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False) -> "Security":
+    def of(
+        cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False, *,
+        admin: str | Sequence[str] = (),
+    ) -> "Security":  # fmt: skip
         """From tokens as text. Raises ValueError for one that is none."""
-        return cls(tokens=Tokens(tokens), tls=tls, insecure=insecure)
+        return cls(tokens=Tokens(tokens), admin=Tokens(admin), tls=tls, insecure=insecure)
 
     @property
     def authenticates(self) -> bool:
@@ -50,6 +57,24 @@ class Security:
             "--token or --tls-client-ca to say who may call, or --insecure"
         )
 
+    def check_admin(self, context: Any) -> None:
+        """Refuse a call that controls the server to anyone but an administrator. Raises PermissionDenied.
+
+        An administrator shows a token of `admin`. Where there is none and nobody is asked for a credential, every
+        caller on this machine is one.
+        """
+        if self.admin:
+            if self.admin.owner(metadata_value(context, "authorization")) is None:
+                raise PermissionDenied("this call needs an administrator's token")
+        elif self.authenticates:
+            raise PermissionDenied(
+                "this call needs an administrator's token, and this server has none: start it with --admin-token-file"
+            )
+        elif not is_loopback(peer_host(context.peer())):
+            raise PermissionDenied(
+                "without an administrator's token (--admin-token-file) only callers on the server's machine may do this"
+            )
+
     def guard(self) -> "Guard | None":
         """What every call has to pass; None when any call may."""
         return Guard(self) if self.authenticates else None
@@ -58,26 +83,48 @@ class Security:
 class Guard:
     """Finds out whose a call is."""
 
-    def __init__(self, security: Security, *, callbacks: bool = False) -> None:
+    def __init__(self, security: Security) -> None:
         self._tokens = security.tokens
-        self._callbacks = callbacks
+        self._admin = security.admin
 
     def __call__(self, context: Any) -> str:
         """The owner of what a call asks for, by a name that tells no secret. Raises Unauthenticated."""
         if not self._tokens:
             return certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
-        owner = self._tokens.owner(given)
-        if owner is None and self._callbacks and self._tokens.made(given):
-            owner = "callback"
+        owner = self._tokens.owner(given) or self._admin.owner(given)
         if owner is None:
             raise Unauthenticated(WRONG)
         return owner
 
 
+class CallbackGuard:
+    """Lets callbacks pass that show a credential of the trainer's making, or one of its tokens.
+
+    Where certificates are asked for, they name somebody, too.
+    """
+
+    def __init__(self, security: Security, keys: CallbackKeys) -> None:
+        self._security = security
+        self._keys = keys
+
+    def __call__(self, context: Any) -> None:
+        """Raises Unauthenticated."""
+        if self._security.asks_certificates:
+            certificate_owner(context.peer_identities(), context.auth_context())
+        given = metadata_value(context, "authorization")
+        if self._security.tokens.owner(given) is None and not self._keys.made(bearer(given)):
+            raise Unauthenticated(WRONG)
+
+
+def peer_host(peer: str) -> str:
+    """The address in what grpc calls a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+
+
 def check_for_rollout(credential: str, rollout_id: str) -> None:
     """Refuse a credential that was made for another rollout. Raises PermissionDenied."""
-    if not for_rollout(credential, rollout_id):
+    if not is_for(credential, rollout_id):
         raise PermissionDenied("the credential was made for another rollout")
 
 

@@ -7,12 +7,11 @@ asks the same tokens.
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Iterable
 
-_NAMED = re.compile(r"([A-Za-z0-9._-]{1,64})=(?!=*$)(.+)")
-_MADE = "cb1"  # what begins a credential that was made here
+from osmosis_grpc.link.callback_credentials import CallbackKeys
 
+_NAMED = re.compile(r"([A-Za-z0-9._-]{1,64})=(?!=*$)(.+)")
 WRONG = "no credential, or a wrong one: send Authorization: Bearer TOKEN"
 """What everybody hears who shows none that is accepted; the same whatever was shown."""
 
@@ -25,18 +24,20 @@ class Tokens:
     Raises ValueError for a token that cannot stand in a header.
     """
 
-    __slots__ = ("_keys", "_rows")
+    __slots__ = ("_rows", "callbacks")
 
     def __init__(self, tokens: str | Iterable[str] = ()) -> None:
         self._rows: list[tuple[bytes, str]] = []
-        self._keys: list[bytes] = []
+        secrets: list[str] = []
         for text in [tokens] if isinstance(tokens, str) else tokens:
             named = _NAMED.fullmatch(text)
             name, secret = (named[1], named[2]) if named else ("", text)
             check_token(secret)
             digest = _digest(secret)
             self._rows.append((digest, f"token:{name or digest.hex()[:16]}"))
-            self._keys.append(_digest(f"callback {secret}"))
+            secrets.append(secret)
+        self.callbacks = CallbackKeys(secrets)
+        """What makes credentials for callbacks, of these tokens."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -51,34 +52,6 @@ class Tokens:
             if hmac.compare_digest(digest, known):
                 found = owner
         return found
-
-    def make(self, rollout_id: str = "") -> str:
-        """A credential of its own for a callback, good for one rollout when that is named.
-
-        Derived from the first token: it is good for as long as that one is accepted, in any
-        process, and does not tell it.
-        """
-        if not self._keys:
-            raise ValueError("there is no token to make a credential of")
-        body = f"{_MADE}.{secrets.token_urlsafe(16)}.{_mark(rollout_id) if rollout_id else ''}"
-        return f"{body}.{_sign(self._keys[0], body)}"
-
-    def made(self, header: str) -> bool:
-        """Whether a credential was made by make()."""
-        body, _, signature = bearer(header).rpartition(".")
-        good = [hmac.compare_digest(_sign(key, body).encode(), signature.encode("utf-8", "replace"))
-                for key in self._keys]  # fmt: skip
-        return body.startswith(f"{_MADE}.") and any(good)
-
-
-def for_rollout(header: str, rollout_id: str) -> bool:
-    """Whether a credential that is good may speak of this rollout."""
-    if not header:
-        return True
-    parts = bearer(header).split(".")
-    if len(parts) != 4 or parts[0] != _MADE or not parts[2]:
-        return True
-    return hmac.compare_digest(parts[2], _mark(rollout_id))
 
 
 def bearer(header: str) -> str:
@@ -95,11 +68,3 @@ def check_token(text: str) -> str:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-
-
-def _mark(rollout_id: str) -> str:
-    return hashlib.sha256(rollout_id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _sign(key: bytes, body: str) -> str:
-    return hmac.new(key, body.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()

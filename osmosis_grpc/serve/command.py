@@ -22,8 +22,9 @@ def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.records import records
-    from osmosis_grpc.settings import by_source, command_settings
+    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, without_grpc_fork_handlers
 
+    without_grpc_fork_handlers()
     try:
         settings = command_settings(line)
     except ValueError as error:
@@ -37,8 +38,9 @@ def run(line: Line) -> None:
         from osmosis_grpc.serve.reload import run_reloading
 
         raise typer.Exit(run_reloading())
+    forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level):
-        _warn_of_unknown_variables()
+        _warn(line)
         loops = _load(list(options.module), validate=not options.no_validate)
 
         import anyio
@@ -48,6 +50,8 @@ def run(line: Line) -> None:
 
         config = EngineConfig(
             max_concurrent=options.max_concurrent_rollouts,
+            max_concurrent_per_owner=options.max_concurrent_per_owner,
+            max_attachments_per_owner=options.max_attachments_per_owner,
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
         )
@@ -83,16 +87,17 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
     guard = security_of(
-        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure
-    )
+        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure,
+        admin=options.secrets("admin_token"),
+    )  # fmt: skip
     try:
         guard.check_host(options.host)
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
-    shown = options.connect_token.get_secret_value() if options.connect_token else ""
+    options.secret("legacy_agent_token")  # raises now what it would raise later
     dialling = access_of(
-        shown, options.trainer_ca, options.trainer_cert, options.trainer_key, tls=options.connect_tls,
-        insecure=options.insecure, names=("--connect-token", "--trainer"),
+        options.secret("connect_token"), options.trainer_ca, options.trainer_cert, options.trainer_key,
+        tls=options.connect_tls, insecure=options.insecure, names=("--connect-token", "--trainer"),
     )  # fmt: skip
     for target in options.connect:
         try:
@@ -107,15 +112,17 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     return guard, dialling
 
 
-def _warn_of_unknown_variables() -> None:
-    """Log each variable with our prefix that nothing reads."""
+def _warn(line: Line) -> None:
+    """Log each variable with our prefix that nothing reads, and each secret that the command line shows."""
     import logging
 
-    from osmosis_grpc.settings import unknown_variables
+    from osmosis_grpc.settings import shown_secrets, unknown_variables
 
+    log = logging.getLogger(__name__)
     for name, nearest in unknown_variables():
-        meant = f": is {nearest} meant?" if nearest else ""
-        logging.getLogger(__name__).warning("the variable %s is unknown, and ignored%s", name, meant)
+        log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+    for flag, file in shown_secrets(line):
+        log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
 
 
 def _usage(problem: str) -> NoReturn:

@@ -114,10 +114,9 @@ def _state_dir(options: "RolloutServerSettings") -> Path | None:
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
     """An HttpAgentLoop that runs, in front of a legacy agent."""
     name, url = split_legacy_agent(text)
-    token = settings.server.legacy_agent_token
     try:
         loop = importlib.import_module("osmosis_gateway.agent_loop").HttpAgentLoop(
-            url, name=name, api_key=token.get_secret_value() if token else "",
+            url, name=name, api_key=settings.server.secret("legacy_agent_token"),
             listen=split_host_port(settings.server.legacy_listen), settings=settings.client,
         )  # fmt: skip
         return await stack.enter_async_context(loop)

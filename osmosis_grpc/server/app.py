@@ -16,6 +16,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
+from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.journal import JournalStore
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
@@ -131,7 +132,7 @@ class AgentServer:
         servicer = RolloutServicer(
             self.engine, self.callbacks, self.attachments, max_metadata_bytes=self.max_metadata_bytes,
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
-            on_drain=self.drain, owner=guard or _nobody,
+            on_drain=self._set_draining, owner=guard or _nobody, check_admin=self.security.check_admin,
         )  # fmt: skip
         services: Any = Registrar(self._server, guard)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
@@ -179,6 +180,19 @@ class AgentServer:
             self.engine.shutdown.drain()
             self.attachments.drain()
             await self._tell_health()
+
+    async def end_drain(self) -> None:
+        """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
+        if self._stopped:
+            raise FailedPrecondition("the server is stopping", kind="STOPPING")
+        if self.engine.shutdown.draining:
+            log.info("the drain has ended: new rollouts are taken again")
+            self.engine.shutdown.end_drain()
+            self.attachments.end_drain()
+            await self._tell_health()
+
+    async def _set_draining(self, draining: bool) -> None:
+        await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
         """The journal can be written no longer, or again, or the server has failed."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +11,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
+from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
@@ -25,6 +28,7 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
+"""Of all owners together, as far as they share evenly: see engine/shares.py."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 
@@ -36,6 +40,8 @@ class Attachments:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
+        self._held = Shares(MAX_ATTACHMENTS, engine.config.max_attachments_per_owner)
+        """How many each owner has."""
         self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
@@ -47,7 +53,7 @@ class Attachments:
         stream = FrameStream(call, _HEARTBEAT, waits=False)
         hello = await stream.hello(opener=True)
         attachment = self._claim(hello, owner)
-        granted = self._share(joining=attachment)
+        granted = self._share(owner, joining=attachment)
         stream.send(server_frame("hello", self._hello(attachment.attachment_id, granted)))
         error = await self._live(attachment, stream, hello, granted, address)
         if error is not None:
@@ -55,14 +61,15 @@ class Attachments:
 
     def dial(self, target: str, access: Access | None = None) -> None:
         """Open a stream to a trainer, and open it again whenever it ends."""
+        owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:
             async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access()) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
-                granted = self._share()
+                granted = self._share(owner)
                 await stream.greet(server_frame("hello", self._hello("", granted)))
                 hello = await stream.hello(opener=False)
-                attachment = self._claim(hello, f"trainer at {target}")
+                attachment = self._claim(hello, owner)
                 return await self._live(attachment, stream, hello, granted, target)
 
         def told(error: CallError | None, pause: float) -> None:
@@ -76,8 +83,7 @@ class Attachments:
         """A trainer whose rollouts another process left: it has the grace period to come back."""
         attachment = self._attachments.get(attachment_id)
         if attachment is None:
-            attachment = Attachment(attachment_id, owner, self._engine, self._max_metadata)
-            self._attachments[attachment_id] = attachment
+            attachment = self._add(attachment_id, owner)
             self._wait_for(attachment)
         return attachment.peer
 
@@ -86,6 +92,10 @@ class Attachments:
         self._grant()
         for attachment in self._open():
             attachment.tell_draining()
+
+    def end_drain(self) -> None:
+        """Take new rollouts again: the windows open."""
+        self._grant()
 
     async def close(self) -> None:
         """Say so, and let the streams end."""
@@ -130,18 +140,26 @@ class Attachments:
         if attachment is not None and attachment.owner != owner:
             raise Unauthenticated("the attachment belongs to another credential")
         if attachment is None:
-            if len(self._attachments) >= MAX_ATTACHMENTS:
-                raise ResourceExhausted(f"there are {MAX_ATTACHMENTS} attachments", retry_after=5.0)
-            attachment = Attachment(hello.attachment_id, owner, self._engine, self._max_metadata)
-            self._attachments[hello.attachment_id] = attachment
+            if not self._held.room(owner):
+                raise ResourceExhausted(
+                    f"there are {self._held.total} attachments, {self._held.used(owner)} of them this owner's",
+                    retry_after=5.0,
+                )
+            attachment = self._add(hello.attachment_id, owner)
+        return attachment
+
+    def _add(self, attachment_id: str, owner: str) -> Attachment:
+        attachment = Attachment(attachment_id, owner, self._engine, self._max_metadata)
+        self._attachments[attachment_id] = attachment
+        self._held.add(owner, 1)
         return attachment
 
     def _left(self, attachment: Attachment) -> None:
         """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
         if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
-        else:
-            self._attachments.pop(attachment.attachment_id, None)
+        elif self._attachments.pop(attachment.attachment_id, None) is not None:
+            self._held.add(attachment.owner, -1)
         self._grant()
 
     def _wait_for(self, attachment: Attachment) -> None:
@@ -167,21 +185,25 @@ class Attachments:
     def _open(self) -> list[Attachment]:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
-    def _share(self, joining: Attachment | None = None) -> int:
-        """How many rollouts each attachment may have open, one more of them counted."""
-        others = sum(attachment is not joining for attachment in self._open())
-        return self._window(others + 1)
+    def _share(self, owner: str, joining: Attachment | None = None) -> int:
+        """How many rollouts an attachment of an owner's may have open, one more of them counted."""
+        attached = Counter(attachment.owner for attachment in self._open() if attachment is not joining)
+        attached[owner] += 1
+        return self._window(attached, owner)
 
-    def _window(self, parts: int) -> int:
+    def _window(self, attached: Mapping[str, int], owner: str) -> int:
+        """An even part for each owner, and of that one for each of its attachments."""
         if self._engine.shutdown.draining:
             return 0
         config = self._engine.config
-        return max(1, (config.max_concurrent + config.queue_limit) // parts)
+        return max(1, (config.max_concurrent + config.queue_limit) // len(attached) // attached[owner])
 
     def _grant(self) -> None:
         attached = self._open()
+        owners = Counter(attachment.owner for attachment in attached)
+        windows = {owner: self._window(owners, owner) for owner in owners}
         for attachment in attached:
-            attachment.grant(self._window(len(attached)))
+            attachment.grant(windows[attachment.owner])
 
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
         engine = self._engine

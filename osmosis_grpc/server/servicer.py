@@ -1,6 +1,6 @@
 """RolloutService: from the wire, call the engine, to the wire."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote
@@ -29,11 +29,16 @@ def peer_address(peer: str) -> str:
 
 
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
-    """The engine's methods as RPCs. `owner` tells of a call's context whose the call is."""
+    """The engine's methods as RPCs.
+
+    `owner` tells of a call's context whose the call is; `check_admin` refuses a call that is no administrator's;
+    `on_drain` begins a drain (true) or ends one.
+    """
 
     def __init__(
         self, engine: Engine, callbacks: Callbacks, attachments: Attachments, *, max_metadata_bytes: int,
-        tools: dict[str, list[ToolDict]], on_drain: Callable[[], Any], owner: Callable[[Any], str],
+        tools: dict[str, list[ToolDict]], on_drain: Callable[[bool], Awaitable[None]], owner: Callable[[Any], str],
+        check_admin: Callable[[Any], None],
     ) -> None:  # fmt: skip
         self._engine = engine
         self._callbacks = callbacks
@@ -42,6 +47,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._tools = tools
         self._on_drain = on_drain
         self._owner = owner
+        self._check_admin = check_admin
         self._start_time = engine.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
@@ -92,6 +98,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         )  # fmt: skip
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
-        await self._on_drain()
+        self._check_admin(context)
+        await self._on_drain(not request.cancel)
         left = self._engine.capacity()
         return pb.DrainResponse(running=left.running, queued=left.queued, undelivered=left.undelivered)

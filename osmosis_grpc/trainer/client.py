@@ -10,6 +10,7 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.calls import call, error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import client_options
@@ -103,7 +104,10 @@ class RolloutClient:
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
-        message = init_to_wire(InitRequest(request=checked(request, changes), callback=callback))
+        wanted = checked(request, changes)
+        if callback is not None and callback.credential:
+            callback = replace(callback, credential=narrowed(callback.credential, wanted.rollout_id))
+        message = init_to_wire(InitRequest(request=wanted, callback=callback))
         answer = await self._call(self._stub.Init, message)
         earlier = earlier_from_wire(answer)
         if earlier is not None:
@@ -194,9 +198,12 @@ class RolloutClient:
         """Who the server is, what it hosts and what it can take."""
         return await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest())  # type: ignore[no-any-return]
 
-    async def drain(self) -> pb.DrainResponse:
-        """Let the server take no new work and finish what it has."""
-        return await self._call(self._stub.Drain, pb.DrainRequest())  # type: ignore[no-any-return]
+    async def drain(self, *, cancel: bool = False) -> pb.DrainResponse:
+        """Let the server take no new work and finish what it has; with `cancel`, let it take new work again.
+
+        Needs an administrator's token (`serve --admin-token-file`), or a server on this machine that asks for none.
+        """
+        return await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel))  # type: ignore[no-any-return]
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
@@ -104,6 +104,8 @@ class Connections:
             raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
         if known is not None and known.credential != credential:
             raise Unauthenticated("the journal belongs to another credential")
+        if known is not None:
+            _check_same_process(known, hello, peer)
         server = known or self._attach(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
         server.name, server.credential = peer, credential
         granted = servers.share(server)
@@ -164,6 +166,21 @@ class Connections:
             server.leave(stream, problem)
             self._pool.servers.left(server)
         return problem
+
+
+def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: str) -> None:
+    """Refuse a second process with the journal of one that is attached. Raises FailedPrecondition.
+
+    A server that is started again has another process, too; its old stream ends with the old process, or at the
+    latest after the silence that ends any stream.
+    """
+    if known.attached and known.hello.process_uuid != hello.process_uuid:
+        log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)
+        raise FailedPrecondition(
+            f"journal {clip(hello.journal_id, 64)} is in use by another agent server, at {known.name}: a copy of a "
+            "journal is no journal of its own; start this server with another --state-dir",
+            kind="JOURNAL", subject=clip(hello.journal_id, 64),
+        )  # fmt: skip
 
 
 class _Door(services_pb2_grpc.TrainerServiceServicer):

@@ -59,6 +59,10 @@ INSERT INTO attachment VALUES (?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
 """
 
 
+_CALLBACKS = "callbacks"
+"""The place of their secret among the attachments."""
+
+
 class KeptChat(NamedTuple):
     """An answered chat, as it stands in the ledger."""
 
@@ -157,6 +161,12 @@ class Ledger:
         run_id, _ = self.attachment("")
         self.saw("", "")
         return run_id
+
+    def callback_secret(self) -> str:
+        """The secret that credentials of callbacks are made of."""
+        secret, _ = self.attachment(_CALLBACKS)
+        self.saw(_CALLBACKS, "")
+        return secret
 
     # Rollouts.
 

@@ -15,10 +15,11 @@ from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import CallError, InvalidArgument, TrainerFailed, Unavailable, Unimplemented
+from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
-from osmosis_grpc.link.security import Guard, Security, check_for_rollout
+from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
@@ -64,8 +65,9 @@ class TrainerServer:
     InvalidArgument, Aborted and Unimplemented, gives it up. A recorder has its own memory and goes
     with no ledger.
 
-    With `tokens` (SECRET or NAME=SECRET) calls have to show one of them, or a credential that
-    callback() made. `tls` has the files of a server that speaks TLS. Raises OSError when the port
+    Calls have to show a credential that callback() made, or, with `tokens` (SECRET or NAME=SECRET), one of them. What
+    callback() made is good for as long as the tokens are; without tokens, for the life of this object or of its ledger.
+    `tls` has the files of a server that speaks TLS. Raises OSError when the port
     is taken, LedgerError when the ledger cannot be opened, ValueError when the host is public and
     not guarded enough for that.
     """
@@ -88,6 +90,8 @@ class TrainerServer:
         self._path = ledger
         self._ledger: Ledger | None = None
         self._run_id = secrets.token_hex(16)
+        self._keys = self._security.tokens.callbacks if self._security.tokens else CallbackKeys([secrets.token_hex(32)])
+        """Of the tokens, or of a secret of this trainer's own, which its ledger keeps."""
         self._earlier = EarlierOutcomes()
         self._supervisor = Supervisor("the callback trainer")
         self._book = ChatBook(policy, None, self._supervisor)
@@ -107,18 +111,18 @@ class TrainerServer:
         """Where rollouts are to call back; hand it to RolloutClient.init.
 
         `target` is HOST:PORT as the agent server reaches this trainer, when that is another than it
-        listens on. Where this trainer has tokens the callback gets a credential of its own, which is
-        good for nothing but callbacks, and for one rollout when that is named. `server_name` is the
+        listens on. The callback gets a credential of its own, which is good for nothing but callbacks to this trainer;
+        RolloutClient.init makes of it one that is good for its rollout alone, as `rollout_id` does. Calls without such
+        a credential are refused, so a callback made by hand needs one of this trainer's tokens. `server_name` is the
         name in this trainer's certificate, when that is another than the target's host. With `delta`
         chats refer to earlier ones, which this trainer knows, instead of repeating them; without it
         every chat tells its whole history. Raises ValueError for a credential that would be refused.
         """
         if not self.port:
             raise RuntimeError("the trainer does not listen yet: use `async with TrainerServer(...)`")
-        tokens = self._security.tokens
-        if tokens and not credential:
-            credential = tokens.make(rollout_id)
-        elif tokens and tokens.owner(credential) is None and not tokens.made(credential):
+        if not credential:
+            credential = self._keys.make(rollout_id)
+        elif self._security.tokens.owner(credential) is None and not self._keys.made(credential):
             raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
         return Callback(
@@ -160,11 +164,12 @@ class TrainerServer:
             self._book = ChatBook(self._policy, self._ledger, self._supervisor)
             self._book.restore(self._ledger.take_restored(), time.monotonic())
             self._run_id = self._ledger.callback_run()
+            if not self._security.tokens:
+                self._keys = CallbackKeys([self._ledger.callback_secret()])
         self._inbox.open(Held(self._ledger) if self._ledger is not None else None)
         self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
-        guard = Guard(self._security, callbacks=True) if self._security.authenticates else None
-        services: Any = Registrar(self._server, guard)
+        services: Any = Registrar(self._server, CallbackGuard(self._security, self._keys))
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)

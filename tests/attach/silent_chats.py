@@ -13,7 +13,6 @@ from osmosis_grpc.trainer import (
     TrainerServer,
     attach,
 )
-from osmosis_grpc.types import Callback
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
@@ -71,7 +70,7 @@ class _House:
         trainer = await self.stack.enter_async_context(TrainerServer(self.policy))
         target = await self._past_the_proxy(trainer.callback().target)
         client = await self.stack.enter_async_context(RolloutClient((await self._server()).address))
-        await client.init(request, callback=Callback(target=target))
+        await client.init(request, callback=trainer.callback(target=target))
         return await trainer.completion(request.rollout_id)
 
     async def dial_out(self, request: RolloutRequest) -> Completion:

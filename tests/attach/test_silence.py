@@ -8,7 +8,6 @@ import pytest
 from osmosis_grpc.link import stream
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.types import Callback
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
@@ -64,6 +63,6 @@ async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target, idle_limit=0.5))
     client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=1.0)).address))
     [request] = requests("held", 1)
-    await client.init(request, callback=Callback(target=proxy.address))
+    await client.init(request, callback=trainer.callback(target=proxy.address))
     check_run([request.rollout_id], [await trainer.completion(request.rollout_id, 30)], policy)
     assert proxy.cut_when_idle > 0

@@ -43,7 +43,8 @@ async def main():
             question = {"role": "user", "content": "What is 1 + 2?"}
             request = ChatRequest(rollout_id="r", messages=[question])
             question = trainer_pb2.ChatRequest.FromString(chat_bytes(request))
-            reply = reply_from_wire(await TrainerServiceStub(channel).Chat(question))
+            shown = (("authorization", f"Bearer {trainer.callback().credential}"),)
+            reply = reply_from_wire(await TrainerServiceStub(channel).Chat(question, metadata=shown))
             assert reply.message["tool_calls"][0]["function"]["name"] == "add", reply
             assert len(reply.tokens.ids) == len(reply.tokens.logprobs) > 0
     async with RolloutClient("127.0.0.1:1"):

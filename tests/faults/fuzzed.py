@@ -20,6 +20,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import TrainerServer, attach
+from tests.credentials import shown
 from tests.server.raw_trainer import OPTIONS, init, innocent
 from tests.trainer.raw_agent_server import RawAgentServer, referring
 
@@ -127,6 +128,7 @@ class House(logging.Handler):
         """A good InitRequest with a callback and every field that is served."""
         request = init(rollout_id or f"r{next(NUMBERS):08}").init
         request.callback.target = self.callbacks.address
+        request.callback.credential = self.callbacks.callback().credential
         request.callback.state = b"state"
         request.sampling.temperature = 1.0
         request.sampling.extra_json = '{"min_p": 0.1}'
@@ -169,7 +171,8 @@ class House(logging.Handler):
     async def call(self, address: str, method: str, data: bytes, *, stream: bool) -> str:
         """Send bytes to a method: the name of the status that comes; OK also where none comes soon."""
         channel = self.channels[address]
-        call = (channel.unary_stream if stream else channel.unary_unary)(method)(data, timeout=SOON)
+        metadata = shown(self.callbacks) if address == "TrainerService" else None
+        call = (channel.unary_stream if stream else channel.unary_unary)(method)(data, timeout=SOON, metadata=metadata)
         try:
             if not stream:
                 await call

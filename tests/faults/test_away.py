@@ -6,7 +6,6 @@ import time
 import pytest
 
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.types import Callback
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_whole, requests
 from tests.attach.servers import ServerProcess, until
@@ -74,7 +73,7 @@ async def test_away_from_its_callbacks(stack, tmp_path, seconds):
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("away", COUNT, turns=1, think=8.0))
     for request in asked:
-        await client.init(request, callback=Callback(target=proxy.address))
+        await client.init(request, callback=trainer.callback(target=proxy.address))
     await until(lambda: policy.finals == COUNT, "the last chat of each answered")
     await answered(server.address)
     proxy.refusing = True

@@ -11,7 +11,6 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.types import Callback
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -49,7 +48,7 @@ async def test_blackouts_under_load(stack, tmp_path):
 
     at_work = asyncio.create_task(gather())
     for request in night:
-        await client.init(request, callback=Callback(target=back.address))
+        await client.init(request, callback=trainer.callback(target=back.address))
         await asyncio.sleep(0.1)
     await asyncio.gather(*dark)
     ended = [await trainer.completion(request.rollout_id, 60) for request in night]

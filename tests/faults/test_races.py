@@ -18,6 +18,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import TrainerServer
 from osmosis_grpc.types import events
+from tests.credentials import shown
 
 USER = message_pb2.Message(role="user", text="Hello")
 SOON = 20.0
@@ -237,10 +238,12 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
     stub = services_pb2_grpc.TrainerServiceStub(channel)
     chat = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)
     chat.full.messages.append(USER)
-    assert await stub.Chat(chat) == await stub.Chat(chat)
+    own = shown(trainer)
+    assert await stub.Chat(chat, metadata=own) == await stub.Chat(chat, metadata=own)
     assert len(sampled) == 1
     completion = rollout_pb2.Completion(rollout_id="r", attempt=1, result_id="x", status=1, finish_reason="stop")
-    outcomes = [(await stub.Complete(trainer_pb2.CompleteRequest(completion=completion))).outcome for _ in range(2)]
+    told = trainer_pb2.CompleteRequest(completion=completion)
+    outcomes = [(await stub.Complete(told, metadata=own)).outcome for _ in range(2)]
     assert outcomes == [trainer_pb2.COMPLETE_OUTCOME_RECORDED, trainer_pb2.COMPLETE_OUTCOME_ALREADY_RECORDED]
     assert (await trainer.completion("r", SOON)).result_id == "x"
     with pytest.raises(TimeoutError):

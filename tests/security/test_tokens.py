@@ -7,11 +7,12 @@ import pickle
 import pytest
 
 from osmosis_grpc.link import tokens as module
+from osmosis_grpc.link.callback_credentials import is_for, narrowed
 from osmosis_grpc.link.commandline import access_of, check_trace, security_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.link.tokens import Tokens, for_rollout
+from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 
@@ -36,23 +37,27 @@ def test_only_what_fits_a_header_is_a_token():
 
 
 def test_a_credential_is_good_for_its_rollout_while_its_token_is_accepted():
-    tokens = Tokens(["n=one", "two"])
-    bound, free = tokens.make("r1"), tokens.make()
-    assert tokens.make() != free
+    keys = Tokens(["n=one", "two"]).callbacks
+    bound, free = keys.make("r1"), keys.make()
+    assert narrowed(free, "r1") == bound, "whoever has the one can make the other"
+    assert narrowed(bound, "r2") == bound
+    assert narrowed("two", "r1") == "two"
     for made in (bound, free):
-        assert tokens.made(f"Bearer {made}")
-        assert tokens.owner(made) is None
-        assert Tokens(["other", "one"]).made(made), "after a rotation, in another process"
-        assert not Tokens(["other", "two"]).made(made)
+        assert keys.made(made)
+        assert Tokens(["n=one", "two"]).owner(made) is None
+        assert Tokens(["other", "one"]).callbacks.made(made), "after a rotation, in another process"
+        assert not Tokens(["other", "two"]).callbacks.made(made)
         body, _, signature = made.rpartition(".")
-        for bad in (made[:-1], made + "0", body, f"{body}x.{signature}", "", ".", "cb1...", f"cb1.{signature}"):
-            assert not tokens.made(bad), bad
-    assert for_rollout(bound, "r1")
-    assert not for_rollout(f"Bearer {bound}", "r2")
-    assert for_rollout(free, "r2")
-    assert for_rollout("two", "r2")
-    nonce = bound.split(".")[1]
-    assert not tokens.made(f"cb1.{nonce}..{bound.split('.')[3]}"), "what binds it is signed"
+        for bad in (made[:-1], made + "0", body, f"{body}x.{signature}", "", ".", "cb1..", f"cb1.{signature}"):
+            assert not keys.made(bad), bad
+    assert is_for(bound, "r1")
+    assert not is_for(bound, "r2")
+    assert is_for(free, "r2")
+    assert is_for("two", "r2")
+    assert not keys.made(f"cb1..{bound.split('.')[2]}"), "what binds it is signed"
+    assert not Tokens().callbacks.made(free)
+    with pytest.raises(ValueError, match="no secret"):
+        Tokens().callbacks.make()
 
 
 def test_tokens_are_compared_as_digests_in_constant_time():
@@ -69,13 +74,13 @@ def test_nothing_shows_a_secret(tmp_path):
     tokens = Tokens([canary, f"name={canary}2"])
     shown = [
         tokens, Security.of([canary]), Access(token=canary), TrainerServer(lambda request: None, tokens=canary),
-        RolloutServerSettings(token=canary, connect_token=canary), tokens._rows, tokens._keys,
+        RolloutServerSettings(token=canary, connect_token=canary), tokens._rows, tokens.callbacks,
         attach([], lambda request: None, token=canary, listen_tokens=canary),
     ]  # fmt: skip
     for value in shown:
         assert canary not in repr(value)
         assert canary not in str(value)
-    assert canary.encode() not in pickle.dumps((tokens._rows, tokens._keys))
+    assert canary.encode() not in pickle.dumps((tokens._rows, tokens.callbacks))
     for make in (lambda: Tokens([canary + "\n"]), lambda: Access(token=canary + "\n"), lambda: RolloutClient(
         "10.0.0.1:1", token=canary
     ), lambda: RolloutServerSettings(token=canary + "\t")):  # fmt: skip

@@ -12,6 +12,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServic
 from osmosis_grpc.errors import FailedPrecondition, UnknownChat
 from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.policies import ToolCallingMock
+from tests.credentials import shown
 
 USER = message_pb2.Message(role="user", text="What is 1 + 1?")
 SERVICE = "/osmosis.rollout.v1.RolloutService"
@@ -20,9 +21,10 @@ SERVICE = "/osmosis.rollout.v1.RolloutService"
 def changed(**fields):
     """A good request with some fields replaced; a message field given as a dict is merged."""
 
-    def build(target):
+    def build(trainer):
         request = rollout_pb2.InitRequest(rollout_id="bad", messages=[USER])
-        request.callback.target = target
+        request.callback.target = trainer.address
+        request.callback.credential = trainer.callback().credential
         for name, value in fields.items():
             request.ClearField(name)
             request.MergeFrom(rollout_pb2.InitRequest(**{name: value}))
@@ -73,7 +75,7 @@ BAD_INITS = {
         changed(callback=rollout_pb2.Callback(target="127.0.0.1:1", tls=rollout_pb2.CallbackTls(server_name="a\nb"))),
         "callback.tls.server_name",
     ),
-    "no callback": (lambda target: rollout_pb2.InitRequest(rollout_id="bad", messages=[USER]), "callback"),
+    "no callback": (lambda trainer: rollout_pb2.InitRequest(rollout_id="bad", messages=[USER]), "callback"),
     "empty target": (changed(callback=rollout_pb2.Callback()), "callback.target"),
     "metadata address": (changed(callback=rollout_pb2.Callback(target="169.254.169.254:80")), "callback.target"),
     "unix target": (changed(callback=rollout_pb2.Callback(target="unix:/tmp/x")), "callback.target"),
@@ -99,7 +101,7 @@ async def test_each_bad_init_is_refused_by_name_and_starts_nothing(serve, train)
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = RolloutServiceStub(channel)
         for name, (build, field) in BAD_INITS.items():
-            error = await refused(stub.Init(build(trainer.address)))
+            error = await refused(stub.Init(build(trainer)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
             assert violations(error) == [field], name
         await unharmed(stub, trainer)
@@ -108,7 +110,7 @@ async def test_each_bad_init_is_refused_by_name_and_starts_nothing(serve, train)
 async def unharmed(stub, trainer):
     """Nothing was started, and a good rollout still runs."""
     assert not (await stub.ListRollouts(control_pb2.ListRolloutsRequest())).rollouts
-    await stub.Init(changed(rollout_id="good")(trainer.address))
+    await stub.Init(changed(rollout_id="good")(trainer))
     assert (await asyncio.wait_for(trainer.completion("good"), 10)).status == "COMPLETED"
 
 
@@ -126,9 +128,9 @@ async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, tra
         health = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert (await refused(health(b"\x0a\xff"))).code() is grpc.StatusCode.INVALID_ARGUMENT
 
-        large = changed(label="x" * (65 * 2**20))(trainer.address)
+        large = changed(label="x" * (65 * 2**20))(trainer)
         assert (await refused(stub.Init(large))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        unknown = await refused(stub.Init(changed(agent_loop="nobody")(trainer.address)))
+        unknown = await refused(stub.Init(changed(agent_loop="nobody")(trainer)))
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
         assert "calculator" in unknown.details()
         missing = await refused(stub.GetRollout(control_pb2.GetRolloutRequest(rollout_id="nobody")))
@@ -230,7 +232,7 @@ async def test_the_trainer_refuses_by_name_too(train):
     async with grpc.aio.insecure_channel(trainer.address) as channel:
         stub = TrainerServiceStub(channel)
         for name, (method, request, field) in BAD_CALLBACKS.items():
-            error = await refused(getattr(stub, method)(request))
+            error = await refused(getattr(stub, method)(request, metadata=shown(trainer)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
             assert violations(error) == [field], name
 
@@ -239,7 +241,7 @@ async def test_a_delta_on_an_unknown_chat_is_to_come_again_in_full(train):
     trainer = await train(ToolCallingMock())
     async with grpc.aio.insecure_channel(trainer.address) as channel:
         asked = chat(delta=trainer_pb2.DeltaHistory(continues=7))
-        error = error_of(await refused(TrainerServiceStub(channel).Chat(asked)))
+        error = error_of(await refused(TrainerServiceStub(channel).Chat(asked, metadata=shown(trainer))))
     assert isinstance(error, UnknownChat)
     assert isinstance(error, FailedPrecondition)
     assert (error.sample, error.number) == ("main", 7)

@@ -29,11 +29,10 @@ class CountingAgent(CalculatorAgent):
         return await super().run(ctx)
 
 
-def init_request(target, question="What is 1 + 1?"):
+def init_request(trainer, question="What is 1 + 1?"):
     message = message_pb2.Message(role="user", text=question)
-    return rollout_pb2.InitRequest(
-        rollout_id="same", messages=[message], label="2", callback=rollout_pb2.Callback(target=target)
-    )
+    callback = rollout_pb2.Callback(target=trainer.address, credential=trainer.callback().credential)
+    return rollout_pb2.InitRequest(rollout_id="same", messages=[message], label="2", callback=callback)
 
 
 async def answer(stub, request):
@@ -57,10 +56,10 @@ async def test_after_a_first_one_was_accepted(serve, train, stack):
     agent = CountingAgent()
     server, trainer = await serve(agent), await train(ToolCallingMock())
     stubs = await connections(stack, server.address)
-    first = await answer(stubs[0], init_request(trainer.address))
+    first = await answer(stubs[0], init_request(trainer))
     assert first[1] is True
-    same = [answer(stubs[i % 10], init_request(trainer.address)) for i in range(999)]
-    changed = answer(stubs[3], init_request(trainer.address, "What is 1 + 2?"))
+    same = [answer(stubs[i % 10], init_request(trainer)) for i in range(999)]
+    changed = answer(stubs[3], init_request(trainer, "What is 1 + 2?"))
     *answers, other = await asyncio.gather(*same, changed)
     assert Counter(answers) == {(first[0], False): 999}
     assert other == ("ALREADY_EXISTS", None)
@@ -74,9 +73,7 @@ async def test_all_in_flight_at_once(serve, train, stack):
     agent = CountingAgent()
     server, trainer = await serve(agent), await train(ToolCallingMock())
     stubs = await connections(stack, server.address)
-    requests = [
-        init_request(trainer.address, "What is 1 + 2?" if i % 100 == 50 else "What is 1 + 1?") for i in range(1000)
-    ]
+    requests = [init_request(trainer, "What is 1 + 2?" if i % 100 == 50 else "What is 1 + 1?") for i in range(1000)]
     answers = await asyncio.gather(*(answer(stubs[i % 10], request) for i, request in enumerate(requests)))
     refused = [i for i, (body, _) in enumerate(answers) if body == "ALREADY_EXISTS"]
     won = [i for i in range(1000) if i not in set(refused)]

@@ -34,7 +34,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
     server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
     client = await stack.enter_async_context(RolloutClient(server.address))
     names = [f"r{number}" for number in range(30)]
-    async with TrainerServer(EchoPolicy()) as trainer:
+    async with TrainerServer(EchoPolicy(), tokens="the same in both") as trainer:
         port = trainer.port
         for name in names:
             await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
@@ -44,7 +44,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
             await asyncio.sleep(0.01)
         while any(record.calls for record in server.engine._table._ended):
             await asyncio.sleep(0.01)
-    async with TrainerServer(EchoPolicy(), port=port) as trainer:
+    async with TrainerServer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through
             await client.init(rollout_id=f"new {number}", messages=QUESTION, callback=trainer.callback())

@@ -191,7 +191,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
 async def test_a_completion_waits_for_its_trainer(serve, train, stack):
     server = await serve(outbox_delay=(0.05, 0.1))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    trainer = await train(EchoPolicy())
+    trainer = await train(EchoPolicy(), tokens="the same in both")
     port = trainer.port
     await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
     assert [event async for event in client.events("r")], "to its end: it is delivered"
@@ -200,5 +200,5 @@ async def test_a_completion_waits_for_its_trainer(serve, train, stack):
     await client.cancel("c")
     assert (await client.wait("c")).status is CompletionStatus.CANCELLED
     assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == ["c"]
-    again = await train(EchoPolicy(), port=port)
+    again = await train(EchoPolicy(), port=port, tokens="the same in both")
     assert (await asyncio.wait_for(again.completion("c"), 30)).status is CompletionStatus.CANCELLED

@@ -127,8 +127,9 @@ async def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path):
 
 async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "deep" / "ledger"
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        callback = trainer.callback(credential="hush-hush-credential", state=b"hush-hush-state")
+    secret = "hush-hush-credential"
+    async with TrainerServer(reply, ledger=path, tokens=secret) as trainer, RolloutClient(server.address) as client:
+        callback = trainer.callback(credential=secret, state=b"hush-hush-state")
         await client.init(rollout_id="r", messages=[USER], callback=callback)
         completion = await trainer.completion("r", PATIENCE)
         assert completion.status is COMPLETED

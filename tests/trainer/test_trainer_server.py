@@ -26,6 +26,7 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.wire.rollout import completion_to_wire
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from tests.credentials import shown
 
 USER = {"role": "user", "content": "hi"}
 
@@ -62,11 +63,21 @@ async def ask(train, sampler, stack):
     async def ask(what, timeout=10.0):
         if isinstance(what, Completion):
             request = CompleteRequest(completion=completion_to_wire(what))
-            return outcome_from_wire((await call(stub.Complete, request, timeout=timeout)).outcome)
-        return reply_from_wire(await call(stub.Chat, ChatRequestMessage.FromString(chat_bytes(what)), timeout=timeout))
+            return outcome_from_wire((await called(stub.Complete, request, trainer, timeout)).outcome)
+        return reply_from_wire(await asked(stub, what, trainer, timeout))
 
     ask.trainer = trainer
     return ask
+
+
+async def called(method, request, trainer, timeout=5.0):
+    """An RPC's answer."""
+    return await call(method, request, timeout=timeout, metadata=shown(trainer))
+
+
+async def asked(stub, what, trainer, timeout=5.0):
+    """A chat's answer."""
+    return await called(stub.Chat, ChatRequestMessage.FromString(chat_bytes(what)), trainer, timeout)
 
 
 def chat(number=1, messages=(USER,), **fields):
@@ -223,14 +234,14 @@ async def test_a_policys_mistake_is_told(train, stack, caplog, name):
     trainer = await train(policy)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     with pytest.raises(Internal, match=text):
-        await call(TrainerServiceStub(channel).Chat, ChatRequestMessage.FromString(chat_bytes(chat())), timeout=5)
+        await asked(TrainerServiceStub(channel), chat(), trainer)
     assert "the policy failed at chat 1 of rollout r" in caplog.text
 
 
 async def test_a_policy_need_not_be_async(train, stack):
     trainer = await train(lambda request: ChatResponse(message=SAID))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
-    reply = await call(TrainerServiceStub(channel).Chat, ChatRequestMessage.FromString(chat_bytes(chat())), timeout=5)
+    reply = await asked(TrainerServiceStub(channel), chat(), trainer)
     assert reply_from_wire(reply).message == SAID
 
 

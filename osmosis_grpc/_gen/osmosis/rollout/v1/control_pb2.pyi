@@ -537,9 +537,15 @@ class DrainRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    CANCEL_FIELD_NUMBER: builtins.int
+    cancel: builtins.bool
+    """End a drain instead: the server takes new work again."""
     def __init__(
         self,
+        *,
+        cancel: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel"]) -> None: ...
 
 global___DrainRequest = DrainRequest
 

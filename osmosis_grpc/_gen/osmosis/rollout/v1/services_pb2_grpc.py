@@ -163,8 +163,13 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work from now on and finishes what it has. Idempotent; cannot be
-        taken back. Health reports NOT_SERVING.
+        """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
+        With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
+        is stopping answers a cancel with FAILED_PRECONDITION.
+
+        The call needs an administrator's token: one that the server accepts as such, or, where
+        the server asks nobody for a credential, a caller on the server's own machine. Everybody
+        else gets PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

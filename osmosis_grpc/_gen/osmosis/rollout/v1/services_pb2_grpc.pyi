@@ -100,8 +100,13 @@ class RolloutServiceStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new work from now on and finishes what it has. Idempotent; cannot be
-    taken back. Health reports NOT_SERVING.
+    """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
+    With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
+    is stopping answers a cancel with FAILED_PRECONDITION.
+
+    The call needs an administrator's token: one that the server accepts as such, or, where
+    the server asks nobody for a credential, a caller on the server's own machine. Everybody
+    else gets PERMISSION_DENIED.
     """
 
     Attach: grpc.StreamStreamMultiCallable[
@@ -196,8 +201,13 @@ class RolloutServiceAsyncStub:
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainRequest,
         osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainResponse,
     ]
-    """Takes no new work from now on and finishes what it has. Idempotent; cannot be
-    taken back. Health reports NOT_SERVING.
+    """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
+    With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
+    is stopping answers a cancel with FAILED_PRECONDITION.
+
+    The call needs an administrator's token: one that the server accepts as such, or, where
+    the server asks nobody for a credential, a caller on the server's own machine. Everybody
+    else gets PERMISSION_DENIED.
     """
 
     Attach: grpc.aio.StreamStreamMultiCallable[
@@ -306,8 +316,13 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[osmosis.rollout.v1.control_pb2.DrainResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.DrainResponse]]:
-        """Takes no new work from now on and finishes what it has. Idempotent; cannot be
-        taken back. Health reports NOT_SERVING.
+        """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
+        With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
+        is stopping answers a cancel with FAILED_PRECONDITION.
+
+        The call needs an administrator's token: one that the server accepts as such, or, where
+        the server asks nobody for a credential, a caller on the server's own machine. Everybody
+        else gets PERMISSION_DENIED.
         """
 
     @abc.abstractmethod

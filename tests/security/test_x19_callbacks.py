@@ -1,0 +1,143 @@
+"""X19: a callback carries a credential of its own, made for its rollout: a stranger's outcome or chat is refused."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc, trainer_pb2
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.link.callback_credentials import narrowed
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.types import Callback, CompletionStatus
+from tests.security.conftest import TOKEN
+
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+
+
+class Waiter(RolloutAgentLoop):
+    """Asks one chat when it is let go."""
+
+    name = "waiter"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await self.go.wait()
+        await ctx.chat(ctx.request.messages)
+        return ctx.complete(ctx.request.messages, reward=1.0)
+
+
+class Policy:
+    """Counts what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, request):
+        self.asked.append(request.rollout_id)
+        return answer(request, "three", tokens=2)
+
+
+def forged(rollout_id):
+    """An outcome that nobody had."""
+    completion = rollout_pb2.Completion(
+        rollout_id=rollout_id, attempt=1, result_id="0" * 32, status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
+        finish_reason="stop", reward=1000.0,
+    )  # fmt: skip
+    return trainer_pb2.CompleteRequest(completion=completion)
+
+
+def chat(rollout_id):
+    request = trainer_pb2.ChatRequest(rollout_id=rollout_id, attempt=1, sample="main", number=1)
+    request.full.messages.add(role="user", text="hello")
+    return request
+
+
+async def statuses(trainer, rollout_id, credential):
+    """How Complete and Chat of a stranger end."""
+    async with grpc.aio.insecure_channel(trainer.address) as channel:
+        stub = services_pb2_grpc.TrainerServiceStub(channel)
+        metadata = (("authorization", f"Bearer {credential}"),) if credential else None
+        ended = []
+        for call, request in ((stub.Complete, forged(rollout_id)), (stub.Chat, chat(rollout_id))):
+            try:
+                await call(request, metadata=metadata, timeout=10)
+                ended.append("OK")
+            except grpc.aio.AioRpcError as error:
+                ended.append(error.code().name)
+        return ended
+
+
+@pytest.fixture(params=["without tokens", "with tokens", "with a ledger"])
+def options(request, tmp_path):
+    return {"with tokens": {"tokens": [TOKEN]}, "with a ledger": {"ledger": tmp_path / "ledger"}}.get(request.param, {})
+
+
+async def test_x19_a_strangers_outcome_and_chat_are_refused(stack, options):
+    agent, policy = Waiter(), Policy()
+    server = await stack.enter_async_context(AgentServer([agent], port=0))
+    trainer = await stack.enter_async_context(TrainerServer(policy, **options))
+    other = await stack.enter_async_context(TrainerServer(Policy()))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    await client.init(rollout_id="known", messages=QUESTION, callback=trainer.callback())
+    for credential in ("", "wrong", "cb1..", other.callback().credential, trainer.callback().credential[:-1]):
+        assert await statuses(trainer, "known", credential) == ["UNAUTHENTICATED"] * 2, credential
+    for_another = trainer.callback(rollout_id="another").credential
+    assert await statuses(trainer, "known", for_another) == ["PERMISSION_DENIED"] * 2
+    assert policy.asked == []
+    agent.go.set()
+    completion = await asyncio.wait_for(trainer.completion("known"), 30)
+    assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 1.0)
+    assert policy.asked == ["known"]
+
+
+async def test_x19_an_agent_server_gets_a_credential_for_its_rollout_alone(stack):
+    trainer = await stack.enter_async_context(TrainerServer(Policy()))
+    server = await stack.enter_async_context(AgentServer([Waiter()], port=0))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    callback = trainer.callback()
+    await client.init(rollout_id="r", messages=QUESTION, callback=callback)
+    given = server.engine.rollouts.get("", "r").init.callback
+    assert given.credential == narrowed(callback.credential, "r") == trainer.callback(rollout_id="r").credential
+    assert await statuses(trainer, "s", given.credential) == ["PERMISSION_DENIED"] * 2
+    again = await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
+    assert not again.started
+    assert server.engine.rollouts.get("", "r").init.callback == given, "an equal Init re-points nothing"
+
+
+async def test_x19_a_credential_that_is_none_of_the_trainers_is_refused_when_it_is_made(stack):
+    trainer = await stack.enter_async_context(TrainerServer(Policy()))
+    with pytest.raises(ValueError, match="credential"):
+        trainer.callback(credential="whatever")
+
+
+async def test_x19_a_trainer_with_a_ledger_knows_its_callbacks_after_a_restart(stack, tmp_path):
+    agent, ledger = Waiter(), tmp_path / "ledger"
+    server = await stack.enter_async_context(AgentServer([agent], port=0))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    async with TrainerServer(Policy(), ledger=ledger) as first:
+        port = first.port
+        await client.init(rollout_id="r", messages=QUESTION, callback=first.callback())
+    async with TrainerServer(Policy(), ledger=ledger, port=port) as second:
+        agent.go.set()
+        assert (await asyncio.wait_for(second.completion("r"), 30)).status is CompletionStatus.COMPLETED
+        assert second.callback() == first.callback()
+
+
+async def test_x19_a_callback_made_by_hand_without_a_credential_fails_its_own_rollout(stack):
+    agent, policy = Waiter(), Policy()
+    agent.go.set()
+    server = await stack.enter_async_context(AgentServer([agent], port=0))
+    trainer = await stack.enter_async_context(TrainerServer(policy))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    await client.init(rollout_id="r", messages=QUESTION, callback=Callback(target=trainer.address))
+    completion = await asyncio.wait_for(client.wait("r"), 30)
+    assert completion.status is CompletionStatus.FAILED
+    assert policy.asked == []
