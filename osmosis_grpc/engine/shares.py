@@ -35,9 +35,10 @@ class Shares:
         others = len(self._used) - (owner in self._used)
         return max(1, self.limit // (others + 1))
 
-    def even(self, owner: str) -> float:
-        """An even part of what is used, among this owner and all that use any."""
-        return self.total / (len(self._used) + (owner not in self._used))
+    def has_its_part(self, owner: str) -> bool:
+        """Whether an owner uses an even part of the limit, or of what is used where that is less than the limit."""
+        others = len(self._used) - (owner in self._used)
+        return self.used(owner) >= min(self.limit, self.total) / (others + 1)
 
     def room(self, owner: str) -> bool:
         """Whether an owner may use more."""

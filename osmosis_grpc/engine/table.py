@@ -209,7 +209,7 @@ class RecordTable:
         """
         self.make_room()
         budget = self._config.memory_budget
-        if self._memory > budget and self._uses_its_part(owner):
+        if self._memory > budget and self._sizes.has_its_part(owner):
             live = self._live_size + self._store.live_size
             raise ResourceExhausted(
                 f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
@@ -224,9 +224,6 @@ class RecordTable:
     def _memory(self) -> int:
         return self._sizes.total + self._store.live_size
 
-    def _uses_its_part(self, owner: str) -> bool:
-        return self._sizes.used(owner) >= self._sizes.even(owner)
-
     def make_room(self) -> None:
         """Drop settled records while the budget is overdrawn; undelivered ones never.
 
@@ -234,7 +231,7 @@ class RecordTable:
         """
         while self._settled and self._memory > self._config.memory_budget:
             owner = max(self._settled, key=self._sizes.used)
-            if not self._uses_its_part(owner):
+            if not self._sizes.has_its_part(owner):
                 return
             self.remove(next(iter(self._settled[owner])))
 

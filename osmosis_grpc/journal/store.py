@@ -455,7 +455,7 @@ class JournalStore:
 
     def has_room(self, owner: str) -> bool:
         """See Journal."""
-        return not self.full or self._open_sizes.used(owner) < self._open_sizes.even(owner)
+        return not self.full or not self._open_sizes.has_its_part(owner)
 
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""

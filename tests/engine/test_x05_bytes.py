@@ -30,7 +30,7 @@ async def test_x05_undelivered_completions_of_one_owner_refuse_no_other(hosting)
             record = await start("other", f"b{number}", h.trainer.peer)
             assert (await h.settled(record)).status is CompletionStatus.COMPLETED
             await h.until(lambda record=record: record.settled)
-        kept = [row.rollout_id for row in h.engine.rollouts.page("other")[0]]
+        kept = [row.rollout_id for row in (await h.engine.rollouts.page("other"))[0]]
         assert kept[-1] == "b9", "they are kept for their time, in the owner's own share"
         with pytest.raises(ResourceExhausted):
             await start("hostile", "last", away.peer)

@@ -208,7 +208,7 @@ async def test_a_rollout_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
         assert kept.told == [(1, False)]
         assert list((tmp_path / "credentials").iterdir()) == []
         assert (kept.store.find("r1"), kept.trajectory()) == ([], [])
-        assert kept.store._open_size == 0
+        assert kept.store.live_size == 0
         disk.fails = False
         await kept.until(lambda: not kept.store.problem)
         kept.accept("r1", callback=CALLBACK)
