@@ -47,6 +47,6 @@ from osmosis_grpc.types import (
 __all__ = [
     "Advantages", "Batch", "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls",
     "Completion", "Evaluation", "FailureReason", "Group", "GroupCounts", "OutcomeGroup", "Policy", "RolloutClient",
-    "RolloutRequest", "Row", "Server", "ServerTls", "Skipped", "Started", "SyncTrainer", "TokenBlock", "Trainer", "TrainerServer",
-    "TrajectoryEvent", "VersionSpan", "advantages", "attach", "pad",
+    "RolloutRequest", "Row", "Server", "ServerTls", "Skipped", "Started", "SyncTrainer", "TokenBlock", "Trainer",
+    "TrainerServer", "TrajectoryEvent", "VersionSpan", "advantages", "attach", "pad",
 ]  # fmt: skip
