@@ -1,4 +1,7 @@
-"""Every declared job is made to raise once, and is seen to run again or to be reported."""
+"""Every declared job is made to raise once, and is seen to run again or to be reported.
+
+Those of the trainer and its ledger have their own test, tests/trainer/test_supervised.py.
+"""
 
 import importlib
 import pkgutil
@@ -9,7 +12,7 @@ import osmosis_gateway
 import osmosis_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
-from tests.supervise import process_jobs, server_jobs, trainer_jobs
+from tests.supervise import process_jobs, server_jobs
 from tests.supervise.house import house
 
 for package in (osmosis_grpc, osmosis_gateway):
@@ -17,8 +20,9 @@ for package in (osmosis_grpc, osmosis_gateway):
         if "_gen" not in module.name and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 
-SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS | trainer_jobs.SCENARIOS
-JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith("test.")}
+SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS
+ELSEWHERE = "test.", "trainer.", "ledger."
+JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith(ELSEWHERE)}
 
 
 def test_every_declared_job_has_a_scenario():
