@@ -270,7 +270,7 @@ class Pool:
                     continue
                 server = self._place(rollout)
                 if server is not None:
-                    server.start(rollout)
+                    self._start(server, rollout)
                     continue
                 held.append(rollout)
                 if not rollout.together:
@@ -278,6 +278,13 @@ class Pool:
             queue.extendleft(reversed(held))
             if not queue:
                 del self._queues[agent_loop]
+
+    def _start(self, server: Attachment, rollout: Rollout) -> None:
+        try:
+            server.start(rollout)
+        except Exception as error:
+            problem = job_failed(SEND_AGAIN, error)
+            self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
 
     def _queue(self, rollout: Rollout, *, first: bool = False) -> None:
         queue = self._queues.setdefault(rollout.request.agent_loop, deque())
@@ -320,10 +327,10 @@ class Pool:
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
         """A rollout's completion is recorded."""
-        self.forget(rollout)
-        self.earlier.count(completion)
         if not rollout.done.done():
             rollout.done.set_result(completion)
+        self.forget(rollout)
+        self.earlier.count(completion)
         self.changed()
 
     def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:
