@@ -5,6 +5,7 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -61,12 +62,21 @@ class Acceptance:
         self._shutdown = shutdown
         self._callbacks = callbacks
         self._spawn = spawn
+        self.rejected: Counter[int] = Counter()
+        """How many Inits were refused, by gRPC code."""
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Take a rollout in, or find the equal one: its record, and whether this started it.
 
         `record.accepted` is done once it is accepted, or refused. Raises CallError where it is refused at once.
         """
+        try:
+            return self._begin(init, owner, peer)
+        except CallError as error:
+            self.rejected[error.code] += 1
+            raise
+
+    def _begin(self, init: InitRequest, owner: str, peer: Peer) -> tuple[Record, bool]:
         request = init.request
         known = self._table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
@@ -206,6 +216,7 @@ class Acceptance:
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
+        self.rejected[error.code] += 1
         record.accepted.set_exception(error)
 
     def _unwritable(self) -> Unavailable:

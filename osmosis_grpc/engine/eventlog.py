@@ -6,7 +6,7 @@ An event is shown only after its commit, so no number is ever used twice.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
@@ -29,9 +29,16 @@ class EventLog:
         self.store = store
         store.committed = self._committed
         self._clock = clock
-        self._sinks = list(sinks)
+        self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
+        self.dropped = 0
+        """Events that the store could not keep."""
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
+
+    def add_sink(self, sink: EventSink, *kinds: type) -> None:
+        """Call a sink with each event of some kinds, after its commit."""
+        for kind in kinds:
+            self._sinks[kind].append(sink)
 
     def append(
         self, record: Record, kind: EventKind, then: Callable[[Record], None] | None = None, *,
@@ -44,6 +51,7 @@ class EventLog:
         """
         record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.journaled:
+            self.dropped += 1
             if then is not None:
                 then(record)
             return
@@ -79,6 +87,7 @@ class EventLog:
                 self._show(record, event)
             else:
                 record.journaled = False
+                self.dropped += 1
             if then is not None:
                 try:
                     then(record)
@@ -93,7 +102,7 @@ class EventLog:
         if self._waiters:
             for waiter in self._waiters:
                 waiter.set()
-        for sink in self._sinks:
+        for sink in self._sinks[type(event.kind)]:
             try:
                 sink(event)
             except Exception:

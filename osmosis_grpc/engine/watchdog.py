@@ -8,6 +8,8 @@ import asyncio
 import logging
 import sys
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -24,6 +26,8 @@ class Watchdog:
         self._limit = blocked_after
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.on_lag: Callable[[float], object] = lambda seconds: None
+        """Called on the loop with the seconds that each sign of life took."""
         self.blocked = 0
         """How often the loop was found blocked."""
         self.last = ""
@@ -51,7 +55,7 @@ class Watchdog:
                 continue
             alive = threading.Event()
             try:
-                loop.call_soon_threadsafe(alive.set)
+                loop.call_soon_threadsafe(self._answer, alive, time.monotonic())
             except RuntimeError:
                 return
             if alive.wait(self._limit) or self._stop.is_set():
@@ -61,6 +65,11 @@ class Watchdog:
                 self._report(frame, _tool(asyncio.current_task(loop)))
             while not alive.wait(self._limit) and not self._stop.is_set():
                 pass
+
+    def _answer(self, alive: threading.Event, asked: float) -> None:
+        """The loop's sign of life."""
+        alive.set()
+        self.on_lag(time.monotonic() - asked)
 
     def _report(self, frame: FrameType, tool: str) -> None:
         frames = _callback(frame)

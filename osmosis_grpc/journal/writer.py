@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,10 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
+        self.commits = 0
+        """Transactions that were committed since the start."""
+        self.commit_seconds = 0.0
+        """The time that they took."""
         super().__init__(database, "journal")
 
     def batch(self) -> Batch:
@@ -142,6 +147,7 @@ class Writer(Committer[Batch]):
             self._leave_out(batch)
         latest = self._owed | batch.latest if self._owed else batch.latest
         problem = ""
+        began = time.perf_counter()
         try:
             for call in batch.before:
                 call()
@@ -156,6 +162,8 @@ class Writer(Committer[Batch]):
             for statement, values, _ in latest.values():
                 database.execute(statement, values)
             database.execute("COMMIT")
+            self.commits += 1
+            self.commit_seconds += time.perf_counter() - began
             self._owed = {}
         except Exception as error:  # whatever it was, whoever waits has to be told
             problem = str(error) or type(error).__name__

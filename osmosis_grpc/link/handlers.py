@@ -11,7 +11,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
+from osmosis_grpc.link import measured
 from osmosis_grpc.link.calls import DETAILS_KEY
+from osmosis_grpc.link.measured import CallSink, counting_received, counting_sent
 from osmosis_grpc.wire.status import to_status
 
 log = logging.getLogger(__name__)
@@ -37,16 +39,17 @@ class Registrar:
     """Stands where the generated add_..._to_server want their server: what they add is wrapped on its way.
 
     At registration, once: an interceptor would cost every call some 40 us. With a `guard` every
-    call is asked of it first, before anything of its request is looked at.
+    call is asked of it first, before anything of its request is looked at. `calls` counts the calls.
     """
 
-    def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None) -> None:
+    def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
         self._server = server
         self._guard = guard
+        self._calls = calls
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Add services, every handler wrapped."""
-        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard) for handler in handlers])
+        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """The same handlers by name, of which grpc.aio makes no use."""
@@ -55,9 +58,10 @@ class Registrar:
 class _Wrapped(grpc.GenericRpcHandler):
     """A service whose handlers are wrapped, each once."""
 
-    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None) -> None:
+    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None, calls: CallSink | None) -> None:
         self._handlers = handlers
         self._guard = guard
+        self._calls = calls
         self._wrapped: dict[str, Any] = {}
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -67,11 +71,13 @@ class _Wrapped(grpc.GenericRpcHandler):
             if handler is None:
                 return None
             make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
-            wrapped = self._wrapped[details.method] = make(
-                _guarded(wrap(getattr(handler, name)), self._guard),
-                request_deserializer=careful(handler.request_deserializer),
-                response_serializer=_ready(handler.response_serializer),
-            )
+            read, write = careful(handler.request_deserializer), _ready(handler.response_serializer)
+            if self._calls is not None:
+                read, write = counting_received(read or bytes), counting_sent(write)
+            guarded = _guarded(wrap(getattr(handler, name)), self._guard)
+            wrapped = self._wrapped[details.method] = make(guarded, read, write)
+        if self._calls is not None:
+            measured.answering(self._calls, details.method)
         return wrapped
 
 
@@ -101,6 +107,7 @@ def _guarded(handle: Callable[[Any, Any], Any], guard: _Guard | None) -> Callabl
         return handle
 
     async def pass_by(context: Any) -> None:
+        measured.begun(context)
         try:
             guard(context)
         except Exception as error:
@@ -125,6 +132,7 @@ def _guarded(handle: Callable[[Any, Any], Any], guard: _Guard | None) -> Callabl
 
 def _unary(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handle(request: Any, context: Any) -> Any:
+        measured.begun(context)
         try:
             return await behavior(decoded(request), context)
         except Exception as error:
@@ -145,6 +153,7 @@ def _streaming(behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         return _unary(begun)
 
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
+        measured.begun(context)
         try:
             async with aclosing(behavior(decoded(request), context)) as responses:
                 async for response in responses:

@@ -10,6 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.measured import CallSink
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
@@ -32,6 +33,8 @@ class Attachments:
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
+        self.calls: CallSink | None = None
+        """Counts the streams that are opened to trainers."""
         self._dialling: list[asyncio.Task[None]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
@@ -52,7 +55,7 @@ class Attachments:
         """Open a stream to a trainer, and open it again whenever it ends."""
 
         async def connect() -> CallError | None:
-            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access()) as call:
+            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access(), self.calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share()
                 await stream.greet(server_frame("hello", self._hello("", granted)))
@@ -75,6 +78,11 @@ class Attachments:
             self._attachments[attachment_id] = attachment
             self._wait_for(attachment)
         return attachment.peer
+
+    @property
+    def attached(self) -> int:
+        """How many trainers are attached now."""
+        return len(self._open())
 
     def drain(self) -> None:
         """No new rollouts from now on."""

@@ -47,6 +47,11 @@ class ChatBook:
         """Whether a rollout has a book."""
         return rollout_id in self._rollouts
 
+    @property
+    def open(self) -> int:
+        """How many rollouts have no result yet. Any thread may ask."""
+        return sum(book.result_id is None for book in list(self._rollouts.values()))
+
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
         book = self.rollout(completion.rollout_id, completion.attempt, now)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,12 +17,14 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import CallError, Unavailable, Unimplemented
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.measured import Unregistered
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Guard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import Ledger
@@ -31,6 +33,9 @@ from osmosis_grpc.trainer.sampler import entered
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +176,22 @@ class TrainerServer:
             self._arrived.clear()
             await self._arrived.wait()
 
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name; see Trainer.metrics."""
+        sampler = self._book.sampler
+        return self._book.metrics.read(
+            open_rollouts=self._book.open, open_chats=sampler.in_flight, version=sampler.version
+        )
+
+    @property
+    def source(self) -> TrainerMetrics:
+        """The same by family, with histograms and the RPCs, as collector() has them."""
+        return TrainerMetrics(self._book.metrics, self.metrics)
+
+    def collector(self) -> "PrometheusCollector":
+        """Returns a collector for prometheus_client; see Trainer.collector. Raises MissingExtraError."""
+        return prometheus(self.source)
+
     async def __aenter__(self) -> "TrainerServer":
         async with AsyncExitStack() as stack:
             if self._path is not None:
@@ -189,8 +210,10 @@ class TrainerServer:
             self._run_id = self._ledger.callback_run()
         self._server = grpc.aio.server(options=server_options())
         guard = Guard(self._security, callbacks=True) if self._security.authenticates else None
-        services: Any = Registrar(self._server, guard)
+        calls = self._book.metrics.answered_calls
+        services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
+        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)
         self._sweeper = asyncio.create_task(self._sweep())
@@ -223,6 +246,8 @@ class TrainerServer:
             outcome = await self._commit(completion, told)
         else:
             outcome = await self._keep(completion, state, credential)
+        if outcome is Outcome.RECORDED:
+            self._book.metrics.ended(completion, self._book.sampler.version)
         if outcome is Outcome.ALREADY_RECORDED and self._recorder is None:
             self._came_again(completion)
         return outcome

@@ -1,0 +1,27 @@
+"""The metrics that every process of this project has: its version, failures of background jobs, lost log lines."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+from osmosis_grpc import __version__
+from osmosis_grpc.observability.values import Family, Reading, by_name, single
+from osmosis_grpc.supervise import declared
+
+BUILD = Family("osmosis_build_info", "gauge", "1. The label names the version of osmosis_grpc.", ("version",))
+FAILURES = Family(
+    "osmosis_supervised_failures_total", "counter", "Failures of background jobs, by the job's name.", ("job",)
+)
+LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped: stderr takes them too slowly.")
+
+
+class ProcessMetrics:
+    """What any process of this project has. `failures` returns the failures of its supervised jobs, by name."""
+
+    def __init__(self, failures: Callable[[], Mapping[str, int]]) -> None:
+        self._failures = failures
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        yield BUILD, [((__version__,), 1.0)]
+        yield by_name(FAILURES, dict.fromkeys(declared(), 0.0) | dict(self._failures()))
+        yield single(LINES, sum(getattr(handler, "dropped", 0) for handler in logging.getLogger().handlers))
