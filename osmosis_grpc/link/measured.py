@@ -30,14 +30,14 @@ class Call:
 
     __slots__ = ("_began", "_method", "_sink", "context", "received", "sent")
 
-    def __init__(self, sink: CallSink, method: str) -> None:
+    def __init__(self, sink: CallSink, path: str) -> None:
         self._sink: CallSink | None = sink
-        self._method = method
+        self._method = path.lstrip("/")
         self._began = time.monotonic()
         self.sent = self.received = 0
         self.context: Any = None
         """The servicer context of an answered call, once its handler has begun."""
-        sink.started(method)
+        sink.started(self._method)
 
     def end(self, status: str) -> None:
         """The call is over; only the first time counts."""
@@ -79,7 +79,7 @@ def answering(sink: CallSink, path: str, unanswered: str = "CANCELLED") -> None:
 
     `unanswered` is the status of a call that ends before its handler begins.
     """
-    call = Call(sink, path.lstrip("/"))
+    call = Call(sink, path)
     _current.set(call)
     task = asyncio.current_task()
     assert task is not None
@@ -106,7 +106,7 @@ def calling(sink: CallSink | None, path: str, make: Callable[[], T]) -> tuple[T,
     """Make a client's call and measure it; the caller ends the measurement. Without a sink it is not measured."""
     if sink is None:
         return make(), None
-    call = Call(sink, path.lstrip("/"))
+    call = Call(sink, path)
     token = _current.set(call)
     try:
         return make(), call

@@ -397,6 +397,11 @@ class Trainer:
             version=self._book.sampler.version,
         )  # fmt: skip
 
+    @property
+    def source(self) -> TrainerMetrics:
+        """The same by family, with histograms and the RPCs, as collector() has them."""
+        return TrainerMetrics(self._book.metrics, self.metrics)
+
     def collector(self) -> "PrometheusCollector":
         """Returns these metrics as a collector for prometheus_client, of the extra `server`.
 
@@ -405,7 +410,7 @@ class Trainer:
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")
         """
-        return prometheus(TrainerMetrics(self._book.metrics, self.metrics))
+        return prometheus(self.source)
 
     async def _sweep(self) -> None:
         while True:
