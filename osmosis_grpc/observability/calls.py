@@ -35,14 +35,14 @@ class Calls:
 
     def __init__(self, side: Literal["server", "client"]) -> None:
         one = "call" if side == "server" else "attempt"
-        prefix, what = f"grpc_{side}_{one}", "answered by this server" if side == "server" else "made by this process"
+        prefix, calls = f"grpc_{side}_{one}", f"calls that this process {'answers' if side == 'server' else 'makes'}"
         self._families = (
-            Family(f"{prefix}_started_total", "counter", f"Calls {what}, also those that go on.", ("grpc_method",)),
-            Family(f"{prefix}_duration_seconds", "histogram", f"Time that calls took, {what}.", _ENDED),
-            Family(f"{prefix}_{_SENT}", "histogram", f"Bytes of the messages sent by a call, {what}.", _ENDED),
-            Family(f"{prefix}_{_RECEIVED}", "histogram", f"Bytes of the messages received by a call, {what}.", _ENDED),
+            Family(f"{prefix}_started_total", "counter", f"Starts of {calls}.", ("grpc_method",)),
+            Family(f"{prefix}_duration_seconds", "histogram", f"Duration of {calls}.", _ENDED),
+            Family(f"{prefix}_{_SENT}", "histogram", f"Message bytes sent in {calls}.", _ENDED),
+            Family(f"{prefix}_{_RECEIVED}", "histogram", f"Message bytes received in {calls}.", _ENDED),
         )
-        self._whole = Family("grpc_client_call_duration_seconds", "histogram", f"Time that calls took, {what}.", _ENDED)
+        self._whole = Family("grpc_client_call_duration_seconds", "histogram", f"Duration of {calls}.", _ENDED)
         self._side = side
         self._started: Counter[str] = Counter()
         self._ended: dict[tuple[str, str], _Ended] = {}
