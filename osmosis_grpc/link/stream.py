@@ -74,7 +74,7 @@ class Dialled:
             raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(method)(metadata=access.metadata or None)
         self._decode: Callable[[bytes], Any] = careful(answers.FromString) or bytes
-        self._measured = Call(calls, method) if calls is not None else None
+        self._measured = Call(calls, method.lstrip("/"))
 
     async def __aenter__(self) -> "Dialled":
         return self
@@ -82,8 +82,7 @@ class Dialled:
     async def __aexit__(self, *exc: Any) -> None:
         ended = self._call.done()
         self._call.cancel()
-        if self._measured is not None:
-            self._measured.end((await self._call.code()).name if ended else "CANCELLED")
+        self._measured.end((await self._call.code()).name if ended else "CANCELLED")
         await self._channel.close()
 
     async def finish(self) -> None:
@@ -105,14 +104,12 @@ class Dialled:
             raise
         if data is grpc.aio.EOF:
             return data
-        if self._measured is not None:
-            self._measured.received += len(data)
+        self._measured.received += len(data)
         return self._decode(data)
 
     async def write(self, message: bytes) -> None:
         """See Duplex."""
-        if self._measured is not None:
-            self._measured.sent += len(message)
+        self._measured.sent += len(message)
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:

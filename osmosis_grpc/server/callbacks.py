@@ -5,9 +5,11 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
@@ -16,7 +18,7 @@ from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, Unavailable, UnknownChat
 from osmosis_grpc.link.calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
-from osmosis_grpc.link.measured import Call, CallSink, answered, calling, counting_received, counting_sent
+from osmosis_grpc.link.measured import Asking, CallSink
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.targets import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
@@ -112,13 +114,8 @@ class _Trainer:
         assert init.callback is not None
         self._channel = channel  # held, so that the pool keeps it
         self._calls = calls
-        self._chat: Any = channel.unary_unary(
-            CHAT, counting_sent(None), counting_received(trainer_pb2.ChatResponse.FromString)
-        )
-        self._complete: Any = channel.unary_unary(
-            COMPLETE, counting_sent(trainer_pb2.CompleteRequest.SerializeToString),
-            counting_received(trainer_pb2.CompleteResponse.FromString),
-        )  # fmt: skip
+        self._chat: Any = channel.unary_unary(CHAT)
+        self._complete: Any = channel.unary_unary(COMPLETE)
         self._state = init.callback.state
         self.delta = init.callback.delta
         self.credential = init.callback.credential
@@ -136,23 +133,20 @@ class _Trainer:
     def chat(self, request: ChatRequest, /) -> "_Asking":
         return _Asking(self, request)
 
-    def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> tuple[Any, Call | None]:
-        """Call Chat; returns the call and its measurement. Raises InvalidArgument for more than a message holds."""
+    def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Asking:
+        """Call Chat. Raises InvalidArgument for more than a message holds."""
         message = chat_bytes(request, delta=delta)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
-        return calling(self._calls, CHAT, lambda: self._chat(message, timeout=timeout, metadata=self._metadata))
+        return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))
-        request = trainer_pb2.CompleteRequest(completion=message, state=self._state)
+        request = trainer_pb2.CompleteRequest(completion=message, state=self._state).SerializeToString()
 
-        async def ask(*what: Any, **options: Any) -> Any:
-            return await answered(*calling(self._calls, COMPLETE, lambda: self._complete(*what, **options)))
-
-        answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (),
-                            hide=self.credential)  # fmt: skip
-        outcome = outcome_from_wire(answer.outcome)
+        ask = partial(Asking, self._calls, COMPLETE, self._complete)
+        answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
+        outcome = outcome_from_wire(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer tells no outcome")
         return outcome
@@ -184,7 +178,7 @@ class _Later:
 class _Asking:
     """A chat on its way: awaited in the agent's own task, and given up by cancel()."""
 
-    __slots__ = ("_began", "_call", "_cancelled", "_delta", "_measured", "_request", "_trainer")
+    __slots__ = ("_began", "_call", "_cancelled", "_delta", "_request", "_trainer")
 
     def __init__(self, trainer: _Trainer, request: ChatRequest) -> None:
         self._trainer = trainer
@@ -192,7 +186,7 @@ class _Asking:
         self._delta = trainer.delta
         self._cancelled = False
         self._began = time.monotonic()
-        self._call, self._measured = trainer.call(request, request.timeout, delta=self._delta)
+        self._call = trainer.call(request, request.timeout, delta=self._delta)
 
     def __await__(self) -> Generator[Any, None, ChatResponse]:
         return self._answer().__await__()
@@ -206,7 +200,7 @@ class _Asking:
         while True:
             asked = time.monotonic()
             try:
-                reply = await answered(self._call, self._measured)
+                reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
                 error = _told(failed, self._trainer.credential)
@@ -215,10 +209,10 @@ class _Asking:
                 if self._cancelled or not (unknown or held):
                     raise error from None
                 self._delta = self._delta and not unknown
-            self._call, self._measured = self._trainer.call(self._request, self._left(), delta=self._delta)
+            self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
         try:
-            return reply_from_wire(reply)
-        except InvalidArgument as unreadable:
+            return reply_from_wire(trainer_pb2.ChatResponse.FromString(reply))
+        except (InvalidArgument, DecodeError) as unreadable:
             raise Internal(f"the trainer's reply cannot be read: {unreadable}") from None
 
     def _left(self) -> float | None:
