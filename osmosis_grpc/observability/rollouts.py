@@ -73,19 +73,28 @@ LAG = Family(
 )
 
 
+class _Agent:
+    """What the ended rollouts of one agent came to."""
+
+    __slots__ = ("durations", "newest_rewards", "rewards")
+
+    def __init__(self) -> None:
+        self.durations, self.rewards = Histogram(ROLLOUT_SECONDS), Histogram(_REWARDS)
+        self.newest_rewards: deque[float] = deque(maxlen=RECENT)
+
+
 class EngineMetrics:
     """The metrics of one engine. Adds itself to the engine's sinks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ends: Counter[tuple[str, ...]] = Counter()
-        self._durations = Histograms(DURATION, ROLLOUT_SECONDS)
+        self._agents = {name: _Agent() for name in (*engine.agent_loops, OTHER)}
         self._chats = Histogram(CHAT_SECONDS)
+        self._observe_chat = self._chats.observe
         self._tool_names = Names(MAX_TOOLS)
         self._tools = Histograms(TOOLS, _TOOL_SECONDS)
         self._prompt_tokens = self._response_tokens = self._breaks = 0
-        self._rewards = Histograms(REWARD, _REWARDS)
-        self._newest_rewards: dict[str, deque[float]] = {}
         self._lag = Histogram(_LAG_SECONDS)
         engine.log.add_sink(self._accepted, events.Accepted)
         engine.log.add_sink(self._answered, events.ChatAnswered)
@@ -101,7 +110,7 @@ class EngineMetrics:
     def _answered(self, event: TrajectoryEvent, /) -> None:
         answered: Any = event.kind
         if not answered.recorded_number:  # else the reply was read from the journal
-            self._chats.observe(answered.latency)
+            self._observe_chat(answered.latency)
 
     def _returned(self, event: TrajectoryEvent, /) -> None:
         returned: Any = event.kind
@@ -111,20 +120,21 @@ class EngineMetrics:
         completion = rollout.completion
         if completion is None:
             return
-        agent = rollout.agent_loop if rollout.agent_loop in self._engine.agent_loops else OTHER
-        reason = completion.finish_reason if completion.finish_reason in FINISH_REASONS else OTHER
-        category = completion.failure.boundary if completion.failure is not None else ""
-        self._ends[agent, completion.status.value, reason, category] += 1
-        took = completion.metrics
-        self._durations.of(agent).observe(took.total_latency_ms / 1000)
+        name, reason, failure, took = (
+            rollout.agent_loop, completion.finish_reason, completion.failure, completion.metrics
+        )  # fmt: skip
+        agent = self._agents.get(name)
+        if agent is None:  # left by a process that hosted another one
+            name, agent = OTHER, self._agents[OTHER]
+        if reason not in FINISH_REASONS:
+            reason = OTHER
+        self._ends[name, completion.status, reason, "" if failure is None else failure.boundary] += 1
+        agent.durations.observe(took.total_latency_ms / 1000)
         self._prompt_tokens += took.prompt_tokens
         self._response_tokens += took.response_tokens
         if completion.reward is not None:
-            self._rewards.of(agent).observe(completion.reward)
-            newest = self._newest_rewards.get(agent)
-            if newest is None:
-                newest = self._newest_rewards[agent] = deque(maxlen=RECENT)
-            newest.append(completion.reward)
+            agent.rewards.observe(completion.reward)
+            agent.newest_rewards.append(completion.reward)
         for sample in completion.samples.values():
             if len(sample.segments) > 1:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
@@ -141,12 +151,17 @@ class EngineMetrics:
         yield single(QUEUED, capacity.queued)
         yield single(ABANDONED, capacity.abandoned)
         yield ENDED, list(self._ends.items())
-        yield self._durations.read()
+        ended = [(name, agent) for name, agent in self._agents.items() if any(agent.durations.counts)]
+        rewarded = [(name, agent) for name, agent in ended if agent.newest_rewards]
+        yield DURATION, [((name,), agent.durations) for name, agent in ended]
         yield single(CHATS, self._chats)
         yield self._tools.read()
         yield by_name(TOKENS, {"prompt": self._prompt_tokens, "response": self._response_tokens})
-        yield self._rewards.read()
-        yield by_name(REWARD_MEAN, {name: sum(row) / len(row) for name, row in self._newest_rewards.items()})
+        yield REWARD, [((name,), agent.rewards) for name, agent in rewarded]
+        yield (
+            REWARD_MEAN,
+            [((name,), sum(agent.newest_rewards) / len(agent.newest_rewards)) for name, agent in rewarded],
+        )
         yield single(BREAKS, self._breaks)
         yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
         yield single(DROPPED, engine.log.dropped)
