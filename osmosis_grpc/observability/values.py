@@ -12,7 +12,7 @@ OTHER = "other"
 """The label value of everything that has no label value of its own."""
 
 FINISH_REASONS = frozenset((
-    "abort", "cancelled", "content_filter", "error", "length", "max_tokens", "max_turns", "replay", "restart",
+    "abort", "cancelled", "content_filter", "crashed_server", "error", "length", "max_tokens", "max_turns", "replay", "restart",
     "shutdown", "stop", "superseded", "timeout", "tool_calls", "trainer_lost",
 ))  # fmt: skip
 """The finish reasons with a label value of their own. Agents may return any text."""
