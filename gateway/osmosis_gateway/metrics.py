@@ -12,7 +12,7 @@ class GatewayMetrics:
     """A Source: the metrics of a gateway that runs alone, which is a trainer to its agent server."""
 
     def __init__(self, trainer: Source) -> None:
-        self._sources: tuple[Source, ...] = (ProcessMetrics(dict), trainer)
+        self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
 
     def read(self) -> Iterator[Reading]:
         """See Source."""

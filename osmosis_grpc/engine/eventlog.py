@@ -11,12 +11,17 @@ from typing import Any, NoReturn, get_args
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Entry, EventKind, TrajectoryEvent, events
 from osmosis_grpc.types.messages import text_size
 
 log = logging.getLogger(__name__)
 
-Token = tuple[Record, TrajectoryEvent, Callable[[Record], None] | None]
+COMMITTED = job("engine.committed", OnFailure.REPORT, "callback")
+
+Then = Callable[[Record], None]
+"""What follows the commit of an event."""
+Token = tuple[Record, TrajectoryEvent, Then | None]
 
 BATCH = 256
 """Events read from the store at once."""
@@ -25,8 +30,13 @@ BATCH = 256
 class EventLog:
     """Writes to a Store and follows it."""
 
-    def __init__(self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+    ) -> None:
         self.store = store
+        self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
+        """Called when what follows the commit of a rollout's event has raised."""
+        self._supervisor = supervisor
         store.committed = self._committed
         self._clock = clock
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
@@ -40,11 +50,10 @@ class EventLog:
         for kind in kinds:
             self._sinks[kind].append(sink)
 
-    def append(
-        self, record: Record, kind: EventKind, then: Callable[[Record], None] | None = None, *,
-        entry: Entry | None = None,
-    ) -> None:  # fmt: skip
+    def append(self, record: Record, kind: EventKind, then: Then | None = None, *, entry: Entry | None = None) -> None:
         """Write the next event of a rollout; `then` comes after its commit, at once where that is.
+
+        What `then` raises goes to `on_failed`. If append raises, nothing was written.
 
         Where nothing can be committed (`record.journaled` is false from then on), `then` comes
         all the same: what runs goes on without its events.
@@ -52,16 +61,16 @@ class EventLog:
         record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.journaled:
             self.dropped += 1
-            if then is not None:
-                then(record)
+            self._follow_up(record, then)
             return
-        record.written = number = record.written + 1
+        number = record.written + 1
         event = TrajectoryEvent(record.rollout_id, record.attempt, number, record.progress_time, kind)
         size = 0 if self.store.durable else _size(kind)
-        if self.store.append(event, size, (record, event, then), entry):
+        committed = self.store.append(event, size, (record, event, then), entry)
+        record.written = number
+        if committed:
             self._show(record, event)
-            if then is not None:
-                then(record)
+            self._follow_up(record, then)
 
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
@@ -88,20 +97,21 @@ class EventLog:
             else:
                 record.journaled = False
                 self.dropped += 1
-            if then is not None:
-                try:
-                    then(record)
-                except Exception:  # one rollout's trouble must not keep the others of its transaction waiting
-                    log.exception("what follows a commit of rollout %s failed", record.rollout_id)
+            self._follow_up(record, then)
+
+    def _follow_up(self, record: Record, then: Then | None) -> None:
+        if then is not None:
+            self._supervisor.call(COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error))
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
         record.last_number = event.number
-        if record.waiters:
+        try:
             for waiter in record.waiters:
                 waiter.set()
-        if self._waiters:
             for waiter in self._waiters:
                 waiter.set()
+        except Exception as error:  # readers look again after idle_interval
+            self._supervisor.failed(COMMITTED, error, lambda error: None)
         for sink in self._sinks[type(event.kind)]:
             try:
                 sink(event)

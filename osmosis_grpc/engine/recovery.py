@@ -55,6 +55,7 @@ class Recovery:
                 self._outbox.put(record)
             return
         record.tenant.open += 1
+        record.counted = True
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
         else:
@@ -77,4 +78,5 @@ class Recovery:
                 record.recording = recording
                 self._log.append(record, events.Resumed(record.last_number))
             self._admission.reserve(beyond=True)
+            record.reserved = True
             self._runner.admit(record)

@@ -5,6 +5,7 @@ positions of its events, so that the table of events needs no other index. What 
 read from here by whoever asks; of what is not, memory holds the positions.
 """
 
+import asyncio
 import functools
 import json
 import logging
@@ -13,17 +14,20 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.database import connect
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.secrets import has_secrets
 from osmosis_grpc.journal.writer import Batch, Latest, Token, Writer
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
@@ -57,10 +61,17 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
     def read(self: "JournalStore", /, *args: P.args, **named: P.kwargs) -> R:
         try:
             return method(self, *args, **named)
-        except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-            raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     return read
+
+
+_UNREADABLE = (sqlite3.Error, OSError, InvalidArgument, schema.JournalError)
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"the journal cannot be read: {error}", retry_after=5.0)
 
 
 @dataclass(slots=True)
@@ -92,8 +103,18 @@ class Figures:
 class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
-    def __init__(self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3) -> None:
+    def __init__(
+        self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3,
+        supervisor: Supervisor | None = None,
+    ) -> None:  # fmt: skip
         self._folder = found = Folder(folder)
+        try:
+            self._begin(found, record_ttl, budget, supervisor or Supervisor("the journal"))
+        except BaseException:
+            found.close()
+            raise
+
+    def _begin(self, found: Folder, record_ttl: float, budget: int, supervisor: Supervisor) -> None:
         self._database, self._secrets = found.reads, found.secrets
         self._reader = Reader(found.reads)
         self.journal_id = found.journal_id
@@ -114,7 +135,8 @@ class JournalStore:
         self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
-        self._writer = Writer(self._folder.writes, self._folder.path, self._told, self._told_problem)
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(found.writes, found.path, found.lock, self._told, self._told_problem, supervisor)
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
@@ -132,6 +154,14 @@ class JournalStore:
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
         """See Store. `size` is of no use here."""
         number, body = kind_to_bytes(event.kind)
+        try:
+            self._append(event, number, body, token, entry)
+        except Exception as error:  # rows and positions may no longer agree: nothing more is committed
+            self._writer.broken(error)
+            self._loop.call_soon(self.committed, [token], False)
+        return False
+
+    def _append(self, event: TrajectoryEvent, number: int, body: bytes, token: Any, entry: Entry | None) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
@@ -148,7 +178,6 @@ class JournalStore:
         note = _NOTES.get(type(event.kind))
         if note is not None:
             note(self, batch, rollout, event)
-        return False
 
     def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
         init, request = entry.init, entry.init.request
@@ -271,6 +300,13 @@ class JournalStore:
 
     def _told(self, tokens: list[Token], ok: bool) -> None:
         """Something was committed, or cannot be."""
+        try:
+            self._note(tokens, ok)
+        except Exception as error:
+            self._writer.broken(error)
+        self.committed([token for _, _, token in tokens], ok)
+
+    def _note(self, tokens: list[Token], ok: bool) -> None:
         for rollout, position, _ in tokens:
             assert isinstance(rollout, _Open)
             if ok:
@@ -284,7 +320,6 @@ class JournalStore:
                 self._close(rollout, ok)
             if self._found:
                 self._found.pop(rollout.key[0], None)
-        self.committed([token for _, _, token in tokens], ok)
 
     def _close(self, rollout: _Open, kept: bool) -> None:
         """Nothing more comes of a rollout."""
@@ -339,10 +374,33 @@ class JournalStore:
         """See Journal."""
         return self._reader.named(owner, idempotency_key)
 
-    @_reads
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
         """See Journal."""
-        return self._reader.entries(owner, after, limit)
+
+        def read(reader: Reader) -> Sequence[Entry]:
+            return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
+
+        return await self._apart(read)
+
+    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
+        """See Store."""
+        return await self._apart(lambda reader: read(reader.trajectory))
+
+    async def _apart(self, read: Callable[[Reader], R]) -> R:
+        """Read on another thread, over a connection of its own: a query on the shared one would hold up the loop."""
+
+        def reading() -> R:
+            with closing(connect(self._folder.path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                return read(Reader(database))
+
+        try:
+            return await asyncio.to_thread(reading)
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     @_reads
     def unsettled(self) -> Sequence[Entry]:

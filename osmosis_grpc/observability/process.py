@@ -1,7 +1,7 @@
 """The metrics that every process of this project has: its version, failures of background jobs, lost log lines."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from osmosis_grpc import __version__
 from osmosis_grpc.observability.values import Family, Reading, by_name, single
@@ -14,14 +14,15 @@ FAILURES = Family(
 LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped: stderr takes them too slowly.")
 
 
-class ProcessMetrics:
-    """What any process of this project has. `failures` returns the failures of its supervised jobs, by name."""
+def failures(counts: Mapping[str, int]) -> Reading:
+    """Returns the reading of a supervisor's failures. Jobs that never failed are 0."""
+    return by_name(FAILURES, dict.fromkeys(declared(), 0.0) | dict(counts))
 
-    def __init__(self, failures: Callable[[], Mapping[str, int]]) -> None:
-        self._failures = failures
+
+class ProcessMetrics:
+    """What any process of this project has."""
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
         yield BUILD, [((__version__,), 1.0)]
-        yield by_name(FAILURES, dict.fromkeys(declared(), 0.0) | dict(self._failures()))
         yield single(LINES, sum(getattr(handler, "dropped", 0) for handler in logging.getLogger().handlers))

@@ -1,11 +1,11 @@
 """The metrics of an agent server's process, beside those of its engine and of its calls."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.observability.calls import Calls
-from osmosis_grpc.observability.process import ProcessMetrics
+from osmosis_grpc.observability.process import ProcessMetrics, failures
 from osmosis_grpc.observability.rollouts import EngineMetrics
 from osmosis_grpc.observability.values import Family, Reading, Source, Summary, single
 
@@ -33,20 +33,20 @@ class ServerMetrics:
     """All metrics of an agent server: of its process, its calls, its engine and its journal."""
 
     def __init__(
-        self, engine: Engine, *, attached: Callable[[], int] = int,
-        journal: Callable[[], JournalFigures] | None = None, failures: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:  # fmt: skip
+        self, engine: Engine, *, attached: Callable[[], int] = int, journal: Callable[[], JournalFigures] | None = None
+    ) -> None:
         self.answered, self.made = Calls("server"), Calls("client")
         """The calls that the server answers, and those that it makes."""
         self._engine = engine
         self._attached = attached
         self._journal = journal
-        self._parts: tuple[Source, ...] = (ProcessMetrics(failures), EngineMetrics(engine), self.answered, self.made)
+        self._parts: tuple[Source, ...] = (ProcessMetrics(), EngineMetrics(engine), self.answered, self.made)
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
         for part in self._parts:
             yield from part.read()
+        yield failures(self._engine.supervisor.failures)
         yield single(ATTACHMENTS, self._attached())
         yield single(DRAINING, float(self._engine.shutdown.draining))
         figures = self._journal() if self._journal is not None else None

@@ -12,8 +12,8 @@ OTHER = "other"
 """The label value of everything that has no label value of its own."""
 
 FINISH_REASONS = frozenset((
-    "abort", "cancelled", "content_filter", "crashed_server", "error", "length", "max_tokens", "max_turns", "replay", "restart",
-    "shutdown", "stop", "superseded", "timeout", "tool_calls", "trainer_lost",
+    "abort", "cancelled", "content_filter", "crashed_server", "error", "length", "max_tokens", "max_turns", "replay",
+    "restart", "shutdown", "stop", "superseded", "timeout", "tool_calls", "trainer_lost",
 ))  # fmt: skip
 """The finish reasons with a label value of their own. Agents may return any text."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)

@@ -1,8 +1,9 @@
 """A trainer's metrics for Prometheus: its metrics() by family, histograms, and its RPCs as gRFC A66 names them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from osmosis_grpc.observability.process import failures
 from osmosis_grpc.observability.values import FINISH_REASONS, OTHER, Family, Labels, Reading, Value, single
 from osmosis_grpc.trainer.metrics import Metrics
 
@@ -63,11 +64,15 @@ def prometheus(source: "TrainerMetrics") -> "PrometheusCollector":
 
 
 class TrainerMetrics:
-    """A Source over what a trainer counts. `flat` is its metrics(). Any thread may read it."""
+    """A Source over what a trainer counts. Any thread may read it.
 
-    def __init__(self, metrics: Metrics, flat: Callable[[], dict[str, float]]) -> None:
+    `flat` is its metrics(), `failed` counts the failures of its background jobs.
+    """
+
+    def __init__(self, metrics: Metrics, flat: Callable[[], dict[str, float]], failed: Mapping[str, int]) -> None:
         self._metrics = metrics
         self._flat = flat
+        self._failed = failed
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
@@ -84,6 +89,7 @@ class TrainerMetrics:
         training, evaluation = self._metrics.durations
         yield DURATION, [(("false",), training), (("true",), evaluation)]
         yield single(CHAT_DURATION, self._metrics.chat_durations)
+        yield failures(self._failed)
         yield from self._metrics.answered_calls.read()
         yield from self._metrics.made_calls.read()
 

@@ -146,11 +146,11 @@ async def test_find_named_and_entries(tmp_path):
             assert store.find("r9") == []
             assert store.find("r0")[0].completion.result_id == "x"
             assert (store.named("me", "k2"), store.named("you", "k2"), store.named("me", "k9")) == ("r2", "", "")
-            mine = store.entries("me", 0, 10)
+            mine = await store.entries("me", 0, 10)
             assert [(entry.sequence, entry.init.request.rollout_id) for entry in mine] == [
                 (1, "r0"), (3, "r2"), (5, "r4"), (6, "r2")
             ]  # fmt: skip
-            assert [entry.sequence for entry in store.entries("me", 1, 2)] == [3, 5]
+            assert [entry.sequence for entry in (await store.entries("me", 1, 2))] == [3, 5]
             assert all(entry.completion is None for entry in mine)
 
 

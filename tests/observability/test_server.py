@@ -4,24 +4,21 @@ import asyncio
 import logging
 import os
 import time
-from collections import Counter
 
 import pytest
 
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
-from osmosis_grpc.observability.server import ServerMetrics
 from osmosis_grpc.observability.values import OTHER
 from osmosis_grpc.server import AgentServer, Security
-from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.supervise import inject
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
 
 CANARY = "canary-7b1f0c-secret"
-FAILED = job("test.metrics", OnFailure.REPORT)
 
 
 async def until(condition):
@@ -204,12 +201,13 @@ async def test_o2_events_that_a_full_disk_cannot_keep(stack, tmp_path, attach_to
 
 
 async def test_o2_failures_of_jobs_and_lost_log_lines(serve):
-    server = await serve(Mixed())
-    failures = Counter({FAILED.name: 3})
-    page = scrape(ServerMetrics(server.engine, failures=lambda: failures))
-    assert page.value("osmosis_supervised_failures_total", job=FAILED.name) == 3
-    quiet = scrape(server.metrics)
-    assert (("osmosis_supervised_failures_total", frozenset({("job", FAILED.name)}))) in quiet.samples, "it is 0"
+    server = await serve(Mixed(), sweep_interval=0.02)
+    name = "osmosis_supervised_failures_total"
+    assert (name, frozenset({("job", "engine.sweep")})) in scrape(server.metrics).samples, (
+        "a job is there before it fails"
+    )
+    inject("engine.sweep", RuntimeError("injected"))
+    await until(lambda: scrape(server.metrics).value(name, job="engine.sweep") == 1)
     handler = BackgroundHandler(-1, waiting=0)
     logging.getLogger().addHandler(handler)
     try:

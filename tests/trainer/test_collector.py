@@ -84,7 +84,7 @@ def test_o3_reasons_that_agents_make_up_are_one():
 
     from osmosis_grpc.trainer.collector import TrainerMetrics
 
-    page = scrape(TrainerMetrics(metrics, flat))
+    page = scrape(TrainerMetrics(metrics, flat, {}))
     counted = {key: value for key, value in page.samples.items() if key[0] == NAME("failures_total")}
     assert sum(counted.values()) == 1000
     assert page.labels(NAME("failures_total"), "reason") == {"other"}
