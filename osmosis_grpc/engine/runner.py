@@ -164,8 +164,8 @@ class Runner:
         variables.run(current_session.set, session)
         agent = self._agent_loops[record.agent_loop]
         name = f"agent {record.rollout_id}"[:80]
-        record.task = task = child(AGENT, _outcome(agent, context), context=variables, name=name)
         over = partial(self._supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
+        record.task = task = child(AGENT, _outcome(agent, context), context=variables, name=name)
         task.add_done_callback(over)
         failpoints.reach("rollout.started")
 
@@ -209,6 +209,8 @@ class Runner:
             self.abandoned.add(record.task)
             if not record.parked:
                 self._end(record, free=False)
+        elif not record.parked:  # it has stopped, and _over was not called
+            self._end(record, free=record.slot)
 
     def park(self, record: Record) -> None:
         """Leave a rollout as it is in the journal: the next process goes on with it."""
