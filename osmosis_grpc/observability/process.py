@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Iterator, Mapping
 
-from osmosis_grpc import __version__
+from osmosis_grpc import __version__, supervise
 from osmosis_grpc.observability.values import Family, Reading, by_name, single
-from osmosis_grpc.supervise import declared
 
 BUILD = Family("osmosis_build_info", "gauge", "1. The label names the version of osmosis_grpc.", ("version",))
 FAILURES = Family(
@@ -15,8 +14,10 @@ LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped:
 
 
 def failures(counts: Mapping[str, int]) -> Reading:
-    """Returns the reading of a supervisor's failures. Jobs that never failed are 0."""
-    return by_name(FAILURES, dict.fromkeys(declared(), 0.0) | dict(counts))
+    """Returns the failures of a supervisor and of jobs without one. Jobs that never failed are 0."""
+    alone = supervise.failures
+    names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
+    return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})
 
 
 class ProcessMetrics:

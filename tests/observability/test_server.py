@@ -12,12 +12,13 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.observability.values import OTHER
 from osmosis_grpc.server import AgentServer, Security
-from osmosis_grpc.supervise import inject
+from osmosis_grpc.supervise import OnFailure, call_later, inject, job
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
 
+ALONE = job("test.alone", OnFailure.REPORT, "timer")
 CANARY = "canary-7b1f0c-secret"
 
 
@@ -208,6 +209,10 @@ async def test_o2_failures_of_jobs_and_lost_log_lines(serve):
     )
     inject("engine.sweep", RuntimeError("injected"))
     await until(lambda: scrape(server.metrics).value(name, job="engine.sweep") == 1)
+    before = scrape(server.metrics).value(name, job=ALONE.name)
+    inject(ALONE.name, RuntimeError("injected"))
+    call_later(ALONE, 0.0, print)
+    await until(lambda: scrape(server.metrics).value(name, job=ALONE.name) == before + 1)
     handler = BackgroundHandler(-1, waiting=0)
     logging.getLogger().addHandler(handler)
     try:
