@@ -23,7 +23,7 @@ from tests.supervise.house import FAST, USER, Hangs, SlowTools, Talk
 FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
 LINES = 40
-PATIENCE = 15.0
+PATIENCE = 20.0
 """Seconds after which a caller counts as one that waits for ever."""
 ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
 CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
@@ -37,7 +37,7 @@ class House:
         self.stack = AsyncExitStack()
 
     async def __aenter__(self):
-        config = EngineConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0}))
+        config = EngineConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}))
         loops = [Talk(), SlowTools(), Hangs()]
         enter = self.stack.enter_async_context
         self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))
