@@ -65,7 +65,7 @@ class House:
                 handed, held = await self.attached.rollout(request), self.attached._pool.held
             else:
                 await self.client.init(request, callback=self.called.callback(delta=delta))
-                handed, held = await self.called.completion(name), self.called._held
+                handed, held = await self.called.completion(name), self.called._inbox.held
             assert handed.status is CompletionStatus.COMPLETED, handed.failure
             read = await held.fetch(name)
             await handed.confirm()
