@@ -15,6 +15,7 @@ from typing import Any
 
 from osmosis_gateway.calls import Calls
 from osmosis_gateway.door import HttpServer, tokens_of
+from osmosis_gateway.metrics import GatewayMetrics
 from osmosis_gateway.routes import Door, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
@@ -142,7 +143,7 @@ async def stand_alone(
         async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record, tokens=keys) as back:
             rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
             app = gateway_app("osmosis_grpc")
-            app.state.rollouts = rollouts
+            app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
             door = Door(
                 tokens=guard.tokens, certificates=guard.asks_certificates,
                 max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback,

@@ -19,6 +19,7 @@ from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.link.tokens import check_token
+from osmosis_grpc.observability.server import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
 
@@ -52,6 +53,7 @@ def create_app(
         async with Calls(known.client, checked_only=True) as calls, Engine([agent_loop], config, sinks=sinks) as engine:
             trainers = HttpTrainers(calls, TargetPolicy(loopback=False), known.client)
             app.state.engine, app.state.rollouts = engine, HostedRollouts(engine, trainers.peer)
+            app.state.metrics = ServerMetrics(engine)
             if on_startup is not None:
                 await on_startup()
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,9 +14,10 @@ from fastapi import FastAPI
 from osmosis_gateway.calls import Calls
 from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.routes import Door, add_metrics, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.link import forks
+from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
@@ -126,7 +128,7 @@ async def open_door(
             tokens=security.tokens or tokens_of(known), certificates=security.asks_certificates,
             max_metadata_bytes=server.max_metadata_bytes, loopback=server.on_loopback,
         )  # fmt: skip
-        app.state.rollouts = HostedRollouts(server.engine, trainers.peer)
+        app.state.rollouts, app.state.metrics = HostedRollouts(server.engine, trainers.peer), server.metrics
         add_routes(app, door)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
@@ -136,3 +138,17 @@ async def open_door(
         finally:
             for scheme in schemes:
                 server.callbacks.schemes.pop(scheme, None)
+
+
+@asynccontextmanager
+async def open_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
+    """Serve /metrics of an agent server on loopback, to everybody on this machine.
+
+    Raises MissingExtraError without prometheus_client, OSError when the port is taken.
+    """
+    importlib.import_module("osmosis_grpc.observability.exposition")
+    app = gateway_app("osmosis_grpc", openapi_url=None)
+    app.state.metrics = server.metrics
+    add_metrics(app, Door(max_metadata_bytes=0, loopback=True))
+    async with HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port) as http:
+        yield http

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Security
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 
@@ -14,12 +14,14 @@ from osmosis_gateway.bodies import Bounds, internal, read_json, refusal
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
 from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
+from osmosis_gateway.metrics import render
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
+_JSON_DETAIL = {"application/json": {"schema": _DETAIL}}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
 _WORDS = {
     400: "The body has two lengths, or was cut off.",
@@ -34,6 +36,7 @@ _WORDS = {
     424: "The trainer gave no reply, and is not to be asked again.",
     429: "At capacity; ask again later.",
     500: "The agent's get_tools failed.",
+    501: "The library that metrics need is not installed.",
     503: "Draining, or the server behind cannot be reached; ask again later.",
 }
 
@@ -73,7 +76,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What OpenAPI says of refusals."""
     rows: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
-        rows[status] = {"description": _WORDS[status], "content": {"application/json": {"schema": _DETAIL}}}
+        rows[status] = {"description": _WORDS[status], "content": _JSON_DETAIL}
         if status in (429, 503):
             rows[status]["headers"] = _RETRY
     return rows
@@ -93,13 +96,12 @@ def invalid() -> dict[int | str, dict[str, Any]]:
 
 
 def add_routes(app: FastAPI, door: Door) -> None:
-    """Put the routes of the contract on an application; `app.state.rollouts` stands behind them once it runs."""
-    bearer = Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))
-    guarded = [bearer] if door.tokens else []
-    if door.guarded:  # within OneBody, which ends the connection of a body that nobody reads
-        app.user_middleware.append(Middleware(Guarded, tokens=door.tokens, certificates=door.certificates))
-    else:
-        app.user_middleware.append(Middleware(Local, loopback=door.loopback))
+    """Put the routes of the contract on an application.
+
+    Once it runs, `app.state.rollouts` stands behind them, and `app.state.metrics`, a Source, behind /metrics.
+    """
+    add_metrics(app, door)
+    guarded = _bearer(door)
 
     @app.post(
         contract.INIT_PATH, status_code=202, response_model=InitAnswer, dependencies=guarded,
@@ -123,12 +125,37 @@ def add_routes(app: FastAPI, door: Door) -> None:
 
     @app.get("/platform/health", response_model=Health, dependencies=guarded,
              responses=responses(401, 503) | {404: {"description": "This server has no token.",
-             "content": {"application/json": {"schema": _DETAIL}}}})  # fmt: skip
+             "content": _JSON_DETAIL}})  # fmt: skip
     async def platform_health(request: Request) -> dict[str, Any]:
         """The same for callers with a token; not there on a server that has none."""
         if not door.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
         return await behind(request).health()
+
+
+def add_metrics(app: FastAPI, door: Door) -> None:
+    """Guard an application, and put /metrics on it; `app.state.metrics`, a Source, stands behind it."""
+    if door.guarded:  # within OneBody, which ends the connection of a body that nobody reads
+        app.user_middleware.append(Middleware(Guarded, tokens=door.tokens, certificates=door.certificates))
+    else:
+        app.user_middleware.append(Middleware(Local, loopback=door.loopback))
+    hidden: dict[int | str, dict[str, Any]] = {
+        404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
+    }
+
+    @app.get("/metrics", response_class=PlainTextResponse, dependencies=_bearer(door),
+             responses=responses(401, 421, 501) | hidden)  # fmt: skip
+    async def metrics(request: Request) -> Response:
+        """Metrics for Prometheus, to callers with a token, or on loopback where there is none."""
+        if not (door.guarded or bound_to_loopback(request.scope, door.loopback)):
+            raise NotFound("this server has no token and is not on loopback, and so no /metrics")
+        page, content_type = await render(request.app.state.metrics, request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
+
+
+def _bearer(door: Door) -> list[Any]:
+    """What OpenAPI says of a guarded route; nothing of an open one."""
+    return [Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))] if door.tokens else []
 
 
 def behind(request: Request) -> Rollouts:

@@ -39,6 +39,8 @@ class BackgroundHandler(logging.Handler):
         self._waiting = waiting
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._dropped = 0
+        self.dropped = 0
+        """Records that were dropped since the start."""
         self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -49,6 +51,7 @@ class BackgroundHandler(logging.Handler):
                 self._write([record])
             elif self._queue.qsize() >= self._waiting:
                 self._dropped += 1
+                self.dropped += 1
             else:
                 self._queue.put(record)
         except Exception:

@@ -162,6 +162,18 @@ class ServerOptions(Declared):
             help="gRPC port that the agent server calls back at; 0 picks a free one.",
         ),
     ] = 50052
+    metrics_port: Annotated[
+        int | None,
+        Option(
+            group="Addresses",
+            flags=("--metrics-port",),
+            metavar="PORT",
+            least=0,
+            most=65535,
+            default="off",
+            help="Serve /metrics for Prometheus here too, on loopback and without a token; 0 picks a free one.",
+        ),
+    ] = None
     max_metadata_size_bytes: Annotated[
         int,
         Option(

@@ -5,6 +5,7 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -57,6 +58,8 @@ class Acceptance:
         self._clock = clock
         self._shutdown = shutdown
         self._callbacks = callbacks
+        self.rejected: Counter[int] = Counter()
+        """How many Inits were refused, by gRPC code."""
         self._supervisor = supervisor
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
@@ -64,6 +67,13 @@ class Acceptance:
 
         `record.accepted` is done once it is accepted, or refused. Raises CallError where it is refused at once.
         """
+        try:
+            return self._find_or_begin(init, owner, peer)
+        except CallError as error:
+            self.rejected[error.code] += 1
+            raise
+
+    def _find_or_begin(self, init: InitRequest, owner: str, peer: Peer) -> tuple[Record, bool]:
         request = init.request
         known = self._table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
@@ -233,6 +243,7 @@ class Acceptance:
             self._shutdown.changed()
         finally:  # the caller waits
             if not record.accepted.done():
+                self.rejected[error.code] += 1
                 record.accepted.set_exception(error)
 
     def _unwritable(self) -> Unavailable:

@@ -224,9 +224,11 @@ class Engine:
         self.recovery.suspects.ended(record)
         self.shutdown.changed()
         self._completed += 1
+        info = replace(record.info(), completion=record.completion) if self.end_sinks else None
         for sink in self.end_sinks:
+            assert info is not None
             try:
-                sink(replace(record.info(), completion=record.completion))
+                sink(info)
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended all the same")
 

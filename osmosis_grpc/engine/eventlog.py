@@ -6,7 +6,7 @@ An event is shown only after its commit, so no number is ever used twice.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
@@ -39,7 +39,9 @@ class EventLog:
         self._supervisor = supervisor
         store.committed = self._committed
         self._clock = clock
-        self._sinks = list(sinks)
+        self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
+        self.dropped = 0
+        """Events that the store could not keep."""
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
 
@@ -53,6 +55,7 @@ class EventLog:
         """
         record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.journaled:
+            self.dropped += 1
             self._follow_up(record, then)
             return
         number = record.written + 1
@@ -64,13 +67,15 @@ class EventLog:
             self._show(record, event)
             self._follow_up(record, then)
 
-    def add_sink(self, sink: EventSink) -> None:
-        """Show every event to a sink from now on."""
-        self._sinks = [*self._sinks, sink]
+    def add_sink(self, sink: EventSink, *kinds: type) -> None:
+        """Call a sink with each event of these kinds, or of all where none is named, after its commit."""
+        for kind in kinds or self._sinks:
+            self._sinks[kind] = [*self._sinks[kind], sink]
 
     def remove_sink(self, sink: EventSink) -> None:
         """Show no more events to a sink. Idempotent."""
-        self._sinks = [other for other in self._sinks if other != sink]
+        for kind, sinks in self._sinks.items():
+            self._sinks[kind] = [other for other in sinks if other != sink]
 
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
@@ -96,6 +101,7 @@ class EventLog:
                 self._show(record, event)
             else:
                 record.journaled = False
+                self.dropped += 1
             self._follow_up(record, then)
 
     def _follow_up(self, record: Record, then: Then | None) -> None:
@@ -111,7 +117,7 @@ class EventLog:
                 waiter.set()
         except Exception as error:  # readers look again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
-        for sink in self._sinks:
+        for sink in self._sinks[type(event.kind)]:
             try:
                 sink(event)
             except Exception:

@@ -44,6 +44,8 @@ class Outbox:
         self._retries: set[asyncio.Task[None]] = set()
         self.absences = Absences()
         """Trainers for whose return completions wait."""
+        self.attempts = 0
+        """How often a completion was sent."""
         self.undelivered = 0
         self.expired = 0
         """Completions that were given up because their time was up."""
@@ -85,6 +87,7 @@ class Outbox:
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         completion = record.completion
         assert completion is not None
+        self.attempts += 1
         call: asyncio.Future[Outcome]
         try:
             if record.peer.refers or not refers(completion):

@@ -3,6 +3,7 @@
 Nothing here changes one.
 """
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
@@ -67,6 +68,10 @@ class Rollouts:
             return record is not None and record.owner == owner
 
         return self._log.follow_all(position, mine)
+
+    def in_flight(self) -> Counter[str]:
+        """Returns how many accepted rollouts have not ended, by agent loop."""
+        return Counter(record.agent_loop for record in self._table.live() if record.accepted.done())
 
     def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
         """Whether an accepted attempt is the owner's, running or ended."""

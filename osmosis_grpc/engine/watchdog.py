@@ -8,6 +8,8 @@ import asyncio
 import logging
 import sys
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -28,6 +30,8 @@ class Watchdog:
         self._limit = blocked_after
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.on_lag: Callable[[float], object] = lambda seconds: None
+        """Called on the loop with the seconds that each sign of life took."""
         self.blocked = 0
         """How often the loop was found blocked."""
         self.last = ""
@@ -56,7 +60,7 @@ class Watchdog:
             return True
         alive = threading.Event()
         try:
-            loop.call_soon_threadsafe(alive.set)
+            loop.call_soon_threadsafe(self._answer, alive, time.monotonic())
         except RuntimeError:  # the loop is closed
             return False
         if alive.wait(self._limit) or self._stop.is_set():
@@ -67,6 +71,11 @@ class Watchdog:
         while not alive.wait(self._limit) and not self._stop.is_set():
             pass
         return True
+
+    def _answer(self, alive: threading.Event, asked: float) -> None:
+        """The loop's sign of life."""
+        alive.set()
+        self.on_lag(time.monotonic() - asked)
 
     def _report(self, frame: FrameType, tool: str) -> None:
         frames = _callback(frame)

@@ -97,6 +97,17 @@ class _Open:
     """Its last event is written."""
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a journal, for its metrics."""
+
+    bytes: int
+    """Of the file and of its write-ahead log."""
+    commits: int
+    commit_seconds: float
+    """The time of all commits."""
+
+
 class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
@@ -149,6 +160,12 @@ class JournalStore:
         self._writer.batch().latest["closed"] = Latest(_FACT, ("closed", 1))
         self._writer.close()
         self._folder.close()
+
+    def figures(self) -> "Figures":
+        """Returns what the journal takes and what its commits took."""
+        files = (self._folder.path, self._folder.path.with_name(f"{self._folder.path.name}-wal"))
+        size = sum(file.stat().st_size for file in files if file.exists())
+        return Figures(size, self._writer.commits, self._writer.commit_seconds)
 
     # What is written.
 

@@ -113,6 +113,10 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
+        self.commits = 0
+        """Transactions that were committed since the start."""
+        self.commit_seconds = 0.0
+        """The time that they took."""
         super().__init__(database, lock, COMMIT, supervisor)
 
     def batch(self) -> Batch:
@@ -197,6 +201,7 @@ class Writer(Committer[Batch]):
             self._leave_out(batch)
         latest = self._owed | batch.latest if self._owed else batch.latest
         problem = ""
+        began = time.perf_counter()
         try:
             for call in batch.before:
                 call()
@@ -211,6 +216,8 @@ class Writer(Committer[Batch]):
             for statement, values, _ in latest.values():
                 database.execute(statement, values)
             database.execute("COMMIT")
+            self.commits += 1
+            self.commit_seconds += time.perf_counter() - began
             self._owed = {}
         except Exception as error:  # whatever it was, whoever waits has to be told
             problem = str(error) or type(error).__name__

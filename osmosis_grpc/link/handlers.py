@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.link.calls import DETAILS_KEY
+from osmosis_grpc.link.measured import Call, CallSink
 from osmosis_grpc.wire.status import to_status
 
 log = logging.getLogger(__name__)
@@ -37,16 +39,17 @@ class Registrar:
     """Stands where the generated add_..._to_server want their server: what they add is wrapped on its way.
 
     At registration, once: an interceptor would cost every call some 40 us. With a `guard` every
-    call is asked of it first, before anything of its request is looked at.
+    call is asked of it first, before anything of its request is looked at. `calls` counts the calls.
     """
 
-    def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None) -> None:
+    def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
         self._server = server
         self._guard = guard
+        self._calls = calls
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """Add services, every handler wrapped."""
-        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard) for handler in handlers])
+        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """The same handlers by name, of which grpc.aio makes no use."""
@@ -55,9 +58,10 @@ class Registrar:
 class _Wrapped(grpc.GenericRpcHandler):
     """A service whose handlers are wrapped, each once."""
 
-    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None) -> None:
+    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None, calls: CallSink | None) -> None:
         self._handlers = handlers
         self._guard = guard
+        self._calls = calls
         self._wrapped: dict[str, Any] = {}
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -67,19 +71,73 @@ class _Wrapped(grpc.GenericRpcHandler):
             if handler is None:
                 return None
             make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
-            wrapped = self._wrapped[details.method] = make(
-                _guarded(wrap(getattr(handler, name)), self._guard),
-                request_deserializer=careful(handler.request_deserializer),
-                response_serializer=_ready(handler.response_serializer),
-            )
+            method = _Method(
+                details.method.lstrip("/"), self._guard, self._calls, careful(handler.request_deserializer) or bytes,
+                handler.response_serializer or bytes,
+            )  # fmt: skip
+            wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), method))
         return wrapped
 
 
-def _ready(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes] | None:
-    """What is bytes already is sent as it is."""
-    if serialize is None:
-        return None
-    return lambda message: message if type(message) is bytes else serialize(message)
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What is known of a method. Its handler takes and gives bytes."""
+
+    name: str
+    guard: _Guard | None
+    calls: CallSink | None
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+
+
+class _Answering(Call):
+    """A call that is being answered, and its context: what a behaviour reads and writes is counted."""
+
+    __slots__ = ("_context", "_done", "_read", "_write")
+
+    def __init__(self, method: _Method, context: Any) -> None:
+        super().__init__(method.calls, method.name)
+        self._context = context
+        self._read, self._write = method.read, method.write
+        self._done = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF."""
+        data = await self._context.read()
+        return data if data is grpc.aio.EOF else self.request(data)
+
+    async def write(self, message: Any) -> None:
+        """Send a message."""
+        await self._context.write(self.response(message))
+
+    def request(self, data: Any) -> Any:
+        """A request as a message, or an iterator of them as one of messages."""
+        if hasattr(data, "__aiter__"):
+            return self._requests(data)
+        self.received += len(data)
+        return self._read(data)
+
+    async def _requests(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield self.request(data)
+
+    def response(self, message: Any) -> bytes:
+        """A response as bytes; what is bytes already is sent as it is."""
+        data: bytes = message if type(message) is bytes else self._write(message)
+        self.sent += len(data)
+        return data
+
+    def done(self) -> None:
+        """The call is answered."""
+        self._done = True
+
+    def over(self) -> None:
+        """The handler ends: the call was answered, aborted, or else cancelled."""
+        code = None if self._done else self._context.code()
+        self.end("OK" if self._done else "CANCELLED" if code is None else code.name)
 
 
 def careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -96,63 +154,59 @@ def careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return read
 
 
-def _guarded(handle: Callable[[Any, Any], Any], guard: _Guard | None) -> Callable[[Any, Any], Any]:
-    if guard is None:
-        return handle
+def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], method: _Method) -> Callable[[Any, Any], Awaitable[Any]]:
+    guard = method.guard
 
-    async def pass_by(context: Any) -> None:
+    async def handle(data: Any, context: Any) -> Any:
+        call = _Answering(method, context)
         try:
-            guard(context)
+            if guard is not None:
+                guard(context)
+            response = call.response(await behavior(decoded(call.request(data)), context))
+            call.done()
+            return response
         except Exception as error:
             await _abort(context, error)
-
-    if inspect.iscoroutinefunction(handle):
-
-        async def guarded(request: Any, context: Any) -> Any:
-            await pass_by(context)
-            return await handle(request, context)
-
-        return guarded
-
-    async def guarded_stream(request: Any, context: Any) -> AsyncIterator[Any]:
-        await pass_by(context)
-        async with aclosing(handle(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    return guarded_stream
-
-
-def _unary(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def handle(request: Any, context: Any) -> Any:
-        try:
-            return await behavior(decoded(request), context)
-        except Exception as error:
-            await _abort(context, error)
+        finally:
+            call.over()
 
     return handle
 
 
-def _streaming(behavior: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    if inspect.iscoroutinefunction(behavior):  # it reads and writes its context by itself
+def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable[[Any, Any], Any]:
+    guard = method.guard
 
-        async def begun(request: Any, context: Any) -> Any:
+    async def begun(data: Any, context: Any) -> None:
+        """For a behaviour that reads and writes its context by itself."""
+        call = _Answering(method, context)
+        try:
+            if guard is not None:
+                guard(context)
             # With its first message, grpc.aio would send metadata again when that write was given up for an error,
             # which Core refuses: the caller would never be told how the call ended.
             await context.send_initial_metadata(())
-            return await behavior(request, context)
-
-        return _unary(begun)
-
-    async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async with aclosing(behavior(decoded(request), context)) as responses:
-                async for response in responses:
-                    yield response
+            await behavior(decoded(call.request(data)), call)
+            call.done()
         except Exception as error:
             await _abort(context, error)
+        finally:
+            call.over()
 
-    return handle
+    async def handle(data: Any, context: Any) -> AsyncIterator[Any]:
+        call = _Answering(method, context)
+        try:
+            if guard is not None:
+                guard(context)
+            async with aclosing(behavior(decoded(call.request(data)), context)) as responses:
+                async for response in responses:
+                    yield call.response(response)
+            call.done()
+        except Exception as error:
+            await _abort(context, error)
+        finally:
+            call.over()
+
+    return begun if inspect.iscoroutinefunction(behavior) else handle
 
 
 def decoded(request: Any) -> Any:

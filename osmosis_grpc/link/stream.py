@@ -24,6 +24,7 @@ from osmosis_grpc.errors import CallError, Cancelled, Internal, InvalidArgument,
 from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import careful, decoded
+from osmosis_grpc.link.measured import Call, CallSink
 from osmosis_grpc.link.options import client_options
 from osmosis_grpc.supervise import OnFailure, child, job
 
@@ -73,20 +74,22 @@ class Dialled:
     a file that it needs for TLS cannot be read now.
     """
 
-    def __init__(self, target: str, method: str, answers: Any, access: Access) -> None:
+    def __init__(self, target: str, method: str, answers: Any, access: Access, calls: CallSink | None = None) -> None:
         try:
             self._channel = access.channel(target, client_options(grpc__use_local_subchannel_pool=1))
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        self._call: Any = self._channel.stream_stream(
-            method, request_serializer=None, response_deserializer=careful(answers.FromString)
-        )(metadata=access.metadata or None)
+        self._call: Any = self._channel.stream_stream(method)(metadata=access.metadata or None)
+        self._decode: Callable[[bytes], Any] = careful(answers.FromString) or bytes
+        self._measured = Call(calls, method.lstrip("/"))
 
     async def __aenter__(self) -> "Dialled":
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
+        ended = self._call.done()
         self._call.cancel()
+        self._measured.end((await self._call.code()).name if ended else "CANCELLED")
         await self._channel.close()
 
     async def done_writing(self) -> None:
@@ -97,16 +100,21 @@ class Dialled:
     async def read(self) -> Any:
         """See Duplex. Raises a CallError when the call ended badly."""
         try:
-            return await self._call.read()
+            data = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         except asyncio.CancelledError:
             if self._call.cancelled() and not _cancelled_here():
                 raise Cancelled("the other side cancelled the stream") from None
             raise
+        if data is grpc.aio.EOF:
+            return data
+        self._measured.received += len(data)
+        return self._decode(data)
 
     async def write(self, message: bytes) -> None:
         """See Duplex."""
+        self._measured.sent += len(message)
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:

@@ -20,7 +20,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import EngineConfig, failpoints
-from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.journal import JournalError
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
@@ -61,7 +61,7 @@ async def run_process(
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm(settings.failpoint)
     stop = _stop_on_signals(options.drain_timeout)
-    if not options.no_http:
+    if not options.no_http or options.metrics_port is not None:
         importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
     async with AsyncExitStack() as stack:
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
@@ -72,6 +72,8 @@ async def run_process(
         server = await _grpc(stack, hosted, config, options, security, trainers)
         http = await _http(stack, server, settings)
         doors = {"grpc": server.address} | ({"http": http.address} if http else {})
+        if options.metrics_port is not None:
+            doors["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning("whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host)
         server.engine.watchdog.paused = False
@@ -165,6 +167,18 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
         return None
 
 
+async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: int) -> str:
+    """Serve /metrics on a port of its own. Returns its address."""
+    door = importlib.import_module("osmosis_gateway.door")
+    try:
+        http = await stack.enter_async_context(door.open_metrics(server, host=host, port=port))
+    except MissingExtraError as error:
+        raise NotStarted(f"--metrics-port: {error}") from None
+    except OSError as error:
+        raise NotStarted(f"{error}; --metrics-port chooses another port") from None
+    return str(http.address)
+
+
 def _stop_on_signals(limit: float) -> asyncio.Event:
     """An event that the first SIGTERM or SIGINT sets. The second ends the process, and so does time."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -212,3 +226,5 @@ def _banner(names: Sequence[str], doors: dict[str, str], security: Security) -> 
                f"{scheme}://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo")  # fmt: skip
     if "http" in doors:
         typer.echo(f"  HTTP    {scheme}://{doors['http']}/v1/rollout/init")
+    if "metrics" in doors:
+        typer.echo(f"  metrics http://{doors['metrics']}/metrics")

@@ -21,9 +21,11 @@ from osmosis_grpc.journal import JournalStore
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.measured import Unregistered
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.observability.server import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
@@ -103,6 +105,12 @@ class AgentServer:
             self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, max_metadata_bytes)
             """Trainers that speak over one stream."""
+            self.metrics = ServerMetrics(
+                self.engine, attached=lambda: self.attachments.attached,
+                journal=self._journal.figures if self._journal is not None else None,
+            )  # fmt: skip
+            """What /metrics shows."""
+            self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             if self._journal is not None:
                 self._journal.close()
@@ -134,11 +142,13 @@ class AgentServer:
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self._set_draining, owner=guard or _nobody, check_admin=self.security.check_admin,
         )  # fmt: skip
-        services: Any = Registrar(self._server, guard)
+        calls = self.metrics.answered
+        services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server, calls=calls))
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
+        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
         left_over = self.engine.recovery.left_over()

@@ -258,6 +258,7 @@ class Attachment:
             return
         if beyond:
             error = ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
+            self._engine.acceptance.rejected[error.code] += 1
             if self.tenant.open >= self._largest_rollout_window:
                 raise error
             self._refuse_init(rollout_id, attempt, error)

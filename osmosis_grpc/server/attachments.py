@@ -14,6 +14,7 @@ from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.measured import CallSink
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
@@ -42,6 +43,8 @@ class Attachments:
         self._attachments: dict[str, Attachment] = {}
         self._held = Shares(MAX_ATTACHMENTS, engine.config.max_attachments_per_owner)
         """How many each owner has."""
+        self.calls: CallSink | None = None
+        """Counts the streams that are opened to trainers."""
         self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
@@ -64,7 +67,7 @@ class Attachments:
         owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:
-            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access()) as call:
+            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access(), self.calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share(owner)
                 await stream.greet(server_frame("hello", self._hello("", granted)))
@@ -86,6 +89,11 @@ class Attachments:
             attachment = self._add(attachment_id, owner)
             self._wait_for(attachment)
         return attachment.peer
+
+    @property
+    def attached(self) -> int:
+        """How many trainers are attached now."""
+        return len(self._open())
 
     def drain(self) -> None:
         """No new rollouts from now on."""

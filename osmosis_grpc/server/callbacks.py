@@ -5,17 +5,20 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
+from osmosis_grpc.link.measured import Asking, CallSink
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.targets import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
@@ -32,6 +35,7 @@ HELD = 10.0
 """Seconds after which a chat that is cut off was with the trainer: longer than grpc tries to connect."""
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
+COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
 
 MakePeer = Callable[..., Awaitable[Peer]]
 """Takes an InitRequest and, as `authenticated`, whether it is known who the caller is."""
@@ -47,6 +51,8 @@ class Callbacks:
 
     def __init__(self, policy: TargetPolicy, *, authenticated: bool = False, tls: ClientTls | None = None) -> None:
         self.policy = policy
+        self.calls: CallSink | None = None
+        """Counts the calls that go to trainers."""
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
@@ -64,7 +70,7 @@ class Callbacks:
                 raise InvalidArgument("callback.tls", "does not go with a URL, whose scheme says it")
             return await make(init, authenticated=self._authenticated)
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
-        trainer = _Trainer(self._channel(address, callback), init)
+        trainer = _Trainer(self._channel(address, callback), init, self.calls)
         return _peer(trainer.chat, trainer.complete, callback)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
@@ -104,11 +110,12 @@ def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
 class _Trainer:
     """One rollout's trainer."""
 
-    def __init__(self, channel: grpc.aio.Channel, init: InitRequest) -> None:
+    def __init__(self, channel: grpc.aio.Channel, init: InitRequest, calls: CallSink | None) -> None:
         assert init.callback is not None
         self._channel = channel  # held, so that the pool keeps it
-        self._chat: Any = channel.unary_unary(CHAT, None, trainer_pb2.ChatResponse.FromString)
-        self._complete = services_pb2_grpc.TrainerServiceStub(channel).Complete
+        self._calls = calls
+        self._chat: Any = channel.unary_unary(CHAT)
+        self._complete: Any = channel.unary_unary(COMPLETE)
         self._state = init.callback.state
         self.delta = init.callback.delta
         self.credential = init.callback.credential
@@ -126,19 +133,20 @@ class _Trainer:
     def chat(self, request: ChatRequest, /) -> "_Asking":
         return _Asking(self, request)
 
-    def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Any:
+    def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Asking:
         """Call Chat. Raises InvalidArgument for more than a message holds."""
         message = chat_bytes(request, delta=delta)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
-        return self._chat(message, timeout=timeout, metadata=self._metadata)
+        return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))
-        request = trainer_pb2.CompleteRequest(completion=message, state=self._state)
-        answer = await call(self._complete, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (),
-                            hide=self.credential)  # fmt: skip
-        outcome = outcome_from_wire(answer.outcome)
+        request = trainer_pb2.CompleteRequest(completion=message, state=self._state).SerializeToString()
+
+        ask = partial(Asking, self._calls, COMPLETE, self._complete)
+        answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
+        outcome = outcome_from_wire(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer tells no outcome")
         return outcome
@@ -203,8 +211,8 @@ class _Asking:
                 self._delta = self._delta and not unknown
             self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
         try:
-            return reply_from_wire(reply)
-        except InvalidArgument as unreadable:
+            return reply_from_wire(trainer_pb2.ChatResponse.FromString(reply))
+        except (InvalidArgument, DecodeError) as unreadable:
             raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None
 
     def _left(self) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import NotFound, TrainerFailed
@@ -19,6 +19,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
+from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
@@ -31,6 +32,9 @@ from osmosis_grpc.trainer.sampler import entered, version_text
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
 
@@ -405,6 +409,21 @@ class Trainer:
             open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
             version=self._book.sampler.version,
         )  # fmt: skip
+
+    @property
+    def source(self) -> TrainerMetrics:
+        """The same by family, with histograms and the RPCs, as collector() has them."""
+        return TrainerMetrics(self._book.metrics, self.metrics, self._supervisor.failures)
+
+    def collector(self) -> "PrometheusCollector":
+        """Returns these metrics as a collector for prometheus_client, of the extra `server`.
+
+        It has histograms and the trainer's RPCs, too; docs/operators.md lists all names. Raises MissingExtraError.
+
+            prometheus_client.REGISTRY.register(trainer.collector())
+            prometheus_client.start_http_server(9464, addr="127.0.0.1")
+        """
+        return prometheus(self.source)
 
     def _sweep(self) -> None:
         self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)

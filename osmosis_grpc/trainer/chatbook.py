@@ -50,6 +50,11 @@ class ChatBook:
         """Whether a rollout has a book."""
         return rollout_id in self._rollouts
 
+    @property
+    def open(self) -> int:
+        """How many rollouts have no result yet. Any thread may ask."""
+        return sum(book.result_id is None for book in list(self._rollouts.values()))
+
     def expects(self, rollout_id: str) -> bool:
         """Whether a rollout has a book, and its completion is still to be recorded."""
         book = self._rollouts.get(rollout_id)

@@ -13,6 +13,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.measured import Unregistered
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.security import Guard, Security
@@ -63,8 +64,10 @@ class Connections:
         self._server = grpc.aio.server(options=server_options())
         self._pool.servers.more_may_come = True
         guard = self._security.guard()
-        services: Any = Registrar(self._server, guard)
+        calls = self._pool.book.metrics.answered_calls
+        services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
+        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         return listen(self._server, address, self._security)
 
     def await_servers(self, kept: Iterable[KeptRollout]) -> None:
@@ -125,7 +128,8 @@ class Connections:
                 raise await explained(server.name, self._access, error) from None
 
         async def attach() -> CallError | None:
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access) as call:
+            calls = self._pool.book.metrics.made_calls
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access, calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._pool.servers.share(server)
                 await stream.greet(server.greeting(granted))

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from osmosis_grpc.observability import Calls, Histogram
+from osmosis_grpc.observability.values import CHAT_SECONDS, ROLLOUT_SECONDS
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024
@@ -22,7 +24,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
 
 
 class Recent:
-    """The newest values of one quantity."""
+    """The newest values of one quantity. Any thread may read them."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=RECENT)
@@ -33,22 +35,25 @@ class Recent:
 
     def mean(self, name: str) -> Iterator[tuple[str, float]]:
         """Yields the mean; nothing without a value."""
-        if self._values:
-            yield f"{name}/mean", float(np.mean(self._values))
+        values = list(self._values)
+        if values:
+            yield f"{name}/mean", float(np.mean(values))
 
     def spread(self, name: str) -> Iterator[tuple[str, float]]:
         """Yields mean, p50 and p95; nothing without a value."""
         yield from self.mean(name)
-        if self._values:
-            p50, p95 = np.percentile(self._values, (50, 95))
+        values = list(self._values)
+        if values:
+            p50, p95 = np.percentile(values, (50, 95))
             yield f"{name}/p50", float(p50)
             yield f"{name}/p95", float(p95)
 
     def highest(self, name: str) -> Iterator[tuple[str, float]]:
         """Yields mean and maximum; nothing without a value."""
         yield from self.mean(name)
-        if self._values:
-            yield f"{name}/max", float(max(self._values))
+        values = list(self._values)
+        if values:
+            yield f"{name}/max", float(max(values))
 
 
 class Tally:
@@ -89,7 +94,7 @@ class Tally:
         for status in CompletionStatus:
             yield f"{prefix}rollouts/{status.lower()}", float(self._statuses[status])
         yield f"{prefix}rollouts/from_journal", float(self._from_journal)
-        for reason, times in self._failures.items():
+        for reason, times in list(self._failures.items()):
             yield f"{prefix}failures/{reason}", float(times)
         yield from self._rewards.mean(f"{prefix}reward")
         yield from self._seconds.spread(f"{prefix}rollout_seconds")
@@ -107,10 +112,17 @@ class Metrics:
         self._training, self._evaluation = Tally(), Tally()
         self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
         self._chat_seconds = Recent()
+        self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
+        """Of rollouts that were trained on, and of evaluations."""
+        self.chat_durations = Histogram(CHAT_SECONDS)
+        self.answered_calls, self.made_calls = Calls("server"), Calls("client")
+        """The RPCs that the trainer answers, and those that it makes."""
 
     def ended(self, outcome: Completion, version: str) -> None:
         """Count an outcome; `version` is the policy's current one."""
         self._tally(outcome).ended(outcome, version)
+        if outcome.from_journal is None:
+            self.durations[outcome.evaluation].observe(outcome.metrics.total_latency_ms / 1000)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server took."""
@@ -120,6 +132,7 @@ class Metrics:
         """Count a policy call that gave this reply after some seconds."""
         self._answered += 1
         self._chat_seconds.add(seconds)
+        self.chat_durations.observe(seconds)
         prompt = None if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
         sampled = None if reply.tokens is None else len(reply.tokens.ids)
         self._prompt_tokens += _used(reply, "prompt_tokens") if prompt is None else prompt

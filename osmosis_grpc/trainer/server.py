@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -18,6 +18,7 @@ from osmosis_grpc.errors import CallError, InvalidArgument, TrainerFailed, Unava
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.measured import Unregistered
 from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
@@ -25,6 +26,7 @@ from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
+from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.inbox import Inbox
@@ -34,6 +36,9 @@ from osmosis_grpc.trainer.sampler import entered
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +153,22 @@ class TrainerServer:
         async for completion in self._inbox.all():
             yield completion
 
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name; see Trainer.metrics."""
+        sampler = self._book.sampler
+        return self._book.metrics.read(
+            open_rollouts=self._book.open, open_chats=sampler.in_flight, version=sampler.version
+        )
+
+    @property
+    def source(self) -> TrainerMetrics:
+        """The same by family, with histograms and the RPCs, as collector() has them."""
+        return TrainerMetrics(self._book.metrics, self.metrics, self._supervisor.failures)
+
+    def collector(self) -> "PrometheusCollector":
+        """Returns a collector for prometheus_client; see Trainer.collector. Raises MissingExtraError."""
+        return prometheus(self.source)
+
     async def __aenter__(self) -> "TrainerServer":
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._supervisor.close)
@@ -169,8 +190,10 @@ class TrainerServer:
         self._inbox.open(Held(self._ledger) if self._ledger is not None else None)
         self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
-        services: Any = Registrar(self._server, CallbackGuard(self._security, self._keys))
+        calls = self._book.metrics.answered_calls
+        services: Any = Registrar(self._server, CallbackGuard(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
+        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)
         self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
@@ -203,6 +226,8 @@ class TrainerServer:
             outcome = await self._commit(completion, told)
         else:
             outcome = await self._keep(completion, state, credential)
+        if outcome is Outcome.RECORDED:
+            self._book.metrics.ended(completion, self._book.sampler.version)
         if outcome is Outcome.ALREADY_RECORDED and self._recorder is None:
             self._inbox.came_again(completion)
         return outcome

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Gene
 from functools import partial, wraps
 from operator import length_hint
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies import Policy
@@ -18,6 +18,9 @@ from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_asyn
 from osmosis_grpc.trainer.attach import Server, Trainer, attach
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.types.completion import Receipt
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,10 @@ class SyncTrainer:
     def metrics(self) -> dict[str, float]:
         """See Trainer.metrics."""
         return self._on_loop(self._trainer.metrics)
+
+    def collector(self) -> "PrometheusCollector":
+        """See Trainer.collector."""
+        return self._trainer.collector()
 
     @property
     def servers(self) -> list[Server]:

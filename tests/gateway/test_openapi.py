@@ -12,8 +12,8 @@ from osmosis_gateway.contract import InitBody
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.conftest import INIT
 
-HEALTH, PLATFORM = "/health", "/platform/health"
-ROUTES = {(INIT, "post"), (HEALTH, "get"), (PLATFORM, "get")}
+HEALTH, PLATFORM, METRICS = "/health", "/platform/health", "/metrics"
+ROUTES = {(INIT, "post"), (HEALTH, "get"), (PLATFORM, "get"), (METRICS, "get")}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -79,7 +79,7 @@ async def test_security_is_told_where_there_is_some(start):
     (scheme,) = rows[INIT, "post"]["security"][0]
     told = spec["components"]["securitySchemes"][scheme]
     assert (told["type"], told["scheme"]) == ("http", "bearer")
-    assert rows[PLATFORM, "get"]["security"] == rows[INIT, "post"]["security"]
+    assert rows[PLATFORM, "get"]["security"] == rows[METRICS, "get"]["security"] == rows[INIT, "post"]["security"]
     assert "security" not in rows[HEALTH, "get"]
     assert '"t"' not in json.dumps(spec)
 
@@ -136,6 +136,8 @@ async def test_every_status_that_is_given_is_told(start, trainer):
     says(spec, PLATFORM, "get", await gateway.client.get(PLATFORM))
     says(spec, PLATFORM, "get", await closed.client.get(PLATFORM))
     says(spec, PLATFORM, "get", await closed.client.get(PLATFORM, headers={"authorization": "t"}))
+    says(spec, METRICS, "get", await closed.client.get(METRICS))
+    says(spec, METRICS, "get", await gateway.client.get(METRICS, headers={"host": "evil.example"}))
     await gateway.server.drain()
     says(spec, INIT, "post", await gateway.init(trainer.body("r3")))
     says(spec, HEALTH, "get", await gateway.client.get(HEALTH))
@@ -143,6 +145,7 @@ async def test_every_status_that_is_given_is_told(start, trainer):
 
     told = {(path, int(status)) for (path, _), row in operations(spec).items() for status in row["responses"]}
     seen |= {(INIT, 400), (INIT, 408)}  # test_hostile_input sends what they are for
+    seen |= {(METRICS, 200), (METRICS, 404), (METRICS, 501)}  # test_metrics has these
     seen |= {(HEALTH, 503), (PLATFORM, 503)}  # of a gateway that runs alone, whose server is away
     assert told == seen
 
@@ -179,7 +182,7 @@ async def test_nothing_is_found_by_fuzzing(start, trainer, token):
     gateway = await start(token=token)
     header = ["--header", f"Authorization: Bearer {token}"] if token else []
     told = await fuzz(gateway, "--phases", "fuzzing", "--max-examples", "100", *header)
-    assert "Tested: 3" in told
+    assert "Tested: 4" in told
     await gateway.untouched()
     await gateway.client.aclose()
 

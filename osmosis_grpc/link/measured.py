@@ -1,0 +1,84 @@
+"""Measures calls as gRFC A66 says: how many begin, how they end, how long they take, how many bytes they carry.
+
+Both sides make a Call, add the bytes of its messages and end it with a status. Where nobody counts calls it does
+nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+import grpc
+
+
+class CallSink(Protocol):
+    """Something that counts calls. A status is the name of a gRPC code, sizes are in bytes."""
+
+    def started(self, method: str) -> None:
+        """A call began."""
+
+    def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
+        """A call ended."""
+
+
+class Call:
+    """One call, from its start to end(). `method` is SERVICE/METHOD."""
+
+    __slots__ = ("_began", "_method", "_sink", "received", "sent")
+
+    def __init__(self, sink: CallSink | None, method: str) -> None:
+        self._sink = sink
+        self.sent = self.received = 0
+        if sink is not None:
+            self._method = method
+            self._began = time.monotonic()
+            sink.started(method)
+
+    def end(self, status: str) -> None:
+        """The call is over; only the first time counts."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.ended(self._method, status, time.monotonic() - self._began, self.sent, self.received)
+
+
+class Asking(Call):
+    """A client's unary call of bytes, made at once. It is awaited for its reply, and given up by cancel()."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, sink: CallSink | None, path: str, make: Callable[..., Any], data: bytes, **options: Any) -> None:
+        super().__init__(sink, path.lstrip("/"))
+        self.sent = len(data)
+        self._call = make(data, **options)
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._answer().__await__()
+
+    def cancel(self) -> None:
+        """Wait no longer: who awaits it sees CancelledError."""
+        self._call.cancel()
+
+    async def _answer(self) -> bytes:
+        try:
+            data: bytes = await self._call
+        except grpc.aio.AioRpcError as error:
+            self.end(error.code().name)
+            raise
+        except asyncio.CancelledError:
+            self.end("CANCELLED")
+            raise
+        self.received = len(data)
+        self.end("OK")
+        return data
+
+
+class Unregistered(grpc.GenericRpcHandler):
+    """The last handler of a server: counts calls of methods that no other one has, as "other"."""
+
+    def __init__(self, sink: CallSink) -> None:
+        self._sink = sink
+
+    def service(self, details: grpc.HandlerCallDetails) -> None:
+        """Leaves the call UNIMPLEMENTED."""
+        Call(self._sink, "other").end("UNIMPLEMENTED")

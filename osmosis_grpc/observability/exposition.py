@@ -1,0 +1,84 @@
+"""Readings as Prometheus wants them. The only file that imports prometheus_client, of the extra `server`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.observability.values import Histogram, Reading, Source, Summary
+
+try:
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+        SummaryMetricFamily,
+    )
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector
+    from prometheus_client.utils import floatToGoString
+except ModuleNotFoundError:
+    raise MissingExtraError("metrics", "server") from None
+
+
+class PrometheusCollector(Collector):
+    """A collector that an application registers: REGISTRY.register(PrometheusCollector(source))."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> Iterable[Metric]:
+        """Yields nothing: what there is is known when it is collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all families. Any thread may call it."""
+        return map(_metric, self._source.read())
+
+
+class _Read(Collector):
+    """Readings that were taken before."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterator[Metric]:
+        return map(_metric, self._readings)
+
+
+def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
+    """Returns the page /metrics, in the format that an Accept header asks for, and its content type.
+
+    Beside the readings it tells the processor time, the memory and the file descriptors of this process.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Read(readings))
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _metric(reading: Reading) -> Metric:
+    family, values = reading
+    metric: Any = _MAKE[family.kind](family.name, family.help, labels=family.labels)
+    for labels, value in values:
+        if isinstance(value, Histogram):
+            metric.add_metric(labels, _buckets(value), value.total)
+        elif isinstance(value, Summary):
+            metric.add_metric(labels, value.count, value.total)
+        else:
+            metric.add_metric(labels, value)
+    return cast("Metric", metric)
+
+
+def _buckets(histogram: Histogram) -> Sequence[tuple[str, float]]:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+
+
+_MAKE: dict[str, Any] = {
+    "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
+    "summary": SummaryMetricFamily,
+}  # fmt: skip

@@ -1,0 +1,111 @@
+"""A trainer's metrics for Prometheus: its metrics() by family, histograms, and its RPCs as gRFC A66 names them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from osmosis_grpc.observability.process import failures
+from osmosis_grpc.observability.values import FINISH_REASONS, OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.trainer.metrics import Metrics
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
+
+_EVALUATION = "evaluation"
+ROLLOUTS = Family(
+    "osmosis_trainer_rollouts_total", "counter", "Rollouts that ended, also those that no server took.",
+    ("status", _EVALUATION),
+)  # fmt: skip
+FROM_JOURNAL = Family(
+    "osmosis_trainer_rollouts_from_journal_total", "counter", "Of these, outcomes of an earlier run of the server.",
+    (_EVALUATION,),
+)  # fmt: skip
+FAILURES = Family(
+    "osmosis_trainer_failures_total", "counter", "Failures, by whose fault they were. A rollout may be refused, too.",
+    ("boundary", "reason", _EVALUATION),
+)  # fmt: skip
+REWARD = Family("osmosis_trainer_reward_mean", "gauge", "Mean of the newest 1,024 rewards.", (_EVALUATION,))
+LAG_MEAN = Family(
+    "osmosis_trainer_policy_lag_mean", "gauge", "Versions that an outcome's oldest token is behind, on average.",
+    (_EVALUATION,),
+)  # fmt: skip
+LAG_MAX = Family(
+    "osmosis_trainer_policy_lag_max",
+    "gauge",
+    "Versions that an outcome's oldest token is behind, at most.",
+    (_EVALUATION,),
+)
+DURATION = Family(
+    "osmosis_trainer_rollout_duration_seconds", "histogram", "Time that rollouts took on their server.", (_EVALUATION,)
+)
+CHAT_DURATION = Family("osmosis_trainer_chat_duration_seconds", "histogram", "Time that policy calls took.")
+OPEN = Family("osmosis_trainer_rollouts_open", "gauge", "Rollouts that are not over.")
+CHATS_OPEN = Family("osmosis_trainer_chats_open", "gauge", "Policy calls in flight.")
+CHATS = Family("osmosis_trainer_chats_total", "counter", "Policy calls: answered, or failed.", ("result",))
+TOKENS = Family("osmosis_trainer_tokens_total", "counter", "Tokens of policy calls: prompt or sampled.", ("kind",))
+VERSION = Family("osmosis_trainer_policy_version", "gauge", "The policy's version, where that is a number.")
+
+_BY_KIND = (ROLLOUTS, FROM_JOURNAL, FAILURES, REWARD, LAG_MEAN, LAG_MAX)
+_FAMILIES = (*_BY_KIND, OPEN, CHATS_OPEN, CHATS, TOKENS, VERSION)
+_NAMES: dict[str, tuple[Family, Labels]] = {
+    "rollouts/from_journal": (FROM_JOURNAL, ()), "rollouts/open": (OPEN, ()), "chats/open": (CHATS_OPEN, ()),
+    "chats/answered": (CHATS, ("answered",)), "chats/failed": (CHATS, ("failed",)),
+    "tokens/prompt": (TOKENS, ("prompt",)), "tokens/sampled": (TOKENS, ("sampled",)),
+    "reward/mean": (REWARD, ()), "policy/lag/mean": (LAG_MEAN, ()), "policy/lag/max": (LAG_MAX, ()),
+    "policy/version": (VERSION, ()),
+}  # fmt: skip
+"""The names of metrics() that stand for one value each."""
+
+
+def prometheus(source: "TrainerMetrics") -> "PrometheusCollector":
+    """Returns a collector that an application registers. Raises MissingExtraError without prometheus_client."""
+    from osmosis_grpc.observability.exposition import PrometheusCollector
+
+    return PrometheusCollector(source)
+
+
+class TrainerMetrics:
+    """A Source over what a trainer counts. Any thread may read it.
+
+    `flat` is its metrics(), `failed` counts the failures of its background jobs.
+    """
+
+    def __init__(self, metrics: Metrics, flat: Callable[[], dict[str, float]], failed: Mapping[str, int]) -> None:
+        self._metrics = metrics
+        self._flat = flat
+        self._failed = failed
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        found: dict[Family, dict[Labels, Value]] = {family: {} for family in _FAMILIES}
+        for name, value in self._flat().items():
+            place = _place(name)
+            if place is not None:
+                family, labels = place
+                before = found[family].get(labels, 0.0)
+                assert isinstance(before, float)
+                found[family][labels] = before + value
+        for family, values in found.items():
+            yield family, list(values.items())
+        training, evaluation = self._metrics.durations
+        yield DURATION, [(("false",), training), (("true",), evaluation)]
+        yield single(CHAT_DURATION, self._metrics.chat_durations)
+        yield failures(self._failed)
+        yield from self._metrics.answered_calls.read()
+        yield from self._metrics.made_calls.read()
+
+
+def _place(name: str) -> tuple[Family, Labels] | None:
+    """Returns where a name of metrics() stands; None for a percentile, which the histograms have."""
+    plain = name.removeprefix("evaluation/")
+    first, _, rest = plain.partition("/")
+    if plain in _NAMES:
+        family, labels = _NAMES[plain]
+    elif first == "rollouts":
+        family, labels = ROLLOUTS, (rest.upper(),)
+    elif first == "failures":
+        boundary, _, reason = rest.partition("/")
+        known = boundary == "refused" or reason in FINISH_REASONS
+        family, labels = FAILURES, (boundary, reason if known else OTHER)
+    else:
+        return None
+    return family, (*labels, "true" if plain != name else "false") if family in _BY_KIND else labels
