@@ -78,7 +78,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
     import sqlite3
 
     from osmosis_grpc.cli.rerun import Recorded
-    from osmosis_grpc.errors import InvalidArgument
+    from osmosis_grpc.errors import DataLoss, InvalidArgument
     from osmosis_grpc.journal import JournalError, Reader
 
     try:
@@ -91,12 +91,14 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
             if entry is None:
                 known = ", ".join(map(str, sorted(entries)))
                 _usage(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+            if entry.damage:
+                _usage(f"rollout {rollout_id} is damaged: {entry.damage}; osmosis-grpc doctor tells more")
             return Recorded(entry, reader.trajectory)
         finally:
             reader.close()
     except JournalError as error:
         _usage(f"{error}; --state-dir names the folder that serve was given")
-    except (sqlite3.Error, InvalidArgument) as error:
+    except (sqlite3.Error, InvalidArgument, DataLoss) as error:
         _usage(f"{folder} cannot be read: {error}")
 
 

@@ -57,6 +57,9 @@ class Recovery:
         record.tenant.open += 1
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
+        elif entry.damage:
+            why = f"DATA_LOSS: the journal's record of the rollout is damaged: {entry.damage}"
+            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="data_loss"))
         else:
             self._run(record, Recording(self._log.trajectory(record.rollout_id, record.attempt)))
 

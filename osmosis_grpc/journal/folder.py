@@ -1,19 +1,19 @@
 """A journal's folder while this process has it: its lock, connections and secrets, and what stood there at first."""
 
 import sqlite3
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.database import connect, open_database
 from osmosis_grpc.journal.lock import Lock, Locked
+from osmosis_grpc.journal.mending import mend
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.secrets import Secrets
 
 
 class Folder:
-    """Made and migrated where it has to be. Raises JournalError."""
+    """Made or mended where it has to be. Raises JournalError."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / schema.FILE
@@ -36,8 +36,7 @@ class Folder:
         stack.callback(Lock(folder / "lock").close)
         self.writes = open_database(self.path, schema.JOURNAL)
         stack.callback(self.writes.close)
-        facts = "INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0)"
-        self.writes.execute(facts, (uuid.uuid4().hex,))
+        mend(self.writes, self.path)
         self.secrets = Secrets(folder / "credentials")
         self.reads = connect(self.path)
         stack.callback(self.reads.close)

@@ -20,6 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.checksum import event_sum
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.secrets import has_secrets
@@ -31,15 +32,16 @@ CACHED = 256
 """Rollouts that were asked for lately."""
 SWEPT = 200
 """Rollouts dropped at a time."""
-_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_FACT = schema.FACT
 _VERSION = "agent version "
 """What the names of these facts begin with."""
 VERSIONS = 64
 """Versions of agents that are kept."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
-_BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
+_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ?, accept_sum = ? WHERE sequence = ?"
+_DELETE = "DELETE FROM events WHERE position = ? AND sequence = ?"
+_BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
 Key = tuple[str, int]
 _Dropped = tuple[int, str, int, bytes | None, int]
@@ -69,11 +71,15 @@ class _Open:
 
     sequence: int
     key: Key
+    accepted: int
+    """The position of its first event."""
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are."""
     size: int = 0
     start_time: float | None = None
+    end: tuple[str, float | None, float | None, int | None] = ("ACCEPTED", None, None, None)
+    """Its state, start and end, and the position of its last event, as they stand in its row."""
     settled: bool = False
     """Its last event is written."""
 
@@ -119,14 +125,15 @@ class JournalStore:
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key)
+            rollout = self._open[key] = _Open(entry.sequence, key, position)
             self._accept(batch, entry, position)
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
         rollout.size += len(body)
         self._open_size += len(body)
-        batch.rows[schema.EVENT].append((position, rollout.sequence, event.number, event.time, number, body))
+        row = position, rollout.sequence, event.number, event.time, number, body
+        batch.rows[schema.EVENT].append((*row, event_sum(*row)))
         batch.tokens.append((rollout, position, token))
         note = _NOTES.get(type(event.kind))
         if note is not None:
@@ -134,12 +141,12 @@ class JournalStore:
         return False
 
     def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
-        init, request = entry.init, entry.init.request
+        init = entry.init
         self.last_sequence = max(self.last_sequence, entry.sequence)
+        state = RolloutState.ACCEPTED.value
         batch.rows[schema.ACCEPT].append((
-            entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
-            entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, RolloutState.ACCEPTED.value,
-            position, 1, 0,
+            *_accepted(entry, position), state, 1, 0, 0,
+            schema.end_sum((entry.sequence, state, None, None, None, None, 1, 0, 0)),
         ))  # fmt: skip
         if has_secrets(init):
             batch.before.append(lambda: self._secrets.put(init))
@@ -151,18 +158,19 @@ class JournalStore:
         assert isinstance(event.kind, events.Ended)
         completion = event.kind.completion
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        batch.rows[schema.END].append((
-            rollout.sequence, completion.status.value, rollout.start_time, event.time, rollout.positions[-1],
-            rollout.positions.tobytes(), event.number, rollout.size, rollout.settled,
-        ))  # fmt: skip
+        rollout.end = completion.status.value, rollout.start_time, event.time, rollout.positions[-1]
+        row = (
+            rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled
+        )  # fmt: skip
+        batch.rows[schema.END].append((*row, schema.end_sum(row)))
         if rollout.settled:
             batch.after.append(lambda: self._secrets.drop(*rollout.key))
 
     def _settle(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
         rollout.settled = True
-        batch.rows[schema.SETTLE].append((
-            rollout.sequence, rollout.positions.tobytes(), event.number, rollout.size
-        ))  # fmt: skip
+        written = rollout.positions.tobytes(), event.number, rollout.size
+        end = schema.end_sum((rollout.sequence, *rollout.end, *written, 1))
+        batch.rows[schema.SETTLE].append((rollout.sequence, *written, end))
         batch.after.append(lambda: self._secrets.drop(*rollout.key))  # the acknowledgement is on disk
 
     def repoint(self, entry: Entry) -> None:
@@ -171,17 +179,21 @@ class JournalStore:
         rollout = self._open.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
-        values = (entry.place, *_address(init), entry.sequence)
+        *_, check = _accepted(entry, rollout.accepted)
+        values = (entry.place, *_address(init), check, entry.sequence)
         self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
     def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
         """See Journal."""
-        self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, (owner, rollout_id, attempt, until))
+        self._writer.batch().latest[owner, rollout_id] = Latest(
+            _BURY, schema.tombstone(owner, rollout_id, attempt, until)
+        )
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """See Journal."""
         value = json.dumps({"time": time.time(), "parts": dict(parts)})
-        self._writer.batch().statements += [(_FACT, (_VERSION + digest, value)), (_OLD_VERSIONS, (VERSIONS,))]
+        fact = schema.fact(_VERSION + digest, value)
+        self._writer.batch().statements += [(_FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
         """See Store."""
@@ -232,7 +244,7 @@ class JournalStore:
             places = array("Q", positions or b"")
             if positions is None:
                 statements.append(("DELETE FROM events WHERE sequence = ?", (sequence,)))
-            statements += [("DELETE FROM events WHERE position = ?", (place,)) for place in places]
+            statements += [(_DELETE, (place, sequence)) for place in places]
             statements.append(("DELETE FROM rollouts WHERE sequence = ?", (sequence,)))
             highest = max([highest, *places[-1:]])
             self._size -= size
@@ -240,8 +252,8 @@ class JournalStore:
             self._secrets.drop(rollout_id, attempt)
         if statements:
             self.forgotten_position = highest
-            statements.append((_FACT, ("forgotten_position", highest)))
-            statements.append((_FACT, ("last_sequence", self.last_sequence)))
+            statements.append((_FACT, schema.fact("forgotten_position", highest)))
+            statements.append((_FACT, schema.fact("last_sequence", self.last_sequence)))
             batch = self._writer.batch()
             batch.statements += statements
             batch.after.append(lambda: self._dropped(dropped))
@@ -330,24 +342,31 @@ class JournalStore:
     @_reads
     def unsettled(self) -> Sequence[Entry]:
         """See Journal. From here on they are open again; secrets of anything else are gone."""
-        entries = {entry.sequence: self._told_secrets(entry) for entry in self._reader.unsettled()}
-        opened: dict[int, _Open] = {}
-        for sequence, entry in entries.items():
-            key = entry.init.request.rollout_id, entry.init.request.attempt
-            opened[sequence] = self._open[key] = _Open(sequence, key, start_time=entry.start_time)
-        for position, sequence, size in self._reader.open_events():
-            rollout = opened[sequence]
-            rollout.positions.append(position)
-            rollout.committed += 1
-            rollout.size += size
-            self._open_size += size
-        self._secrets.keep(rollout.key for rollout in opened.values())
-        return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
+        found: list[Entry] = []
+        kept: list[Key] = []
+        for row, trail in self._reader.unsettled():
+            entry = self._told_secrets(self._reader.entry(row, trail))
+            request = entry.init.request
+            if entry.damage:
+                log.error(
+                    "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
+                    request.rollout_id, request.attempt, self._folder.path, entry.damage,
+                )  # fmt: skip
+            kept.append((request.rollout_id, request.attempt))
+            self._open[kept[-1]] = _Open(
+                row.sequence, kept[-1], row.accepted, trail.positions, len(trail.positions), trail.size,
+                entry.start_time, (row.state, row.start_time, row.end_time, row.ended),
+            )  # fmt: skip
+            self._open_size += trail.size
+            found.append(replace(entry, last_number=len(trail.positions)))
+        self._secrets.keep(kept)
+        return found
 
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
-        return self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
+        rows = self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
+        return [row[:4] for row in rows]
 
     @_reads
     def version(self, digest: str) -> Mapping[str, str]:
@@ -363,6 +382,16 @@ class JournalStore:
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""
         return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
+
+
+def _accepted(entry: Entry, position: int) -> tuple[Any, ...]:
+    """What a rollout's row has from its acceptance on, its checksum last."""
+    init, request = entry.init, entry.init.request
+    row = (
+        entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
+        entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, position,
+    )  # fmt: skip
+    return *row, schema.accept_sum(row)
 
 
 def _address(init: InitRequest) -> tuple[str, bool, str | None]:

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
-from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
+from osmosis_grpc.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Writer(Committer[Batch]):
         for batch in items:
             self._write(batch)
         if self._problem and not items:  # can it be written again?
-            self._write(Batch(statements=[("INSERT OR REPLACE INTO facts VALUES ('tried', strftime('%s'))", ())]))
+            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
 
     def _write(self, batch: Batch) -> None:
         database = self._database

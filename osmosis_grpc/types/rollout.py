@@ -67,6 +67,8 @@ class Entry:
     """No further event is possible."""
     last_number: int = 0
     """Of its newest committed event."""
+    damage: str = ""
+    """What of it is not what was written; then only its ids, owner and callback are used, and it ends FAILED."""
 
 
 @dataclass(frozen=True, slots=True)

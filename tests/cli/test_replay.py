@@ -256,7 +256,7 @@ MISTAKES = [
     (["called"], {"-m": "raising:x"}, "ValueError: not today at "),
     (["called"], {"--state-dir": "elsewhere"}, "there is no journal elsewhere/journal.db; --state-dir names"),
     (["called"], {"--state-dir": ":memory:"}, "--state-dir DIR names one on disk"),
-    (["called"], {"--state-dir": "corrupt"}, "cannot be read as a journal"),
+    (["called"], {"--state-dir": "corrupt"}, "cannot be used as a journal"),
     (["called"], {"--state-dir": "newer"}, "was written by a newer version (schema 99"),
     (["called"], {"--state-dir": "empty"}, "is of schema 0"),
     (["called", "--until-turn", "0"], {}, "--until-turn"),

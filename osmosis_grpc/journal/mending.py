@@ -1,0 +1,91 @@
+"""What is put right in the rows of a journal before anybody reads them, and what is logged of it.
+
+A rollout's row says nothing of its end that its events do not say, so that part is made anew from them. What is lost
+of a rollout stays as it is: it is damaged for everybody who reads it.
+"""
+
+import logging
+import sqlite3
+import uuid
+from pathlib import Path
+
+from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.types import CompletionStatus, events
+
+log = logging.getLogger(__name__)
+
+_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, positions = ?, last_number = ?,
+    size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+_COPY = "copy of journal_id"
+"""A second row with the journal's id: all cursors and attachments depend on it."""
+
+
+def mend(database: sqlite3.Connection, path: Path) -> None:
+    """Put right the facts, the tombstones and the rollouts. Raises sqlite3.Error."""
+    database.execute("BEGIN IMMEDIATE")
+    lost = _facts(database, path)
+    for row in database.execute("SELECT * FROM tombstones").fetchall():
+        if schema.wrong("tombstones", row):
+            log.error("the cancel of rollout %s is damaged in the journal %s, and forgotten", row[1], path)
+            database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
+    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
+        wrong = row.wrong()
+        if wrong.startswith("end_sum") and _remake(database, row):
+            log.error("the row of rollout %s was damaged in the journal %s; it is made anew from its events",
+                      row.rollout_id, path)  # fmt: skip
+        elif wrong and row.settled:
+            log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
+    _defaults(database, lost=lost)
+    database.execute("COMMIT")
+
+
+def _facts(database: sqlite3.Connection, path: Path) -> bool:
+    """Delete damaged facts; whether there were any."""
+    lost = False
+    for row in database.execute("SELECT rowid, * FROM facts").fetchall():
+        if schema.wrong("facts", row[1:]):
+            lost = True
+            log.error("the fact %r is damaged in the journal %s, and made anew", row[1], path)
+            database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
+    return lost
+
+
+def _defaults(database: sqlite3.Connection, *, lost: bool) -> None:
+    """Put in the facts that are always there."""
+    known = dict(database.execute("SELECT name, value FROM facts"))
+    journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
+    for name in ("journal_id", _COPY):
+        if name not in known:
+            database.execute(schema.FACT, schema.fact(name, journal_id))
+    if "forgotten_position" not in known:
+        (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
+        database.execute(schema.FACT, schema.fact("forgotten_position", newest or 0 if lost else 0))
+
+
+def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
+    """Make the part of a rollout's row anew that its events tell; whether they all are sound."""
+    trail, start_time, end_time, ended = Trail(), None, None, None
+    state, settled = "ACCEPTED", False
+    found = database.execute(
+        "SELECT * FROM events WHERE sequence = ? AND position >= ? ORDER BY position", (row.sequence, row.accepted)
+    )
+    for event in map(EventRow._make, found.fetchall()):
+        trail.add(event)
+        kind = event.read() if event.sound else None
+        if isinstance(kind, events.Started):
+            start_time = event.time
+        elif isinstance(kind, events.Ended):
+            end_time, ended, state = event.time, event.position, kind.completion.status.value
+            superseded = (kind.completion.status, kind.completion.finish_reason)
+            settled = superseded == (CompletionStatus.CANCELLED, "superseded")
+        settled = settled or isinstance(kind, events.Delivered)
+    if trail.wrong(row._replace(positions=None, ended=None)):
+        return False
+    if ended is None:
+        start_time = None  # it is written with the end
+    positions = None if ended is None else trail.positions.tobytes()
+    last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
+    end = state, start_time, end_time, ended, positions, last_number, size, int(settled)
+    database.execute(_END, (*end, schema.end_sum((row.sequence, *end)), row.sequence))
+    return True
