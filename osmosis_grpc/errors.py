@@ -221,6 +221,10 @@ class Internal(OsmosisServerError):
     code = 13
 
 
+class ReplyUnreadable(Internal):
+    """A trainer's reply to a chat cannot be read, or contradicts itself."""
+
+
 class UnknownError(OsmosisServerError):
     """The other side answered with no status that says more."""
 

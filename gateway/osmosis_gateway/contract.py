@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
 
 from osmosis_grpc.agent import CompletionsResult
-from osmosis_grpc.errors import Internal, InvalidArgument
+from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import (
     Callback,
     ChatRequest,
@@ -202,7 +202,7 @@ class ChatBody(_Body):
 
 
 def read_reply(raw: bytes) -> ChatResponse:
-    """A trainer's reply. Raises Internal when it cannot be read."""
+    """A trainer's reply. Raises ReplyUnreadable."""
     try:
         body = jsontext.parse(raw.decode(), "body")
         choice = body["choices"][0]
@@ -215,7 +215,7 @@ def read_reply(raw: bytes) -> ChatResponse:
         )  # fmt: skip
         response.check()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-        raise Internal(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
+        raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
     return response
 
 
@@ -248,20 +248,23 @@ def completion_body(completion: Completion) -> dict[str, Any]:
     reason = completion.failure.message if completion.failure else completion.finish_reason
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
     failure = completion.failure
-    place = {"failure": _place(failure)} if failure and failure.file else {}
+    told = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
     return _without_nulls({
         "rollout_id": completion.rollout_id, "status": "COMPLETED" if completed else "ERROR",
         "final_messages": list(completion.messages), "finish_reason": completion.finish_reason or None,
         "error_message": None if completed else f"{completion.status}: {reason}", "reward": completion.reward,
         "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
-        "extra_fields": place | dict(completion.extra_fields) | omitted,
+        "extra_fields": told | dict(completion.extra_fields) | omitted,
     })  # fmt: skip
 
 
-def _place(failure: Failure) -> dict[str, Any]:
-    """Where the agent's code raised."""
+def _failure(failure: Failure) -> dict[str, Any]:
+    """What kind of failure it is, and where the agent's code raised."""
+    reason = {"reason": str(failure.reason)} if failure.reason else {}
+    if not failure.file:
+        return reason
     frames = [{"file": f.file, "line": f.line, "function": f.function, "code": f.code} for f in failure.frames]
-    return {"file": failure.file, "line": failure.line, "frames": frames}
+    return {**reason, "file": failure.file, "line": failure.line, "frames": frames}
 
 
 class CompletedBody(_Body):

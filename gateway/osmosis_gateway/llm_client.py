@@ -10,7 +10,15 @@ from osmosis_gateway.calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
-from osmosis_grpc.types import ChatRequest, Completion, CompletionStatus, Failure, RolloutMetrics, jsontext
+from osmosis_grpc.types import (
+    ChatRequest,
+    Completion,
+    CompletionStatus,
+    Failure,
+    FailureReason,
+    RolloutMetrics,
+    jsontext,
+)
 from osmosis_grpc.types.completion import is_reward
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_header, own_params
@@ -95,11 +103,11 @@ class OsmosisLLMClient:
         if reward is not None and not is_reward(reward):
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
+        failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
         body = contract.completion_body(Completion(
             rollout_id=self.rollout_id, status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
             finish_reason=finish_reason, messages=copy_messages(final_messages, "final_messages"),
-            failure=None if completed else Failure("agent", ""), reward=None if reward is None else float(reward),
-            metrics=metrics or self._metrics,
+            failure=failure, reward=None if reward is None else float(reward), metrics=metrics or self._metrics,
         ))  # fmt: skip
         if not completed:
             body["error_message"] = error_message or "the agent gave up without a reason"

@@ -13,7 +13,7 @@ from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
-from osmosis_grpc.types import Entry, events
+from osmosis_grpc.types import Entry, FailureReason, events
 
 
 class Recovery:
@@ -69,15 +69,18 @@ class Recovery:
             self._runner.decide(record, verdicts.cancelled(recording.cancelled))
         elif self._tombstones.dig_up(record):  # the process before did not come to use it
             self._runner.cancel(record, CANCELLED_EARLY)
-        elif recording.began and (loop is None or not loop.replayable):
-            why = "the server was started again while it ran" if loop else f"agent loop {record.agent_loop!r} is gone"
-            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
         elif loop is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
+            self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
+        elif recording.began and not loop.replayable:
+            self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
         else:
             if recording.began:
                 record.recording = recording
                 self._log.append(record, events.Resumed(record.last_number))
             self._admission.reserve(beyond=True)
             self._runner.admit(record)
+
+    def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:
+        failed = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason="restart")
+        self._runner.decide(record, failed)

@@ -25,7 +25,7 @@ from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession
-from osmosis_grpc.types import CompletionStatus, RolloutRequest, events, jsontext
+from osmosis_grpc.types import CompletionStatus, FailureReason, RolloutRequest, events, jsontext
 from osmosis_grpc.types.completion import describe, told
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import copy_of
@@ -98,7 +98,8 @@ class Runner:
 
     def _diverge(self, record: Record, why: str) -> None:
         """Run again, the agent did something else."""
-        self.decide(record, verdicts.failed("server", why, retryable=True, reason="replay"))
+        reason = FailureReason.REPLAY_DIVERGED
+        self.decide(record, verdicts.failed("server", why, retryable=True, reason=reason, finish_reason="replay"))
 
     def _start(self, record: Record) -> None:
         record.state = advance(record.state, Step.START)
@@ -140,7 +141,7 @@ class Runner:
             return
         if record.verdict is None:
             if task.cancelled():
-                record.verdict = verdicts.failed("agent", "run cancelled itself")
+                record.verdict = verdicts.failed("agent", "run cancelled itself", reason=FailureReason.AGENT_EXCEPTION)
             elif record.deadline is not None and self._clock.monotonic() >= record.deadline:
                 record.verdict = verdicts.expired(record)
             else:

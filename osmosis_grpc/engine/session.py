@@ -27,6 +27,7 @@ from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
     InvalidArgument,
+    ReplyUnreadable,
     RolloutEndedError,
     Unavailable,
 )
@@ -178,7 +179,7 @@ class RolloutSession:
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_ids = state.assembler.add(number, place.continues, response, purpose)
+            prompt_ids = _assemble(state.assembler, number, place.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
@@ -354,6 +355,16 @@ class RolloutSession:
         self.open = False
         for call in list(self._record.calls):
             call.cancel()
+
+
+def _assemble(
+    assembler: Assembler, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose
+) -> int | None:
+    """Take in a reply; returns how many ids its prompt has. Raises ReplyUnreadable when it contradicts itself."""
+    try:
+        return assembler.add(number, continues, response, purpose)
+    except InvalidArgument as error:
+        raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
 
 def _told(name: str, reply: Node) -> Told:

@@ -13,7 +13,7 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.table import RecordTable
-from osmosis_grpc.types import Capacity
+from osmosis_grpc.types import Capacity, FailureReason
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,8 @@ class Shutdown:
         if self._durable and record.journaled and goes_on:
             self._runner.park(record)
         else:
-            shutdown = verdicts.failed("server", "the server shut down", retryable=True, reason="shutdown")
+            why, reason = "the server shut down", FailureReason.SHUTDOWN
+            shutdown = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason="shutdown")
             self._runner.decide(record, shutdown)
 
     def _unfinished(self) -> list[Record]:

@@ -9,13 +9,21 @@ from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession, Told
 from osmosis_grpc.errors import Boundary, InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, RolloutState, jsontext
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, RolloutState, jsontext
 from osmosis_grpc.types.completion import clip, describe, is_reward
 
 
-def failed(boundary: Boundary, message: str, *, retryable: bool = False, reason: str = "error") -> Verdict:
+def failed(
+    boundary: Boundary, message: str, *, reason: FailureReason = FailureReason.SERVER_ERROR, retryable: bool = False,
+    finish_reason: str = "error",
+) -> Verdict:  # fmt: skip
     """A rollout that failed without an exception."""
-    return Verdict(CompletionStatus.FAILED, reason, Failure(boundary, clip(message), retryable))
+    return Verdict(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
+
+
+def invalid(message: str) -> Verdict:
+    """A rollout whose agent returned what is no result."""
+    return failed("agent", message, reason=FailureReason.AGENT_RESULT_INVALID)
 
 
 def raised(error: BaseException) -> Verdict:
@@ -30,7 +38,8 @@ def cancelled(reason: str, *, superseded: bool = False) -> Verdict:
 
 def lost(seconds: float) -> Verdict:
     """A rollout whose trainer stayed away."""
-    return failed("trainer", f"the trainer was away for {seconds:g} s", retryable=True, reason="trainer_lost")
+    why = f"the trainer was away for {seconds:g} s"
+    return failed("trainer", why, retryable=True, reason=FailureReason.TRAINER_LOST, finish_reason="trainer_lost")
 
 
 def expired(record: Record) -> Verdict:
@@ -53,24 +62,26 @@ def expired(record: Record) -> Verdict:
     message += f"; it was doing: {doing}"
     if record.did:
         message += f", and before that: {' '.join(map(str, record.did))}"
-    return Verdict(CompletionStatus.DEADLINE_EXCEEDED, "timeout", Failure(boundary, message, True))
+    failure = Failure(boundary, message, True, reason=FailureReason.AGENT_TIMEOUT)
+    return Verdict(CompletionStatus.DEADLINE_EXCEEDED, "timeout", failure)
 
 
 def returned(result: Any) -> Verdict:
     """A rollout whose agent returned: a result that can be reported, or a failure of the agent."""
     if result is None:
-        return failed("agent", "run returned None; return ctx.complete(...) or ctx.error(...)")
+        return invalid("run returned None; return ctx.complete(...) or ctx.error(...)")
     if not isinstance(result, RolloutResult):
-        return failed("agent", f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
+        return invalid(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
     if result.status == "ERROR":
-        verdict = failed("agent", _text(result.error_message) or "the agent gave up without a reason")
+        told = _text(result.error_message) or "the agent gave up without a reason"
+        verdict = failed("agent", told, reason=FailureReason.AGENT_ERROR)
         if isinstance(result.error_message, BaseException) and verdict.failure:
             verdict = replace(verdict, failure=verdict.failure.raised_at(result.error_message))
         return replace(verdict, finish_reason=_text(result.finish_reason) or "error", result=result)
     if result.status != "COMPLETED":
-        return failed("agent", f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
+        return invalid(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
     if result.reward is not None and not is_reward(result.reward):
-        return failed("agent", f"the reward is {reprlib.repr(result.reward)}, not a finite number")
+        return invalid(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
     return Verdict(CompletionStatus.COMPLETED, _text(result.finish_reason) or "stop", result=result)
 
 
@@ -81,7 +92,7 @@ def completion(
     try:
         (messages, begins), extra = _report(verdict, session)
     except InvalidArgument as error:
-        verdict = failed("agent", f"the result cannot be sent: {error}")
+        verdict = invalid(f"the result cannot be sent: {error}")
         (messages, begins), extra = _report(verdict, session)
     samples = session.samples() if session else {}
     if begins is not None and begins.sample not in samples:  # only a judge was asked there: nothing of it is reported

@@ -98,4 +98,5 @@ def _why(failure: Failure) -> dict[str, str]:
     cut = first if len(first) <= LONGEST_MESSAGE else first[: LONGEST_MESSAGE - 4] + " ..."
     file, line = getattr(failure, "file", ""), getattr(failure, "line", 0)
     place = {"at": f"{file}:{line}"} if file else {}
-    return {"boundary": failure.boundary, "failure": cut, **place}
+    reason = {"reason": str(failure.reason)} if failure.reason else {}
+    return {"boundary": failure.boundary, **reason, "failure": cut, **place}

@@ -17,8 +17,8 @@ from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
-    Internal,
     InvalidArgument,
+    ReplyUnreadable,
     ResourceExhausted,
     Unavailable,
     UnknownChat,
@@ -328,7 +328,7 @@ class Attachment:
             try:
                 chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.log.store.durable))
             except InvalidArgument as error:
-                chat.future.set_exception(Internal(f"the trainer's reply cannot be read: {error}"))
+                chat.future.set_exception(ReplyUnreadable(f"the trainer's reply cannot be read: {error}"))
         else:
             told = refused(reply.status)
             if chat.delta and chat.request.continues and isinstance(told, UnknownChat):

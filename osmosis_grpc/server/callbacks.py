@@ -13,7 +13,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.provenance import run_name
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, Unavailable, UnknownChat
+from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
@@ -205,7 +205,7 @@ class _Asking:
         try:
             return reply_from_wire(reply)
         except InvalidArgument as unreadable:
-            raise Internal(f"the trainer's reply cannot be read: {unreadable}") from None
+            raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None
 
     def _left(self) -> float | None:
         """How long the chat may still take: all its calls together are one try."""

@@ -66,7 +66,7 @@ class Tally:
         self.count += 1
         self._statuses[outcome.status] += 1
         if outcome.failure is not None:
-            reason = _NOT_IN_NAMES.sub("_", outcome.finish_reason[:_REASON_CHARS])
+            reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)

@@ -12,7 +12,7 @@ from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.rollout import Rollout
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, Group, RolloutRequest
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,10 @@ def _ended(rollout: Rollout) -> Completion:
 def _refused(request: RolloutRequest, error: BaseException) -> Completion:
     """A refusal as a completion."""
     mine = isinstance(error, OsmosisValidationError | LedgerError)
-    failure = Failure("trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False))
+    failure = Failure(
+        "trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False),
+        reason=FailureReason.REFUSED,
+    )  # fmt: skip
     return Completion(
         rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
         finish_reason="refused", failure=failure, group=request.group, evaluation=request.evaluation,

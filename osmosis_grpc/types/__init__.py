@@ -18,6 +18,7 @@ from osmosis_grpc.types.earlier import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.frames import StackFrame
 from osmosis_grpc.types.messages import Message
+from osmosis_grpc.types.reasons import FailureReason
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
 from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, Entry, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
@@ -33,7 +34,7 @@ from osmosis_grpc.types.tools import (
 __all__ = [
     "Activity", "Callback", "CallbackTls", "CancelResult", "Capacity", "Cause", "ChatPurpose", "ChatRef",
     "ChatRequest", "ChatResponse", "Completion", "CompletionStatus", "EarlierRun", "EndedBy", "Entry", "EventKind",
-    "Failure", "Group", "Ids",
+    "Failure", "FailureReason", "Group", "Ids",
     "InitRequest", "Logprobs", "Message", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema",
     "OpenAIFunctionSchema", "OpenAIFunctionToolSchema", "Outcome", "RolloutInfo", "RolloutMetrics",
     "RolloutRequest", "RolloutState", "Sample", "SampledChat", "Segment", "StackFrame", "Tensor", "TokenBlock",

@@ -13,6 +13,7 @@ from osmosis_grpc.types.earlier import EarlierRun
 from osmosis_grpc.types.frames import StackFrame, own_frames
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.quick import quick
+from osmosis_grpc.types.reasons import FailureReason, reason_of
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import ChatRef, Sample
 
@@ -78,6 +79,8 @@ class Failure:
     """The line in that file, from 1; 0 when that is not known."""
     frames: tuple[StackFrame, ...] = ()
     """The last lines of the agent's own code that the exception passed, the innermost last; at most 5."""
+    reason: FailureReason | str = ""
+    """What kind of failure it is. Empty from a server that is older than reasons; a plain str from a newer one."""
 
     @property
     def where(self) -> str:
@@ -92,7 +95,7 @@ class Failure:
         text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
         failure = cls(
             known.boundary if known else "agent", clip(text), known.retryable if known else False,
-            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
+            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)), reason=reason_of(known),
         )  # fmt: skip
         return failure.raised_at(error)
 

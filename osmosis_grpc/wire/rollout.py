@@ -11,6 +11,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
 from osmosis_grpc.types.frames import StackFrame
+from osmosis_grpc.types.reasons import read_reason
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -369,6 +370,7 @@ def failure_to_wire(failure: Failure) -> pb.Failure:
         file=failure.file,
         line=failure.line,
         frames=[pb.StackFrame(file=f.file, line=f.line, function=f.function, code=f.code) for f in failure.frames],
+        reason=failure.reason,
     )
 
 
@@ -378,7 +380,8 @@ def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
         raise InvalidArgument(f"{field}.boundary", f"{message.boundary} is not a boundary")
     causes = tuple(Cause(cause.type, cause.message) for cause in message.causes)
     frames = tuple(StackFrame(frame.file, frame.line, frame.function, frame.code) for frame in message.frames)
-    return Failure(boundary, message.message, message.retryable, causes, message.file, message.line, frames)
+    reason = read_reason(message.reason, f"{field}.reason")
+    return Failure(boundary, message.message, message.retryable, causes, message.file, message.line, frames, reason)
 
 
 def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:

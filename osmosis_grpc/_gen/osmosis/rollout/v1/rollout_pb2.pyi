@@ -771,6 +771,7 @@ class Failure(google.protobuf.message.Message):
     FILE_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     FRAMES_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     boundary: global___FailureBoundary.ValueType
     """Who failed."""
     message: builtins.str
@@ -784,6 +785,14 @@ class Failure(google.protobuf.message.Message):
     """
     line: builtins.int
     """The line in `file`, from 1; 0 when that is not known."""
+    reason: builtins.str
+    """What kind of failure it is, in upper snake case; at most 64 characters. One of
+    AGENT_EXCEPTION, AGENT_ERROR, AGENT_RESULT_INVALID, AGENT_TIMEOUT, AGENT_LOOP_NOT_FOUND,
+    TOOL_EXCEPTION, GRADER_EXCEPTION, TRAINER_LOST, TRAINER_UNREACHABLE, CHAT_REFUSED,
+    REPLY_UNREADABLE, REFUSED, SHUTDOWN, RESTART, REPLAY_DIVERGED, CRASHED_SERVER, DATA_LOSS,
+    SERVER_ERROR. Later versions may add others: a client treats an unknown one like
+    SERVER_ERROR. Empty from a server that is older than this field.
+    """
     @property
     def causes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Cause]:
         """The exceptions behind it, outermost first."""
@@ -805,8 +814,9 @@ class Failure(google.protobuf.message.Message):
         file: builtins.str = ...,
         line: builtins.int = ...,
         frames: collections.abc.Iterable[global___StackFrame] | None = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boundary", b"boundary", "causes", b"causes", "file", b"file", "frames", b"frames", "line", b"line", "message", b"message", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boundary", b"boundary", "causes", b"causes", "file", b"file", "frames", b"frames", "line", b"line", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
 
 global___Failure = Failure
 

@@ -1,0 +1,86 @@
+"""Why a rollout failed, as a closed list that clients can switch on."""
+
+import re
+from enum import StrEnum
+
+from osmosis_grpc.errors import (
+    CallError,
+    InvalidArgument,
+    OsmosisRolloutError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    ReplyUnreadable,
+    ResourceExhausted,
+)
+
+_WORDS = re.compile("[A-Z][A-Z0-9_]{0,63}")
+
+
+class FailureReason(StrEnum):
+    """The reason of a Failure. A later version may add reasons; a client treats an unknown one like SERVER_ERROR."""
+
+    AGENT_EXCEPTION = "AGENT_EXCEPTION"
+    """The agent raised an exception, or cancelled its own task."""
+    AGENT_ERROR = "AGENT_ERROR"
+    """The agent returned an error: `ctx.error(...)`."""
+    AGENT_RESULT_INVALID = "AGENT_RESULT_INVALID"
+    """The agent returned a value that is no result, or a result that cannot be sent."""
+    AGENT_TIMEOUT = "AGENT_TIMEOUT"
+    """The rollout's agent_timeout ran out. The boundary says who was busy at that moment."""
+    AGENT_LOOP_NOT_FOUND = "AGENT_LOOP_NOT_FOUND"
+    """The server was started again and does not host the rollout's agent loop any more."""
+    TOOL_EXCEPTION = "TOOL_EXCEPTION"
+    """A tool failed, and the agent did not catch its error."""
+    GRADER_EXCEPTION = "GRADER_EXCEPTION"
+    """The grader failed."""
+    TRAINER_LOST = "TRAINER_LOST"
+    """The trainer stayed away for longer than its grace period."""
+    TRAINER_UNREACHABLE = "TRAINER_UNREACHABLE"
+    """A chat got no reply for longer than the grace period: the trainer was not there, silent or full."""
+    CHAT_REFUSED = "CHAT_REFUSED"
+    """The trainer answered a chat with an error."""
+    REPLY_UNREADABLE = "REPLY_UNREADABLE"
+    """The trainer's reply to a chat cannot be read, or contradicts itself."""
+    REFUSED = "REFUSED"
+    """No agent server accepted the rollout. Made by the trainer's library."""
+    SHUTDOWN = "SHUTDOWN"
+    """The server shut down, and no later process can continue the rollout."""
+    RESTART = "RESTART"
+    """The server was started again while the agent ran, and the agent is not replayable."""
+    REPLAY_DIVERGED = "REPLAY_DIVERGED"
+    """The agent was run again after a restart and asked other questions than before."""
+    CRASHED_SERVER = "CRASHED_SERVER"
+    """The server's process died again and again while this agent ran."""
+    DATA_LOSS = "DATA_LOSS"
+    """What the journal stored of the rollout is damaged."""
+    SERVER_ERROR = "SERVER_ERROR"
+    """The server failed by a mistake of its own."""
+
+
+_BY_BOUNDARY = {
+    "agent": FailureReason.AGENT_EXCEPTION, "tool": FailureReason.TOOL_EXCEPTION,
+    "trainer": FailureReason.CHAT_REFUSED, "grader": FailureReason.GRADER_EXCEPTION,
+    "server": FailureReason.SERVER_ERROR,
+}  # fmt: skip
+_UNREACHABLE = OsmosisTransportError, OsmosisTimeoutError, ResourceExhausted
+
+
+def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
+    """Returns the reason for an exception that escaped from an agent; None is an exception of the agent's own."""
+    if error is None:
+        return FailureReason.AGENT_EXCEPTION
+    if isinstance(error, ReplyUnreadable):
+        return FailureReason.REPLY_UNREADABLE
+    if isinstance(error, CallError) and isinstance(error, _UNREACHABLE):
+        return FailureReason.TRAINER_UNREACHABLE
+    return _BY_BOUNDARY.get(error.boundary, FailureReason.AGENT_EXCEPTION)
+
+
+def read_reason(text: str, field: str) -> FailureReason | str:
+    """Returns a reason from the wire; one of a newer version as its text. Raises InvalidArgument naming `field`."""
+    try:
+        return FailureReason(text) if text else ""
+    except ValueError:
+        if _WORDS.fullmatch(text):
+            return text
+    raise InvalidArgument(field, "is not a reason in upper snake case of at most 64 characters")
