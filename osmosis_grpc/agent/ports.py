@@ -92,6 +92,10 @@ class Store(Protocol):
         """Drop a rollout."""
 
     @property
+    def live_size(self) -> int:
+        """About how many bytes the rollouts that have not ended take in memory."""
+
+    @property
     def last_position(self) -> int:
         """The position of the newest event; 0 before the first."""
 
@@ -122,11 +126,20 @@ class Journal(Store, Protocol):
     def unsettled(self) -> Sequence[Entry]:
         """The rollouts to which something is still to happen, in order of acceptance."""
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
-        """Remember until a Unix time a cancel whose Init may still come; 0 forgets it."""
+    crashed: bool
+    """Whether the process before ended without closing the journal."""
+
+    def elapsed(self, entry: Entry) -> float:
+        """Returns for how many seconds a rollout has been accepted, without the time in which no process had it."""
+
+    def count_deaths(self, entry: Entry, deaths: int) -> None:
+        """Set how often the server's process died while a rollout's agent ran, since its last new reply."""
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """Remember for so many seconds a cancel whose Init may still come; 0 forgets it."""
 
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """What bury was told."""
+        """Returns the cancels of bury(), with the seconds that are left for each."""
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """Keep what an agent's version is made of; the newest 64 are kept."""
@@ -134,8 +147,11 @@ class Journal(Store, Protocol):
     def version(self, digest: str) -> Mapping[str, str]:
         """What an agent's version is made of; empty where it is not known."""
 
-    def sweep(self, now: float) -> None:
-        """Drop what is past its time, by Unix time, and the oldest settled rollouts beyond the budget."""
+    def sweep(self) -> None:
+        """Drop what is past its time, and the oldest settled rollouts beyond the budget, in slices.
+
+        Time is that of processes that have the journal: no jump of the wall clock makes a rollout older.
+        """
 
     @property
     def full(self) -> bool:

@@ -22,16 +22,7 @@ from osmosis_grpc.engine.runner import Runner, let_go, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
-from osmosis_grpc.errors import (
-    Aborted,
-    AlreadyExists,
-    CallError,
-    Internal,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.types import InitRequest, events
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.tools import tool_dicts
@@ -80,8 +71,7 @@ class Acceptance:
         name = self._agent_loop(request.agent_loop)
         if self._shutdown.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
-        if self._table.full:
-            raise ResourceExhausted("the budget is full of undelivered completions", retry_after=5.0)
+        self._table.check_room()
         if self._log.store.problem:
             raise self._unwritable()
         own = own_copy(request)

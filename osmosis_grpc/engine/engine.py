@@ -201,6 +201,7 @@ class Engine:
         elif not record.settled:
             self.outbox.give_up(record)
         self._table.ended(record)
+        self.recovery.suspects.ended(record)
         self.shutdown.changed()
         self._completed += 1
         for sink in self.end_sinks:
@@ -229,10 +230,10 @@ class Engine:
 
     async def _sweep(self) -> None:
         while True:
-            await anyio.sleep(self.config.sweep_interval)
+            await anyio.sleep(min(self.config.sweep_interval, self.config.record_ttl / 4))
             now = self.clock.monotonic()
             for record in self._table.overdue(now):
                 self.outbox.expire(record)
-            self._table.sweep(now)
+            await self._table.sweep(now)
             self._tombstones.sweep(now)
             self._stalls.sweep(self._table.live(), now)

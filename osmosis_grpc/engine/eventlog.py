@@ -55,6 +55,14 @@ class EventLog:
             if then is not None:
                 then(record)
 
+    def add_sink(self, sink: EventSink) -> None:
+        """Show every event to a sink from now on."""
+        self._sinks = [*self._sinks, sink]
+
+    def remove_sink(self, sink: EventSink) -> None:
+        """Show no more events to a sink. Idempotent."""
+        self._sinks = [other for other in self._sinks if other != sink]
+
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
 

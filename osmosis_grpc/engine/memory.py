@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_grpc.types import Entry, TrajectoryEvent
+from osmosis_grpc.types import Entry, TrajectoryEvent, events
 
 PAGE = 1024
 """Events of a page."""
@@ -18,6 +18,7 @@ class _Kept:
 
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     size: int = 0
+    ended: bool = False
 
 
 class MemoryStore:
@@ -35,6 +36,8 @@ class MemoryStore:
         self._left = {0: PAGE - 1}  # positions count from 1
         """How many events of each page are kept, or are still to come."""
         self._rollouts: dict[tuple[str, int], _Kept] = {}
+        self.live_size = 0
+        """See Store."""
 
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
         """Keep an event; that is all there is to a commit here."""
@@ -50,6 +53,11 @@ class MemoryStore:
             kept = self._rollouts[key] = _Kept()
         kept.positions.append(position)
         kept.size += size
+        if type(event.kind) is events.Ended:
+            kept.ended = True
+            self.live_size -= kept.size - size
+        elif not kept.ended:
+            self.live_size += size
         return True
 
     def barrier(self, then: Callable[[bool], None]) -> None:
@@ -86,6 +94,7 @@ class MemoryStore:
         kept = self._rollouts.pop((rollout_id, attempt), None)
         if kept is None:
             return
+        self.live_size -= 0 if kept.ended else kept.size
         for position in kept.positions:
             number, place = divmod(position, PAGE)
             self._pages[number][place] = None

@@ -117,6 +117,8 @@ class Record:
     """Whether its events can be committed; once they cannot, it goes on without."""
     parked: bool = False
     """It stays in the journal, unfinished, for the next process."""
+    left_over: bool = False
+    """It was accepted by another process: its agent starts once that is committed, so that a crash is counted."""
     recording: Recording | None = None
     """What it was answered before the server was started again."""
     session: Any = None

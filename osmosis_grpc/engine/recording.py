@@ -33,15 +33,22 @@ class Recording:
         self._questions: dict[ChatName, str] = {}
         self._replies: dict[ChatName, Reply] = {}
         self.began = False
+        self.ran = False
+        """Whether the agent ran in the last process that had the rollout."""
+        self.progressed = False
+        """Whether it got a new reply there."""
         self.cancelled: str | None = None
         """The reason of a cancel that came."""
         for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.Started):
-                self.began = True
+                self.began = self.ran = True
+            elif isinstance(kind, events.Resumed):
+                self.ran = self.progressed = False
             elif isinstance(kind, events.ChatRequested):
                 self._questions[kind.sample, kind.number] = question(kind)
             elif isinstance(kind, events.ChatAnswered):
+                self.progressed = self.progressed or not kind.recorded_number
                 self._replies[kind.sample, kind.number] = Reply(kind.response, kind.recorded_number or event.number)
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason

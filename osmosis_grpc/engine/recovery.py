@@ -11,13 +11,18 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.runner import Runner
+from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
 from osmosis_grpc.types import Entry, FailureReason, events
+from osmosis_grpc.types.reasons import DATA_LOSS
 
 
 class Recovery:
-    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`."""
+    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`.
+
+    After the last one `suspects.begin()` starts those that may have killed the process before.
+    """
 
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
@@ -34,6 +39,7 @@ class Recovery:
         self._log = log
         self._clock = clock
         self._callbacks = callbacks
+        self.suspects = Suspects(log, self._admit)
 
     def left_over(self) -> Sequence[Entry]:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
@@ -42,7 +48,7 @@ class Recovery:
     def go_on(self, entry: Entry, peer: Peer) -> None:
         """Deliver it, start it, run it again on what is recorded, or end it."""
         now = self._clock.monotonic()
-        elapsed = max(0.0, self._clock.time() - entry.accept_time)
+        elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
         record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
@@ -58,12 +64,15 @@ class Recovery:
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
         elif entry.damage:
-            why = f"DATA_LOSS: the journal's record of the rollout is damaged: {entry.damage}"
-            self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="data_loss"))
+            why = f"the journal's record of the rollout is damaged: {entry.damage}"
+            reason = FailureReason.DATA_LOSS
+            lost = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason=DATA_LOSS)
+            self._runner.decide(record, lost)
         else:
-            self._run(record, Recording(self._log.trajectory(record.rollout_id, record.attempt)))
+            recording = Recording(self._log.trajectory(record.rollout_id, record.attempt))
+            self._run(record, recording, self._count_deaths(entry, recording))
 
-    def _run(self, record: Record, recording: Recording) -> None:
+    def _run(self, record: Record, recording: Recording, deaths: int) -> None:
         loop = self._agent_loops.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, verdicts.cancelled(recording.cancelled))
@@ -75,11 +84,41 @@ class Recovery:
         elif recording.began and not loop.replayable:
             self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
         else:
+            record.left_over = True
             if recording.began:
-                record.recording = recording
-                self._log.append(record, events.Resumed(record.last_number))
-            self._admission.reserve(beyond=True)
-            self._runner.admit(record)
+                self._resume(record, recording, deaths)
+            else:
+                self._admit(record)
+
+    def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
+        """Run an agent again, on what it was answered; alone where that has killed the process before."""
+        if deaths >= CONVICTED:
+            why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
+            reason = FailureReason.CRASHED_SERVER
+            crashed = verdicts.failed("agent", why, reason=reason, finish_reason="crashed_server")
+            self._runner.decide(record, crashed)
+            return
+        record.recording = recording
+        self._log.append(record, events.Resumed(record.last_number))
+        if deaths >= SUSPECTED:
+            self._runner.limit(record)
+            self.suspects.add(record, deaths)
+        else:
+            self.suspects.goes_before(record)
+            self._admit(record)
+
+    def _count_deaths(self, entry: Entry, recording: Recording) -> int:
+        """Returns how often the process died while this agent ran, since its last new reply, and records it."""
+        deaths = 0 if recording.progressed else entry.deaths
+        if self._journal is not None:
+            deaths += recording.ran and self._journal.crashed
+            if deaths != entry.deaths:
+                self._journal.count_deaths(entry, deaths)
+        return deaths
+
+    def _admit(self, record: Record) -> None:
+        self._admission.reserve(beyond=True)
+        self._runner.admit(record)
 
     def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:
         failed = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason="restart")

@@ -62,14 +62,18 @@ class Runner:
 
     def admit(self, record: Record) -> None:
         """An accepted rollout gets its slot or its place in the queue; its clock runs already."""
-        if record.deadline is not None:
-            loop = asyncio.get_running_loop()
-            left = max(0.0, record.deadline - self._clock.monotonic())
-            record.timers.append(loop.call_later(left, self._expire, record))
+        self.limit(record)
         if self._admission.enter(record):
             self._start(record)
         else:
             record.state = advance(record.state, Step.QUEUE)
+
+    def limit(self, record: Record) -> None:
+        """Set the timer for the agent_timeout of its request. Idempotent."""
+        if record.deadline is not None and not record.timers:
+            loop = asyncio.get_running_loop()
+            left = max(0.0, record.deadline - self._clock.monotonic())
+            record.timers.append(loop.call_later(left, self._expire, record))
 
     def decide(self, record: Record, verdict: Verdict) -> bool:
         """How a rollout ends; false when that was decided before."""
@@ -110,7 +114,18 @@ class Runner:
             record.deadline = now + record.timeout
             record.timers.append(asyncio.get_running_loop().call_later(record.timeout, self._expire, record))
         record.agent_version = self._provenance.version(record.agent_loop)
-        self._log.append(record, events.Started(waited, record.agent_version))
+        started = events.Started(waited, record.agent_version)
+        if record.left_over:
+            self._log.append(record, started, self._run)
+        else:
+            self._log.append(record, started)
+            self._run(record)
+
+    def _run(self, record: Record) -> None:
+        """Run the agent."""
+        if record.verdict is not None or record.parked:  # that came before the commit
+            self._free_slot(record)
+            return
         request = record.init.request
         session = RolloutSession(
             record, self._log, self._config, self._clock, self.supersede, self._diverge, self._on_reached

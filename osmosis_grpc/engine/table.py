@@ -3,15 +3,18 @@
 With a journal, rollouts that are over and delivered are found there, and not kept here.
 """
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.ports import Clock, Journal, Store
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.record import Peer, Record, Tenant
-from osmosis_grpc.errors import AlreadyExists, Unavailable
+from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import Entry, RolloutRequest
 
+SLICE = 200
+"""Records dropped before the event loop goes on."""
 PAGE = 256
 """Entries read from the journal at once."""
 
@@ -34,9 +37,13 @@ class RecordTable:
         self._records: dict[str, dict[int, Record]] = {}
         self._by_sequence: dict[int, Record] = {}
         self._last_sequence = journal.last_sequence if journal is not None else 0
-        self._live: dict[Record, None] = {}
+        self._live: dict[Record, int] = {}
+        """With the bytes that each takes beside its events."""
+        self._live_size = 0
         self._ended: dict[Record, int] = {}
         self._ended_size = 0
+        self._settled: dict[Record, None] = {}
+        """Ended records to which nothing more happens, in the order in which that came."""
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
 
@@ -98,7 +105,8 @@ class RecordTable:
     def add(self, record: Record) -> None:
         """A new record, on its way to acceptance."""
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
-        self._live[record] = None
+        self._live[record] = 0
+        self.grow(record, record.init.size)
         key = record.init.request.idempotency_key
         if key:
             self._aliases[record.owner, key] = record.rollout_id
@@ -116,7 +124,9 @@ class RecordTable:
         self._store.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
-        """Nothing more can happen to a record: the journal has it, and memory need not."""
+        """Drop a record to which nothing more can happen, if the journal has it."""
+        if record.settled and record in self._ended:
+            self._settled[record] = None
         if self._journal is not None and record.journaled and record.settled:
             attempts = self._records.get(record.rollout_id, {}).values()
             if all(other.settled and other.journaled for other in attempts):
@@ -134,8 +144,9 @@ class RecordTable:
             if key:
                 self._aliases.pop((record.owner, key), None)
         self._by_sequence.pop(record.sequence, None)
-        self._live.pop(record, None)
+        self._live_size -= self._live.pop(record, 0)
         self._ended_size -= self._ended.pop(record, 0)
+        self._settled.pop(record, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
         """Refuse a key that names another rollout, and a rollout that has another key."""
@@ -154,43 +165,62 @@ class RecordTable:
                 f"rollout {request.rollout_id} has another idempotency_key", rollout_id=request.rollout_id
             )
 
+    def grow(self, record: Record, size: int) -> None:
+        """Count bytes that a live record takes beside its events."""
+        if record in self._live:
+            self._live[record] += size
+            self._live_size += size
+
     def ended(self, record: Record) -> None:
         """A record ended: it counts against the budget from now on."""
-        self._live.pop(record, None)
+        self._live_size -= self._live.pop(record, 0)
         size = self._store.size(record.rollout_id, record.attempt)
         self._ended[record] = size
         self._ended_size += size
         self.settled(record)
 
-    @property
-    def full(self) -> bool:
-        """Whether even without everything that may go the budget is spent."""
-        return self._overdrawn or (self._journal is not None and self._journal.full)
+    def check_room(self) -> None:
+        """Refuse an Init while live rollouts and undelivered outcomes fill a budget. Raises ResourceExhausted."""
+        self.make_room()
+        budget = self._config.memory_budget
+        if self._memory > budget:
+            raise ResourceExhausted(
+                f"the memory_budget of {budget} bytes is full: live rollouts take about {self._live_memory} bytes, "
+                f"undelivered outcomes {self._ended_size}", retry_after=5.0,
+            )  # fmt: skip
+        if self._journal is not None and self._journal.full:
+            raise ResourceExhausted(
+                "the disk_budget is full: live rollouts and undelivered outcomes take it all", retry_after=5.0
+            )
 
     @property
-    def _overdrawn(self) -> bool:
-        return self._ended_size > self._config.memory_budget
+    def _live_memory(self) -> int:
+        return self._live_size + self._store.live_size
+
+    @property
+    def _memory(self) -> int:
+        return self._ended_size + self._live_memory
 
     def make_room(self) -> None:
         """Drop the oldest settled records while the budget is overdrawn; undelivered ones never."""
-        while self._overdrawn:
-            settled = next((record for record in self._ended if record.settled), None)
-            if settled is None:
-                return
-            self.remove(settled)
+        while self._settled and self._memory > self._config.memory_budget:
+            self.remove(next(iter(self._settled)))
 
     def overdue(self, now: float) -> list[Record]:
         """Ended records that are undelivered past their time."""
         return [r for r in self._ended if r.undelivered and (r.ended or 0.0) + self._config.record_ttl <= now]
 
-    def sweep(self, now: float) -> None:
-        """Drop what is past its time."""
-        for record in list(self._ended):
-            assert record.ended is not None
-            if record.settled and record.ended + self._config.record_ttl <= now:
-                self.remove(record)
+    async def sweep(self, now: float) -> None:
+        """Drop the records that are past their time, in slices between which the event loop goes on."""
+        before = now - self._config.record_ttl
+        old = [record for record in self._settled if record.ended is not None and record.ended <= before]
+        for start in range(0, len(old), SLICE):
+            for record in old[start : start + SLICE]:
+                if record in self._settled:
+                    self.remove(record)
+            await asyncio.sleep(0)
         if self._journal is not None:
-            self._journal.sweep(self._clock.time())
+            self._journal.sweep()
 
 
 def _record_of(entry: Entry) -> Record:

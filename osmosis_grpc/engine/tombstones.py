@@ -22,9 +22,9 @@ class Tombstones:
         self._journal = journal
         self._clock = clock
         self._owners: dict[str, dict[str, tuple[int, float]]] = {}
-        ahead = clock.monotonic() - clock.time()
-        for owner, rollout_id, attempt, until in journal.tombstones() if journal is not None else ():
-            self._owners.setdefault(owner, {})[rollout_id] = (attempt, until + ahead)
+        now = clock.monotonic()
+        for owner, rollout_id, attempt, seconds in journal.tombstones() if journal is not None else ():
+            self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def bury(self, owner: str, rollout_id: str, attempt: int) -> None:
         """Remember a cancel whose Init may still come; without an attempt it means any. Raises ResourceExhausted."""
@@ -38,7 +38,7 @@ class Tombstones:
         upto = max(attempt or _ANY_ATTEMPT, before if until > now else 0)
         buried[rollout_id] = (upto, now + ttl)
         if self._journal is not None:
-            self._journal.bury(owner, rollout_id, upto, self._clock.time() + ttl)
+            self._journal.bury(owner, rollout_id, upto, ttl)
 
     def dig_up(self, record: Record) -> bool:
         """Whether a cancel came before this rollout was accepted; it is used up."""

@@ -36,7 +36,7 @@ class Folder:
         stack.callback(Lock(folder / "lock").close)
         self.writes = open_database(self.path, schema.JOURNAL)
         stack.callback(self.writes.close)
-        mend(self.writes, self.path)
+        made = mend(self.writes, self.path)
         self.secrets = Secrets(folder / "credentials")
         self.reads = connect(self.path)
         stack.callback(self.reads.close)
@@ -47,4 +47,8 @@ class Folder:
         self.last_position = max(reader.number("SELECT max(position) FROM events"), self.forgotten_position)
         last_sequence = reader.number("SELECT max(sequence) FROM rollouts")
         self.last_sequence = max(last_sequence, int(reader.fact("last_sequence") or 0))
-        self.settled_size = reader.number("SELECT sum(size) FROM rollouts WHERE settled")
+        self.clock = float(reader.fact("clock"))
+        """The journal's time, as far as the process before has recorded it."""
+        self.closed = bool(made or reader.fact("closed"))
+        """Whether the process before has closed the journal, or there was none."""
+        self.writes.execute(schema.FACT, schema.fact("closed", 0))

@@ -15,14 +15,14 @@ from osmosis_grpc.types import CompletionStatus, events
 
 log = logging.getLogger(__name__)
 
-_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, positions = ?, last_number = ?,
-    size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
+    last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
 """A second row with the journal's id: all cursors and attachments depend on it."""
 
 
-def mend(database: sqlite3.Connection, path: Path) -> None:
-    """Put right the facts, the tombstones and the rollouts. Raises sqlite3.Error."""
+def mend(database: sqlite3.Connection, path: Path) -> bool:
+    """Put right the facts, the tombstones and the rollouts; whether the journal is new. Raises sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
     lost = _facts(database, path)
     for row in database.execute("SELECT * FROM tombstones").fetchall():
@@ -31,13 +31,19 @@ def mend(database: sqlite3.Connection, path: Path) -> None:
             database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
         wrong = row.wrong()
-        if wrong.startswith("end_sum") and _remake(database, row):
+        if wrong.startswith("deaths_sum"):
+            values = 0, schema.deaths_sum(row.sequence, 0), row.sequence
+            database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
+        elif wrong.startswith("end_sum") and _remake(database, row):
             log.error("the row of rollout %s was damaged in the journal %s; it is made anew from its events",
                       row.rollout_id, path)  # fmt: skip
+        elif wrong.startswith("end_sum"):  # then its positions are not to be trusted: its events are found without
+            database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
-    _defaults(database, lost=lost)
+    made = _defaults(database, lost=lost)
     database.execute("COMMIT")
+    return made
 
 
 def _facts(database: sqlite3.Connection, path: Path) -> bool:
@@ -51,21 +57,26 @@ def _facts(database: sqlite3.Connection, path: Path) -> bool:
     return lost
 
 
-def _defaults(database: sqlite3.Connection, *, lost: bool) -> None:
-    """Put in the facts that are always there."""
+def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
+    """Put in the facts that are always there; whether there was none."""
     known = dict(database.execute("SELECT name, value FROM facts"))
     journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
-    for name in ("journal_id", _COPY):
+    (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
+    (clock,) = database.execute("SELECT max(max(accepted_at), max(coalesce(ended_at, 0.0))) FROM rollouts").fetchone()
+    values = {
+        "journal_id": journal_id, _COPY: journal_id, "forgotten_position": newest or 0 if lost else 0,
+        "clock": clock or 0.0,
+    }  # fmt: skip
+    for name, value in values.items():
         if name not in known:
-            database.execute(schema.FACT, schema.fact(name, journal_id))
-    if "forgotten_position" not in known:
-        (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
-        database.execute(schema.FACT, schema.fact("forgotten_position", newest or 0 if lost else 0))
+            database.execute(schema.FACT, schema.fact(name, value))
+    return not known and not lost
 
 
 def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     """Make the part of a rollout's row anew that its events tell; whether they all are sound."""
-    trail, start_time, end_time, ended = Trail(), None, None, None
+    trail = Trail()
+    start_time = end_time = ended = None
     state, settled = "ACCEPTED", False
     found = database.execute(
         "SELECT * FROM events WHERE sequence = ? AND position >= ? ORDER BY position", (row.sequence, row.accepted)
@@ -86,6 +97,8 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
         start_time = None  # it is written with the end
     positions = None if ended is None else trail.positions.tobytes()
     last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
-    end = state, start_time, end_time, ended, positions, last_number, size, int(settled)
+    (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
+    ended_at = None if ended is None else max(float(clock), row.accepted_at)
+    end = state, start_time, end_time, ended, ended_at, positions, last_number, size, int(settled)
     database.execute(_END, (*end, schema.end_sum((row.sequence, *end)), row.sequence))
     return True

@@ -4,14 +4,14 @@ import logging
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.database import look
-from osmosis_grpc.journal.rows import DATA_LOSS, EventRow, RolloutRow, Trail, data_loss
+from osmosis_grpc.journal.rows import EventRow, RolloutRow, Trail, data_loss
 from osmosis_grpc.types import (
     Callback,
     CallbackTls,
@@ -23,6 +23,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.types.reasons import DATA_LOSS
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +55,30 @@ class Reader:
         except sqlite3.Error as error:
             raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What is read meanwhile is of one moment."""
+        if self._database.in_transaction:
+            yield
+            return
+        self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
+
     def close(self) -> None:
         """Look no longer."""
         self._database.close()
 
     def find(self, rollout_id: str) -> list[Entry]:
         """A rollout's attempts, with their completions."""
-        rows = self._database.execute(_SELECT + "WHERE rollout_id = ? ORDER BY attempt", (rollout_id,))
-        return [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows.fetchall())]
+        statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
+        if not self._database.execute(statement, (rollout_id,)).fetchall():
+            return []
+        with self.snapshot():
+            rows = self._database.execute(statement, (rollout_id,)).fetchall()
+            return [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
 
     def named(self, owner: str, idempotency_key: str) -> str:
         """The rollout that a key names; empty when there is none."""
@@ -77,10 +94,10 @@ class Reader:
 
     def entries(self, owner: str, after: int, limit: int) -> list[Entry]:
         """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
-        rows = self._database.execute(
-            _SELECT + "WHERE sequence > ? AND owner = ? ORDER BY sequence LIMIT ?", (after, owner, limit)
-        )
-        return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows.fetchall())]
+        statement = _SELECT + "WHERE sequence > ? AND owner = ? ORDER BY sequence LIMIT ?"
+        with self.snapshot():
+            rows = self._database.execute(statement, (after, owner, limit)).fetchall()
+            return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """The rollouts to which something is still to happen, in order of acceptance, with where their events are."""
@@ -198,7 +215,7 @@ class Reader:
         entry = Entry(
             init=_init(row, first), tools=first.tools if first else (), owner=row.owner, place=row.place,
             sequence=row.sequence, agent_loop=row.agent_loop, accept_time=row.accept_time, settled=bool(row.settled),
-            last_number=row.last_number, damage=damage,
+            last_number=row.last_number, accepted_at=row.accepted_at, deaths=row.deaths, damage=damage,
         )  # fmt: skip
         if not damage:
             return replace(

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.checksum import event_sum
-from osmosis_grpc.types import Completion, CompletionStatus, EventKind, Failure, RolloutRequest
+from osmosis_grpc.journal.retention import EVENT_BYTES
+from osmosis_grpc.types import Completion, CompletionStatus, EventKind, Failure, FailureReason, RolloutRequest
+from osmosis_grpc.types.reasons import DATA_LOSS
 from osmosis_grpc.wire.event import kind_from_bytes
-
-DATA_LOSS = "data_loss"
-"""The finish reason of a rollout of which the journal has lost something."""
 
 
 class EventRow(NamedTuple):
@@ -61,8 +60,12 @@ class RolloutRow(NamedTuple):
     last_number: int
     size: int
     settled: int
+    accepted_at: float
+    ended_at: float | None
+    deaths: int
     accept_sum: int
     end_sum: int
+    deaths_sum: int
 
     def wrong(self) -> str:
         """Which checksum does not agree, in words; empty where both do."""
@@ -76,8 +79,36 @@ class RolloutRow(NamedTuple):
         return RolloutRow._make(values)
 
 
-_USUAL = (0, "", 1, "", "", "", 0, None, "", None, b"", 0.0, None, None, "", 0, None, None, 0, 0, 0, 0, 0)
-_OPTIONAL = {7: str, 9: str, 12: float, 13: float, 16: int, 17: bytes}
+_USUAL = (
+    0,
+    "",
+    1,
+    "",
+    "",
+    "",
+    0,
+    None,
+    "",
+    None,
+    b"",
+    0.0,
+    None,
+    None,
+    "",
+    0,
+    None,
+    None,
+    0,
+    0,
+    0,
+    0.0,
+    None,
+    0,
+    0,
+    0,
+    0,
+)
+_OPTIONAL = {7: str, 9: str, 12: float, 13: float, 16: int, 17: bytes, 22: float}
 
 
 class Trail:
@@ -99,7 +130,7 @@ class Trail:
                 return
             self.positions.extend([0] * (row.number - expected))
         self.positions.append(row.position)
-        self.size += len(row.body) if row.sound else 0
+        self.size += EVENT_BYTES + (len(row.body) if row.sound else 0)
 
     def wrong(self, row: RolloutRow) -> str:
         """What is damaged in the events of a rollout; empty where nothing is."""
@@ -120,6 +151,7 @@ def data_loss(request: RolloutRequest, damage: str) -> Completion:
     return Completion(
         rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
         result_id=hashlib.blake2b(name, digest_size=16).hexdigest(), finish_reason=DATA_LOSS,
-        failure=Failure("server", f"DATA_LOSS: the journal's record of the rollout is damaged: {damage}", True),
+        failure=Failure("server", f"the journal's record of the rollout is damaged: {damage}", True,
+                        reason=FailureReason.DATA_LOSS),
         group=request.group, evaluation=request.evaluation,
     )  # fmt: skip

@@ -45,13 +45,17 @@ CREATE TABLE rollouts (
     last_number INTEGER NOT NULL,
     size INTEGER NOT NULL,                 -- bytes of its events
     settled INTEGER NOT NULL,
+    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see clock.py
+    ended_at REAL,
+    deaths INTEGER NOT NULL,               -- of the server's process while its agent ran, since its last new reply
     accept_sum INTEGER NOT NULL,           -- the checksum of what is known from its acceptance on
-    end_sum INTEGER NOT NULL,              -- and of what is written at its end
+    end_sum INTEGER NOT NULL,              -- of what is written at its end
+    deaths_sum INTEGER NOT NULL,
     UNIQUE (rollout_id, attempt)
 );
 CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
-CREATE INDEX rollouts_by_end ON rollouts (end_time) WHERE settled;
+CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
 
 CREATE TABLE events (
     position INTEGER PRIMARY KEY,
@@ -64,23 +68,36 @@ CREATE TABLE events (
 );
 
 CREATE TABLE tombstones (
-    owner TEXT, rollout_id TEXT, attempt INTEGER NOT NULL, until REAL NOT NULL, checksum INTEGER NOT NULL,
-    PRIMARY KEY (owner, rollout_id)
+    owner TEXT, rollout_id TEXT, attempt INTEGER NOT NULL,
+    until REAL NOT NULL,                   -- by the journal's clock
+    checksum INTEGER NOT NULL, PRIMARY KEY (owner, rollout_id)
 );
 """
 _ACCEPTED = (
     "sequence", "rollout_id", "attempt", "owner", "place", "target", "delta", "tls", "agent_loop", "idempotency_key",
-    "digest", "accept_time", "accepted",
+    "digest", "accept_time", "accepted", "accepted_at",
 )  # fmt: skip
-_END = ("sequence", "state", "start_time", "end_time", "ended", "positions", "last_number", "size", "settled")
+_END = (
+    "sequence",
+    "state",
+    "start_time",
+    "end_time",
+    "ended",
+    "ended_at",
+    "positions",
+    "last_number",
+    "size",
+    "settled",
+)
 
 
 ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop,
-    idempotency_key, digest, accept_time, accepted, accept_sum, state, last_number, size, settled, end_sum)
-    VALUES {rows}"""
+    idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_number, size, settled,
+    end_sum, deaths, deaths_sum) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"
 END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    positions = v.column6, last_number = v.column7, size = v.column8, settled = v.column9, end_sum = v.column10
+    ended_at = v.column6, positions = v.column7, last_number = v.column8, size = v.column9, settled = v.column10,
+    end_sum = v.column11
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
@@ -109,7 +126,8 @@ JOURNAL = Schema(
     kind="journal", tables_script=TABLES, error=JournalError, instead="another folder", known_table="rollouts",
     page_size=8192, shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
     legacy_id=0,
-    sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END}}, rank={"rollouts": ("settled", "last_number")},
+    sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
+    rank={"rollouts": ("settled", "last_number")},
     clean=_clean,
 )  # fmt: skip
 
@@ -122,6 +140,11 @@ def accept_sum(values: Sequence[Any]) -> int:
 def end_sum(values: Sequence[Any]) -> int:
     """Return the checksum of _END columns."""
     return row_sum(b"rollouts.end_sum", values)
+
+
+def deaths_sum(sequence: int, deaths: int) -> int:
+    """Return the checksum of how often the process died."""
+    return row_sum(b"rollouts.deaths_sum", (sequence, deaths))
 
 
 def fact(name: str, value: Any) -> tuple[str, Any, int]:

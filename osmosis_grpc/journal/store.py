@@ -21,17 +21,19 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.checksum import event_sum
+from osmosis_grpc.journal.clock import JournalClock
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
+from osmosis_grpc.journal.retention import EVENT_BYTES, Dropped, Retention
 from osmosis_grpc.journal.secrets import has_secrets
 from osmosis_grpc.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
+RECORDED = 1.0
+"""Seconds after which the journal's time is recorded again, with the next event."""
 CACHED = 256
 """Rollouts that were asked for lately."""
-SWEPT = 200
-"""Rollouts dropped at a time."""
 _FACT = schema.FACT
 _VERSION = "agent version "
 """What the names of these facts begin with."""
@@ -40,12 +42,14 @@ VERSIONS = 64
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 _REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ?, accept_sum = ? WHERE sequence = ?"
-_DELETE = "DELETE FROM events WHERE position = ? AND sequence = ?"
+_DEATHS = "UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?"
+_DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
+    AND sequence IN (SELECT value FROM json_each(?))"""
 _BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
 Key = tuple[str, int]
-_Dropped = tuple[int, str, int, bytes | None, int]
-"""A rollout's sequence, id and attempt, the positions of its events, and what is no longer counted, in bytes."""
+End = tuple[str, float | None, float | None, int | None, float | None]
+"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -58,7 +62,11 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
     @functools.wraps(method)
     def read(self: "JournalStore", /, *args: P.args, **named: P.kwargs) -> R:
         try:
-            return method(self, *args, **named)
+            try:
+                return method(self, *args, **named)
+            except schema.Damaged:  # unless it is, a sweep has deleted rows between two statements
+                with self._reader.snapshot():
+                    return method(self, *args, **named)
         except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
             raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
 
@@ -73,13 +81,17 @@ class _Open:
     key: Key
     accepted: int
     """The position of its first event."""
+    accepted_at: float
+    """By the journal's clock."""
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are."""
     size: int = 0
+    """Bytes that its events take in the file, about."""
     start_time: float | None = None
-    end: tuple[str, float | None, float | None, int | None] = ("ACCEPTED", None, None, None)
-    """Its state, start and end, and the position of its last event, as they stand in its row."""
+    end: End = ("ACCEPTED", None, None, None, None)
+    """As it stands in its row."""
+    ended: bool = False
     settled: bool = False
     """Its last event is written."""
 
@@ -87,32 +99,45 @@ class _Open:
 class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
-    def __init__(self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3) -> None:
+    def __init__(
+        self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._folder = found = Folder(folder)
         self._database, self._secrets = found.reads, found.secrets
         self._reader = Reader(found.reads)
         self.journal_id = found.journal_id
         self.forgotten_position, self.last_sequence = found.forgotten_position, found.last_sequence
         self.last_position = self._written = found.last_position
-        self._size = found.settled_size
-        """Bytes of the events of what is settled."""
+        self._clock = JournalClock(found.clock, monotonic)
+        self.crashed = not found.closed
+        """Whether the process before ended without closing the journal."""
+        self._recorded = found.clock
+        """The journal's time that is written."""
         self.durable = True
         self.problem = ""
         self.told_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
         self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        self._ttl = record_ttl
         self._budget = budget
         self._open_size = 0
-        """Bytes of the events of what is not."""
+        """Bytes that the rollouts that are not settled take in the file, about."""
+        self._live_size = 0
+        """Of these, what those take that have not ended."""
         self._open: dict[Key, _Open] = {}
         self._found: OrderedDict[str, Sequence[Entry]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
-        self._writer = Writer(self._folder.writes, self._folder.path, self._told, self._told_problem)
+        self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
+        self._writer = Writer(
+            self._folder.writes, self._folder.path, self._told, self._told_problem, self._retention.measured
+        )
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
+        self._retention.close()
+        self._record_clock(self._clock.now())
+        self._writer.batch().latest["closed"] = Latest(_FACT, schema.fact("closed", 1))
         self._writer.close()
         self._folder.close()
 
@@ -125,13 +150,15 @@ class JournalStore:
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key, position)
-            self._accept(batch, entry, position)
+            rollout = self._open[key] = _Open(entry.sequence, key, position, self._clock.now())
+            self._accept(batch, entry, rollout)
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
-        rollout.size += len(body)
-        self._open_size += len(body)
+        self._grow(rollout, len(body) + EVENT_BYTES)
+        now = self._clock.now()
+        if now >= self._recorded + RECORDED:
+            self._record_clock(now)
         row = position, rollout.sequence, event.number, event.time, number, body
         batch.rows[schema.EVENT].append((*row, event_sum(*row)))
         batch.tokens.append((rollout, position, token))
@@ -140,13 +167,13 @@ class JournalStore:
             note(self, batch, rollout, event)
         return False
 
-    def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
+    def _accept(self, batch: Batch, entry: Entry, rollout: _Open) -> None:
         init = entry.init
         self.last_sequence = max(self.last_sequence, entry.sequence)
-        state = RolloutState.ACCEPTED.value
+        state, rest = RolloutState.ACCEPTED.value, (1, 0, 0)
         batch.rows[schema.ACCEPT].append((
-            *_accepted(entry, position), state, 1, 0, 0,
-            schema.end_sum((entry.sequence, state, None, None, None, None, 1, 0, 0)),
+            *_accepted(entry, rollout), state, *rest, schema.end_sum((entry.sequence, *rollout.end, None, *rest)),
+            0, schema.deaths_sum(entry.sequence, 0),
         ))  # fmt: skip
         if has_secrets(init):
             batch.before.append(lambda: self._secrets.put(init))
@@ -158,7 +185,11 @@ class JournalStore:
         assert isinstance(event.kind, events.Ended)
         completion = event.kind.completion
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        rollout.end = completion.status.value, rollout.start_time, event.time, rollout.positions[-1]
+        rollout.ended = True
+        self._live_size -= rollout.size
+        rollout.end = (
+            completion.status.value, rollout.start_time, event.time, rollout.positions[-1], self._clock.now()
+        )  # fmt: skip
         row = (
             rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled
         )  # fmt: skip
@@ -179,15 +210,20 @@ class JournalStore:
         rollout = self._open.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
-        *_, check = _accepted(entry, rollout.accepted)
+        *_, check = _accepted(entry, rollout)
         values = (entry.place, *_address(init), check, entry.sequence)
         self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, until: float) -> None:
+    def count_deaths(self, entry: Entry, deaths: int) -> None:
         """See Journal."""
-        self._writer.batch().latest[owner, rollout_id] = Latest(
-            _BURY, schema.tombstone(owner, rollout_id, attempt, until)
-        )
+        row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
+        self._writer.batch().statements.append((_DEATHS, row))
+
+    def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """See Journal."""
+        until = self._clock.now() + seconds if seconds > 0 else 0.0
+        row = schema.tombstone(owner, rollout_id, attempt, until)
+        self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, row)
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """See Journal."""
@@ -201,63 +237,58 @@ class JournalStore:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Store. What cannot be read now is left to the sweep."""
-        rollout = self._open.pop((rollout_id, attempt), None)
-        self._open_size -= rollout.size if rollout else 0
+        rollout = self._open.get((rollout_id, attempt))
+        if rollout is not None:
+            self._close(rollout)
         with suppress(sqlite3.Error):
-            self._drop(self._database.execute(
-                "SELECT sequence, rollout_id, attempt, positions, CASE WHEN settled THEN size ELSE 0 END FROM rollouts "
+            rows = self._database.execute(
+                "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
                 "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
-            ).fetchall())  # fmt: skip
+            ).fetchall()  # fmt: skip
+            self._drop([Dropped(*row) for row in rows])
+            if rows:
+                self._secrets.drop(rollout_id, attempt)
 
-    def sweep(self, now: float) -> None:
-        """See Journal. What cannot be read now is swept another time."""
-        try:
-            self._drop(self._overdue(now))
-        except sqlite3.Error as error:
-            log.warning("the journal %s cannot be read: %s; nothing is dropped", self._folder.path, error)
+    def sweep(self) -> None:
+        """See Journal."""
+        now = self._clock.now()
+        self._record_clock(now)
         self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+        self._retention.sweep()
 
-    def _overdue(self, now: float) -> list[_Dropped]:
-        statement = "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts WHERE settled AND end_time < ?"
-        statement += " ORDER BY end_time LIMIT ?"
-        overdue: list[_Dropped] = self._database.execute(statement, (now - self._ttl, SWEPT)).fetchall()
-        beyond = self._size + self._open_size - self._budget - sum(row[4] for row in overdue)
-        if beyond > 0:
-            oldest = self._database.execute(statement, (now, SWEPT)).fetchall()
-            for row in oldest[len(overdue) :]:
-                if beyond <= 0:
-                    break
-                overdue.append(row)
-                beyond -= row[4]
-        return overdue
+    def _record_clock(self, now: float) -> None:
+        self._recorded = now
+        self._writer.batch().latest["clock"] = Latest(_FACT, schema.fact("clock", now))
 
-    def _drop(self, rows: Sequence[_Dropped]) -> None:
-        """Delete rollouts, the room they took given back."""
-        statements: list[tuple[str, tuple[Any, ...]]] = []
-        highest = self.forgotten_position
-        dropped = []
-        for sequence, rollout_id, attempt, positions, size in rows:
-            if sequence in self._dropping:
-                continue
-            dropped.append(sequence)
-            self._dropping[sequence] = rollout_id
-            places = array("Q", positions or b"")
-            if positions is None:
-                statements.append(("DELETE FROM events WHERE sequence = ?", (sequence,)))
-            statements += [(_DELETE, (place, sequence)) for place in places]
-            statements.append(("DELETE FROM rollouts WHERE sequence = ?", (sequence,)))
-            highest = max([highest, *places[-1:]])
-            self._size -= size
-            self._found.pop(rollout_id, None)
-            self._secrets.drop(rollout_id, attempt)
-        if statements:
-            self.forgotten_position = highest
-            statements.append((_FACT, schema.fact("forgotten_position", highest)))
-            statements.append((_FACT, schema.fact("last_sequence", self.last_sequence)))
-            batch = self._writer.batch()
-            batch.statements += statements
-            batch.after.append(lambda: self._dropped(dropped))
-            batch.shrinks = True
+    def _grow(self, rollout: _Open, size: int) -> None:
+        rollout.size += size
+        self._open_size += size
+        self._live_size += 0 if rollout.ended else size
+
+    def _drop(self, rows: Sequence[Dropped]) -> None:
+        """Delete rollouts. The room they took is given back some time after that."""
+        rows = [row for row in rows if row.sequence not in self._dropping]
+        if not rows:
+            return
+        places = array("Q")
+        batch = self._writer.batch()
+        for row in rows:
+            self._dropping[row.sequence] = row.rollout_id
+            self._found.pop(row.rollout_id, None)
+            if row.positions is None:
+                batch.statements.append(("DELETE FROM events WHERE sequence = ?", (row.sequence,)))
+            else:
+                places.frombytes(row.positions)
+        sequences = [row.sequence for row in rows]
+        self.forgotten_position = max([self.forgotten_position, *places])
+        batch.statements += [
+            (_DELETE, (json.dumps(places.tolist()), json.dumps(sequences))),
+            ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
+            (_FACT, schema.fact("forgotten_position", self.forgotten_position)),
+            (_FACT, schema.fact("last_sequence", self.last_sequence)),
+        ]  # fmt: skip
+        batch.after.append(lambda: self._dropped(sequences))
+        batch.shrinks = True
 
     def _dropped(self, sequences: Sequence[int]) -> None:
         """In the writer's thread: they are deleted."""
@@ -276,23 +307,21 @@ class JournalStore:
                 if not rollout.committed:  # it was refused
                     self._secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
-                self._close(rollout, ok)
+                self._close(rollout)
             if self._found:
                 self._found.pop(rollout.key[0], None)
         self.committed([token for _, _, token in tokens], ok)
 
-    def _close(self, rollout: _Open, kept: bool) -> None:
+    def _close(self, rollout: _Open) -> None:
         """Nothing more comes of a rollout."""
         if self._open.get(rollout.key) is rollout:
             del self._open[rollout.key]
             self._open_size -= rollout.size
-            self._size += rollout.size if kept else 0
+            self._live_size -= 0 if rollout.ended else rollout.size
 
     def _told_problem(self, problem: str) -> None:
         self.problem = problem
         self._dropping.clear()  # what was to be deleted may be there still: it is asked for again
-        with suppress(sqlite3.Error):  # a disk that cannot be read, either
-            self._size = self._reader.number("SELECT sum(size) FROM rollouts WHERE settled")
         self.told_problem(problem)
 
     # What is read.
@@ -352,12 +381,14 @@ class JournalStore:
                     "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
                     request.rollout_id, request.attempt, self._folder.path, entry.damage,
                 )  # fmt: skip
-            kept.append((request.rollout_id, request.attempt))
-            self._open[kept[-1]] = _Open(
-                row.sequence, kept[-1], row.accepted, trail.positions, len(trail.positions), trail.size,
-                entry.start_time, (row.state, row.start_time, row.end_time, row.ended),
+            key = request.rollout_id, request.attempt
+            rollout = self._open[key] = _Open(
+                entry.sequence, key, row.accepted, row.accepted_at, trail.positions, len(trail.positions),
+                start_time=entry.start_time, end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+                ended=entry.end_time is not None,
             )  # fmt: skip
-            self._open_size += trail.size
+            self._grow(rollout, trail.size)
+            kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
         self._secrets.keep(kept)
         return found
@@ -365,8 +396,10 @@ class JournalStore:
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
-        rows = self._database.execute("SELECT * FROM tombstones WHERE until > ?", (time.time(),)).fetchall()
-        return [row[:4] for row in rows]
+        now = self._clock.now()
+        return self._database.execute(
+            "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
+        ).fetchall()
 
     @_reads
     def version(self, digest: str) -> Mapping[str, str]:
@@ -379,17 +412,27 @@ class JournalStore:
         """See Journal."""
         return self._open_size > self._budget
 
+    @property
+    def live_size(self) -> int:
+        """See Store: a live rollout has its messages and tokens in memory, and their copies in a sample."""
+        return 2 * self._live_size
+
+    def elapsed(self, entry: Entry) -> float:
+        """See Journal."""
+        return max(0.0, self._clock.now() - entry.accepted_at)
+
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""
         return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
 
 
-def _accepted(entry: Entry, position: int) -> tuple[Any, ...]:
+def _accepted(entry: Entry, rollout: _Open) -> tuple[Any, ...]:
     """What a rollout's row has from its acceptance on, its checksum last."""
     init, request = entry.init, entry.init.request
     row = (
         entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
-        entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, position,
+        entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, rollout.accepted,
+        rollout.accepted_at,
     )  # fmt: skip
     return *row, schema.accept_sum(row)
 

@@ -23,6 +23,12 @@ RETRY = 1.0
 """Seconds between tries to write again, once that has failed."""
 GATHER = 0.004
 """Seconds between the starts of transactions, at least."""
+MEASURED = 0.05
+"""Seconds between two measurements of the file, at most one after each commit."""
+IDLE = 0.25
+"""Seconds without a commit after which the file shrinks to what is in use."""
+VACUUMED = 256
+"""Pages that the file gives back at a time: what comes meanwhile waits for it."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
 """Rows of one statement. Python hands its lock over at every statement: the fewer, the better."""
 Row = tuple[Any, ...]
@@ -70,16 +76,25 @@ class Writer(Committer[Batch]):
     """Commits a batch at a time, over the only connection that writes.
 
     `told` gets tokens in the event loop, and whether they are committed; `told_problem` why
-    nothing can be written, and an empty text when that is over.
+    nothing can be written, and an empty text when that is over; `measured` how many bytes of the
+    file are in use, before those who wait for the commit.
     """
 
     def __init__(
         self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
-        told_problem: Callable[[str], None],
+        told_problem: Callable[[str], None], measured: Callable[[int], None],
     ) -> None:  # fmt: skip
         self._path = path
         self._told = told
         self._told_problem = told_problem
+        self._measured = measured
+        self._measured_at = 0.0
+        self._unmeasured = True
+        """Whether something was committed since the last measurement."""
+        (self._page,) = database.execute("PRAGMA page_size").fetchone()
+        self._shrinking = True
+        """Whether the file may have free pages, or a WAL that is longer than it need be."""
+        self._idle = False
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
@@ -129,13 +144,26 @@ class Writer(Committer[Batch]):
             then(ok)
 
     def _patience(self) -> float | None:
-        return RETRY if self._problem else None
+        if self._problem:
+            return RETRY
+        if self._unmeasured:
+            return MEASURED
+        if self._shrinking:
+            return 0.0 if self._idle else IDLE
+        return None
 
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
         if self._problem and not items:  # can it be written again?
             self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
+        if self._problem:
+            return
+        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURED):
+            self._measure()
+        elif self._shrinking:
+            self._idle = not items
+            self._shrink()
 
     def _write(self, batch: Batch) -> None:
         database = self._database
@@ -166,14 +194,41 @@ class Writer(Committer[Batch]):
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
         if problem or (self._problem and (batch.tokens or batch.statements or latest)):  # nothing is always written
             self._set_problem(problem)
+        self._unmeasured = not problem
+        if self._unmeasured and batch.shrinks:
+            self._measure()
         self._tell(self._written, batch, not problem)
         if problem:
             return
         for call in batch.after:
             call()
-        if batch.shrinks:
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("PRAGMA incremental_vacuum(1024)").fetchall()
+        self._shrinking = self._shrinking or batch.shrinks
+
+    def _pages(self) -> tuple[int, int]:
+        """How many pages of the file are in use, and how many are free."""
+        (pages,), (free,) = (self._database.execute(f"PRAGMA {name}_count").fetchone() for name in ("page", "freelist"))
+        return pages - free, free
+
+    def _measure(self) -> None:
+        self._measured_at, self._unmeasured = time.monotonic(), False
+        with contextlib.suppress(sqlite3.Error):
+            self._tell(self._measured, self._pages()[0] * self._page)
+
+    def _shrink(self) -> None:
+        """Give back some free pages: all in the end once nothing comes, and else what exceeds a quarter of the file.
+
+        Rollouts that come take free pages again, and that costs less than to give them back.
+        """
+        try:
+            used, free = self._pages()
+            if free > (0 if self._idle else max(VACUUMED, used // 4)):
+                # execute() steps a statement once, and each step of this one frees one page.
+                self._database.executescript(f"PRAGMA incremental_vacuum({VACUUMED})")
+            elif self._idle:
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._shrinking = False
+        except sqlite3.Error:  # another sweep tries it again
+            self._shrinking = False
 
     def _leave_out(self, batch: Batch) -> None:
         """Write nothing of rollouts that lack an event."""

@@ -129,6 +129,7 @@ class AgentServer:
             attached = entry.place and not entry.init.callback
             peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
             self.engine.recovery.go_on(entry, peer)
+        self.engine.recovery.suspects.begin()
         if left_over:
             log.info("going on with %d rollouts of the process before", len(left_over))
         await start(self._server)

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.journal.checksum import row_sum
 from osmosis_grpc.trainer.ledger_file import LEDGER
-from osmosis_grpc.types import Completion, CompletionStatus, Failure
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
+from osmosis_grpc.types.reasons import DATA_LOSS
 from osmosis_grpc.wire.rollout import completion_to_wire
 
 log = logging.getLogger(__name__)
 
-DATA_LOSS = "data_loss"
-"""The finish reason of a rollout of which the ledger has lost something."""
 _QUARANTINE = """
 UPDATE rollout SET attempt = ?, place = '', together = '', init = NULL, tools = NULL, tools_sum = NULL, place_sum = ?,
     result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
@@ -118,7 +117,8 @@ def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Com
     return Completion(
         rollout_id=rollout_id, attempt=attempt, status=CompletionStatus.FAILED, result_id=result_id,
         finish_reason=DATA_LOSS,
-        failure=Failure("trainer", f"DATA_LOSS: the ledger's record of the rollout is damaged: {damage}", True),
+        failure=Failure("trainer", f"the ledger's record of the rollout is damaged: {damage}", True,
+                        reason=FailureReason.DATA_LOSS),
     )  # fmt: skip
 
 

@@ -69,6 +69,10 @@ class Entry:
     """Of its newest committed event."""
     damage: str = ""
     """What of it is not what was written; then only its ids, owner and callback are used, and it ends FAILED."""
+    accepted_at: float = 0.0
+    """By the journal's clock, which stands still while no process has the journal."""
+    deaths: int = 0
+    """How often the server's process died while its agent ran, since its last new reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,18 +188,26 @@ async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
         assert h.engine.log.store.events("r0", 1, 0, 10) == []
 
 
-async def test_what_runs_does_not_count_and_does_not_go(hosting):
+async def test_x07_what_runs_counts_and_does_not_go(hosting):
+    """Settled rollouts go for its sake; what is above the budget then is refused until something has ended."""
     gates = Gates()
-    async with hosting(gates, memory_budget=40_000) as h:
-        record = await h.start("live", messages=[TEXT] * 10)
+    async with hosting(gates, memory_budget=140_000) as h:
         for n in range(6):
             gates.let_go(f"r{n}")
             await h.run(f"r{n}", messages=[TEXT])
-        assert "live" in await kept(h)
+        record = await h.start("live", messages=[TEXT] * 10)
+        await h.start("also", messages=[TEXT] * 10)
+        with pytest.raises(ResourceExhausted, match="memory_budget of 140000 bytes is full") as raised:
+            await h.init("more", messages=[TEXT])
+        assert await kept(h) == ["live", "also"]
+        assert raised.value.retry_after > 0
         gates.let_go("live")
-        await h.until(lambda: h.trainer.completions[-1].rollout_id == "live")
+        gates.let_go("also")
+        await h.until(lambda: len(h.trainer.completions) == 8)
         assert record.completion.status is CompletionStatus.COMPLETED
         assert h.trainer.results("live") == [record.completion.result_id]
+        gates.let_go("more")
+        assert (await h.run("more", messages=[TEXT])).status is CompletionStatus.COMPLETED
 
 
 async def test_undelivered_ones_never_go_and_fill_the_server(hosting):

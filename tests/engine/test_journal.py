@@ -19,6 +19,7 @@ from osmosis_grpc.journal import JournalStore, Reader, writer
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.types import (
     CompletionStatus,
+    FailureReason,
     Group,
     InitRequest,
     RolloutMetrics,
@@ -124,17 +125,18 @@ class Host(Host):
 
 
 @asynccontextmanager
-async def keeping(folder, *agents, policy=None, ahead=0.0, **config):
+async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config):
     """An engine on a folder; what it finds there goes on."""
-    clock = Clock()
-    clock.ahead = ahead
-    store = JournalStore(folder)
+    clock = clock or Clock()
+    clock.ahead += ahead
+    store = JournalStore(folder, monotonic=clock.monotonic)
     try:
         async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
             host = Host(engine, clock, [])
             host.folder, host.trainer = folder, Trainer(policy or Until(99))
             for entry in engine.recovery.left_over():
                 engine.recovery.go_on(entry, host.trainer.peer)
+            engine.recovery.suspects.begin()
             yield host
     finally:
         store.close()
@@ -465,25 +467,120 @@ async def test_an_undelivered_completion_is_delivered(folder):
         assert (agent.runs, h.names()[-1]) == (0, "Delivered")
 
 
-async def test_a_deadline_goes_on_by_the_clock_on_the_wall(folder):
+@pytest.mark.parametrize("ahead", [3600.0, -5000.0])
+async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahead):
+    """Neither a clock that jumps between two processes nor the time between them counts against agent_timeout."""
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
-    again = copy.with_name("again")
-    shutil.copytree(copy, again)
-    async with keeping(copy, Talker(), ahead=61.0) as h:
-        info = await h.get()
-        assert info.completion.status is CompletionStatus.DEADLINE_EXCEEDED
-        assert info.completion.failure.retryable
-    async with keeping(again, Talker(), ahead=30.0) as h:
+    async with keeping(copy, Talker(), ahead=ahead) as h:
+        assert 30.0 < h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
+        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
+    async with keeping(folder, Talker(), policy=Until(2)) as h:
+        await h.start(agent_timeout=60.0)
+        await h.until(lambda: len(h.trainer.chats) == 2)
+        h.clock.ahead = 40.0
+        await h.start("later")  # events record how late it is
+        await h.until(lambda: len(h.trainer.chats) == 4)
+        await h.engine.log.flush()
+        copy = h.crash()
+    async with keeping(copy, Talker(), policy=Until(2)) as h:
         left = h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic()
-        assert 0 < left < 31
+        assert 10.0 < left <= 20.0
+
+
+async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
+    """Neither a settled rollout nor a cancel that waits for its Init is forgotten; with their time they are."""
+    clock = WallClock()
+    async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
+        await h.run("r1")
+        h.engine.cancel("me", rollout_id="unknown")
+        clock.wall = 7200.0
+        await h.run("r2")
+        await swept(h)
+        assert not (await h.init("r1", trainer=h.trainer))[1]
+    async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
+        await swept(h)
+        assert not (await h.init("r1", trainer=h.trainer))[1]
+        assert (await h.run("unknown")).status is CompletionStatus.CANCELLED
+        clock.ahead += 3700.0
+        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+
+
+async def dies(folder, *names):
+    """A process that dies while rollouts wait for the reply to their first chat: what it leaves."""
+    async with keeping(folder, Talker(), policy=Until(1)) as h:
+        for name in names:
+            await h.start(name)
+        await h.until(lambda: len(h.trainer.chats) >= len(names))
+        await h.engine.log.flush()
+        return h.crash()
+
+
+async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
+    """What ran when the process died, twice without a new reply, runs alone until it gets one."""
+    copy = await dies(await dies(folder, "r1", "r2"), "r3")
+    gate = {name: asyncio.Event() for name in ("r1", "r2", "r3")}
+
+    async def policy(request):
+        await gate[request.rollout_id].wait()
+        return answer(request, f"reply {request.number}")
+
+    async with keeping(copy, Talker(1), policy=policy) as h:
+        asked = lambda: [chat.rollout_id for chat in h.trainer.chats]  # noqa: E731
+        for number, name in enumerate(("r3", "r1", "r2"), 1):
+            await h.until(lambda n=number: len(asked()) == n)
+            await asyncio.sleep(0.05)  # nothing else runs meanwhile
+            assert asked()[-1] == name
+            assert len(asked()) == number
+            gate[name].set()
+        for name in gate:
+            assert (await h.get(name)).completion.status is CompletionStatus.COMPLETED
+
+
+async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(folder):
+    copy = await dies(folder, "r1")
+    for _ in range(3):
+        copy = await dies(copy)
+    async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
+        failure = (await h.get()).completion.failure
+        assert (failure.boundary, failure.reason) == ("agent", FailureReason.CRASHED_SERVER)
+        assert h.trainer.chats == []
+
+
+async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
+    copy = await dies(folder, "r1")
+    for _ in range(5):
+        async with keeping(copy, Talker(), policy=Until(1)) as h:
+            await h.until(lambda h=h: h.trainer.chats)
+    async with keeping(copy, Talker(), policy=EchoPolicy()) as h:
         assert (await h.get()).completion.status is CompletionStatus.COMPLETED
 
 
-async def test_a_clock_that_went_back_gives_no_more_than_the_whole_time(folder):
-    copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
-    async with keeping(copy, Talker(), ahead=-5000.0) as h:
-        assert h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
-        assert (await h.get()).completion.status is CompletionStatus.COMPLETED
+class WallClock(Clock):
+    """One whose wall clock can be set apart from its monotonic one."""
+
+    wall = 0.0
+
+    def time(self):
+        return super().time() + self.wall
+
+
+async def swept(host):
+    """Wait until the journal has been swept, and what that deletes is committed."""
+    store, sweeps = host.engine.log.store, asyncio.Event()
+    real = store.sweep
+
+    def sweep():
+        real()
+        sweeps.set()
+
+    store.sweep = sweep
+    async with asyncio.timeout(PATIENCE):
+        await sweeps.wait()
+    store.sweep = real
+    await host.engine.log.flush()
 
 
 async def test_what_was_cancelled_before_the_crash_is_not_run_again(folder):

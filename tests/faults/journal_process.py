@@ -55,7 +55,7 @@ async def main(folder: str) -> None:
             store.append(TrajectoryEvent(name, 1, at, now, kind), 0, told, entry if at == 1 else None)
         if not number % 5:
             await asyncio.sleep(0.002)
-            store.sweep(time.time())
+            store.sweep()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.journal import Reader
+from osmosis_grpc.journal.retention import SLICE
 from osmosis_grpc.types import CompletionStatus, RolloutState, events
 from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
 from tests.journal.kept import CALLBACK, OWN, Kept, keeping
@@ -168,19 +169,22 @@ async def test_what_finds_is_not_what_it_was_before_an_event(tmp_path):
 
 
 async def test_tombstones(tmp_path):
-    async with keeping(tmp_path) as kept:
-        kept.store.bury("me", "r1", 3, 2e9)
-        kept.store.bury("me", "r2", 1, 2e9)
-        kept.store.bury("you", "r1", 1, 1.0)
+    clock = Ticks()
+    async with keeping(tmp_path, monotonic=clock) as kept:
+        kept.store.bury("me", "r1", 3, 100.0)
+        kept.store.bury("me", "r2", 1, 100.0)
+        kept.store.bury("you", "r1", 1, 10.0)
+        clock.now += 20.0
         await kept.commit()
-    async with keeping(tmp_path) as kept:
-        assert kept.store.tombstones() == [("me", "r1", 3, 2e9), ("me", "r2", 1, 2e9)]
+    async with keeping(tmp_path, monotonic=clock) as kept:
+        assert kept.store.tombstones() == [("me", "r1", 3, 80.0), ("me", "r2", 1, 80.0)]
         kept.store.bury("me", "r2", 1, 0.0)
-        kept.store.bury("me", "r1", 4, 2e9)
+        kept.store.bury("me", "r1", 4, 100.0)
         await kept.commit()
-    async with keeping(tmp_path) as kept:
-        assert kept.store.tombstones() == [("me", "r1", 4, 2e9)]
-        kept.store.sweep(3e9)
+    async with keeping(tmp_path, monotonic=clock) as kept:
+        assert kept.store.tombstones() == [("me", "r1", 4, 100.0)]
+        clock.now += 101.0
+        kept.store.sweep()
         await kept.commit()
         assert kept.store._database.execute("SELECT count(*) FROM tombstones").fetchone() == (0,)
 
@@ -231,59 +235,146 @@ async def test_positions_and_sequences_never_come_again(tmp_path):
 
 
 async def test_sweep_drops_what_is_settled_and_old(tmp_path):
-    async with keeping(tmp_path, record_ttl=100.0) as kept:
-        for name, time in (("old", 1000.0), ("new", 1050.0), ("undelivered", 1000.0), ("live", 0)):
+    clock = Ticks()
+    async with keeping(tmp_path, record_ttl=100.0, monotonic=clock) as kept:
+        for name in ("old", "undelivered", "live", "new"):
             kept.accept(name)
-            if time:
-                kept.end(name, time=time)
+        kept.end("old")
+        kept.end("undelivered")
+        clock.now += 50.0
+        kept.end("new")
         kept.deliver("old")
         kept.deliver("new")
         await kept.all_told()
-        kept.store.sweep(1101.0)
-        kept.store.sweep(1101.0)  # again, before it is committed
+        clock.now += 51.0
+        kept.store.sweep()
+        kept.store.sweep()  # again, before it is committed
         await kept.commit()
         assert [name for name in ("old", "new", "undelivered", "live") if kept.store.find(name)] == [
             "new", "undelivered", "live"
         ]  # fmt: skip
-        assert kept.store._size == kept.store._reader.number("SELECT sum(size) FROM rollouts WHERE settled") > 0
         kept.deliver("undelivered")
         await kept.all_told()
-        kept.store.sweep(1101.0)
+        kept.store.sweep()
         await kept.commit()
         assert not kept.store.find("undelivered")
 
 
-async def test_the_budget_drops_the_oldest_settled_and_never_what_is_not(tmp_path):
-    text = "x" * 10_000
-    async with keeping(tmp_path, record_ttl=1e9, budget=35_000) as kept:
-        for number in range(4):
-            kept.accept(f"r{number}")
-            kept.append(events.Logged(text), f"r{number}")
-            kept.end(f"r{number}", time=1000.0 + number)
-            kept.deliver(f"r{number}")
+async def test_x01_one_sweep_drops_all_that_is_overdue(tmp_path):
+    """However much that is: slice after slice, and other commits go between them."""
+    clock = Ticks()
+    async with keeping(tmp_path, record_ttl=100.0, monotonic=clock) as kept:
+        for number in range(3 * SLICE + 1):
+            settle(kept, f"r{number}")
         await kept.all_told()
-        assert not kept.store.full
-        kept.store.sweep(1e9)
-        await kept.commit()
-        assert [n for n in range(4) if kept.store.find(f"r{n}")] == [1, 2, 3]
+        clock.now += 101.0
+        settle(kept, "new")
+        kept.store.sweep()
+        await kept.until(lambda: [entry.init.request.rollout_id for entry in kept.store.entries("me", 0, 9)] == ["new"])
+
+
+async def test_x01_a_budget_holds_without_a_sweep_and_before_the_ttl(tmp_path):
+    """The oldest settled rollouts go as soon as a commit brings the file above it; what is not settled stays."""
+    budget = 1024 * 1024
+    async with keeping(tmp_path, record_ttl=1e9, budget=budget) as kept:
         for number in range(4):
             kept.accept(f"u{number}")
-            kept.append(events.Logged(text), f"u{number}")
-            kept.end(f"u{number}")
-        await kept.all_told()
-        assert kept.store.full
-        kept.store.sweep(1e9)
-        await kept.commit()
-        assert [n for n in range(4) if kept.store.find(f"r{n}")] == []
-        assert len(kept.store.unsettled()) == 4
-    async with keeping(tmp_path, budget=35_000) as kept:
-        assert len(kept.store.unsettled()) == 4
-        assert kept.store.full
-        kept.numbers = {(f"u{n}", 1): 3 for n in range(4)}
+        for number in range(60):
+            settle(kept, f"r{number}", "x" * 100_000)
+            await kept.all_told()
+        await kept.until(lambda: in_use(kept) <= budget)
+        names = [entry.init.request.rollout_id for entry in kept.store.entries("me", 0, 99)]
+        assert names == [*(f"u{n}" for n in range(4)), *(f"r{n}" for n in range(60 - len(names) + 4, 60))]
+        assert len(names) > 4 + 6
+        assert not kept.store.full
+
+
+async def test_x01_only_what_is_not_settled_fills_the_budget(tmp_path):
+    budget = 1024 * 1024
+    async with keeping(tmp_path, record_ttl=1e9, budget=budget) as kept:
         for number in range(4):
+            settle(kept, f"r{number}", "x" * 200_000)
+        await kept.all_told()
+        for number in range(6):
+            assert not kept.store.full
+            kept.accept(f"u{number}")
+            kept.append(events.Logged("x" * 200_000), f"u{number}")
+            kept.end(f"u{number}")
+        await kept.until(lambda: [e.init.request.rollout_id for e in kept.store.entries("me", 0, 9)] == [
+            f"u{n}" for n in range(6)
+        ])  # fmt: skip
+        assert kept.store.full
+    async with keeping(tmp_path, budget=budget) as kept:
+        assert len(kept.store.unsettled()) == 6
+        assert kept.store.full
+        kept.numbers = {(f"u{n}", 1): 3 for n in range(6)}
+        for number in range(6):
             kept.deliver(f"u{number}")
         await kept.all_told()
         assert not kept.store.full
+
+
+async def test_x01_rows_that_are_read_while_they_are_deleted_are_gone(tmp_path):
+    """A reader gets what there is, and no error, whatever is dropped between two of its statements."""
+    async with keeping(tmp_path, record_ttl=1e9, budget=1024 * 1024) as kept:
+        for number in range(300):
+            settle(kept, f"r{number}", "x" * 30_000)
+            await asyncio.sleep(0)
+            kept.store.entries("me", 0, 99)
+            for other in (number - 100, number - 30, number - 20):
+                kept.store.find(f"r{other}")
+                kept.store.events(f"r{other}", 1, 0, 10)
+        await kept.all_told()
+        assert not kept.store.find("r0")
+        assert kept.store.find("r299")
+
+
+async def test_x02_the_file_shrinks_to_what_is_in_use(tmp_path):
+    """All of it, the WAL too, once nothing is written for a moment."""
+    clock = Ticks()
+    async with keeping(tmp_path, record_ttl=100.0, monotonic=clock) as kept:
+        for number in range(100):
+            settle(kept, f"r{number}", "x" * 100_000)
+        await kept.all_told()
+        assert on_disk(tmp_path) > 10_000_000
+        clock.now += 101.0
+        kept.store.sweep()
+        await kept.until(lambda: on_disk(tmp_path) < 200_000)
+        assert in_use(kept) == (tmp_path / "journal.db").stat().st_size
+        settle(kept, "more")
+        await kept.all_told()
+
+
+class Ticks:
+    """A monotonic clock that a test sets."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def settle(kept, name, text="x"):
+    """A rollout from its Init to its delivery."""
+    kept.accept(name)
+    kept.append(events.Logged(text), name)
+    kept.end(name)
+    kept.deliver(name)
+
+
+def in_use(kept):
+    """Bytes of the database that are no free pages."""
+    pages, free, size = (
+        kept.store._database.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def on_disk(folder):
+    """Bytes of the database's files."""
+    return sum(path.stat().st_size for path in folder.glob("journal.db*"))
 
 
 async def test_a_superseded_rollout_is_settled_with_its_end(tmp_path):

@@ -1,0 +1,109 @@
+"""X3: an agent that kills its server's process, and a supervisor that starts the server again and again."""
+
+import asyncio
+import socket
+import sys
+
+import pytest
+
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.types import CompletionStatus, FailureReason
+
+AGENTS = """
+import asyncio
+import os
+
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+USER = {"role": "user", "content": "go on"}
+
+
+class Innocent(RolloutAgentLoop):
+    name = "innocent"
+    replayable = True
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        messages = [USER]
+        for _ in range(3):
+            messages += [(await ctx.chat(messages)).message, USER]
+        return ctx.complete(messages, reward=1.0)
+
+
+class Killer(Innocent):
+    name = "killer"
+
+    async def run(self, ctx):
+        if ctx.request.metadata.get("chats"):
+            await ctx.chat([USER])
+            await asyncio.sleep(0.05)  # until that is committed
+        os._exit(9)
+
+
+innocent, killer = Innocent(), Killer()
+"""
+PATIENCE = 100.0
+
+
+class Supervisor:
+    """Starts a server on one port and one folder again whenever it has ended."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.deaths = 0
+        self._folder = folder
+        self._task = None
+
+    async def __aenter__(self):
+        (self._folder / "agents.py").write_text(AGENTS)
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self):
+        command = [
+            "-m", "osmosis_grpc.serve", "-m", "agents:innocent", "-m", "agents:killer", "--no-http", "--no-validate",
+            "--grpc-port", self.address.rpartition(":")[2], "--state-dir", "state", "--log-level", "error",
+        ]  # fmt: skip
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, cwd=self._folder, stdout=asyncio.subprocess.DEVNULL
+            )
+            try:
+                assert await process.wait() == 9
+                self.deaths += 1
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("chats", [0, 1], ids=["at once", "after a chat"])
+async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp_path, chats):
+    """Its rollout ends FAILED (agent, CRASHED_SERVER) after some deaths; the innocent ones complete, at attempt 1."""
+
+    async def slow(request):
+        await asyncio.sleep(0.3)
+        return answer(request, "go on")
+
+    async with Supervisor(tmp_path) as supervisor, attach([supervisor.address], slow) as trainer:
+        requests = [RolloutRequest(rollout_id=f"innocent-{n}", agent_loop="innocent") for n in range(5)]
+        requests.insert(2, RolloutRequest(rollout_id="killer", agent_loop="killer", metadata={"chats": chats}))
+        async with asyncio.timeout(PATIENCE):
+            outcomes = await asyncio.gather(*(trainer.rollout(request) for request in requests))
+        assert 4 <= supervisor.deaths <= 5
+    killed = outcomes.pop(2)
+    assert (killed.status, killed.failure.boundary, killed.failure.retryable) == (
+        CompletionStatus.FAILED, "agent", False
+    )  # fmt: skip
+    assert killed.failure.reason is FailureReason.CRASHED_SERVER
+    assert {(outcome.status, outcome.attempt) for outcome in outcomes} == {(CompletionStatus.COMPLETED, 1)}
