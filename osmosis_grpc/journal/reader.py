@@ -78,7 +78,12 @@ class Reader:
             return []
         with self.snapshot():
             rows = self._database.execute(statement, (rollout_id,)).fetchall()
-            return [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
+            found = [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
+        for entry in found:
+            if entry.damage:
+                log.error("rollout %s attempt %d is damaged in the journal: %s",
+                          rollout_id, entry.init.request.attempt, entry.damage)  # fmt: skip
+        return found
 
     def named(self, owner: str, idempotency_key: str) -> str:
         """The rollout that a key names; empty when there is none."""
