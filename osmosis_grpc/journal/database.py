@@ -95,7 +95,7 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
             return "its tables are not those of this version"
         for (found,) in database.execute("PRAGMA integrity_check(1)").fetchall():
             if found != "ok":
-                return " ".join(str(found).split())
+                return " ".join(str(found).removeprefix("*** in database main ***").split())
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _NOT_DAMAGE:
             raise

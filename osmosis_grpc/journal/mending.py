@@ -31,6 +31,9 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
         wrong = row.wrong()
+        if wrong.startswith("accept_sum"):
+            row = _name(database, row)
+            wrong = row.wrong()
         if wrong.startswith("deaths_sum"):
             values = 0, schema.deaths_sum(row.sequence, 0), row.sequence
             database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
@@ -71,6 +74,21 @@ def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
         if name not in known:
             database.execute(schema.FACT, schema.fact(name, value))
     return not known and not lost
+
+
+def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
+    """Put the ids of a rollout in its row as its first event has them; if they were what was damaged, it is sound."""
+    found = database.execute("SELECT * FROM events WHERE position IS ?", (row.accepted,)).fetchone()
+    event = EventRow._make(found) if found is not None else None
+    kind = event.read() if event is not None and event.sequence == row.sequence and event.sound else None
+    if not isinstance(kind, events.Accepted):
+        return row
+    request = kind.init.request
+    ids = request.rollout_id, request.attempt, request.idempotency_key
+    statement = "UPDATE OR IGNORE rollouts SET rollout_id = ?, attempt = ?, idempotency_key = ? WHERE sequence = ?"
+    if not database.execute(statement, (*ids, row.sequence)).rowcount:
+        return row
+    return row._replace(rollout_id=request.rollout_id, attempt=request.attempt, idempotency_key=request.idempotency_key)
 
 
 def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from osmosis_grpc.journal.pages import FoundRow, Pages
 from osmosis_grpc.journal.tables import Schema
@@ -17,12 +17,36 @@ from osmosis_grpc.journal.tables import Schema
 log = logging.getLogger(__name__)
 
 
+class Salvaged(NamedTuple):
+    """What a fresh file holds."""
+
+    rows: int
+    damaged: int
+    lost: list[str]
+    """Rollouts of which nothing is left that could be used."""
+
+
 def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
     """Put a fresh file in the place of a damaged one. Raises OSError, sqlite3.Error: then nothing has changed."""
     making, made = _named(path, "mending"), _named(path, "mended")
     making.unlink(missing_ok=True)
-    os.close(os.open(making, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    with closing(sqlite3.connect(making, isolation_level=None)) as database:
+    found = read_out(pages, making, schema)
+    _sync(making)
+    making.replace(made)
+    _sync(path.parent)
+    aside = finish(path)
+    log.error(
+        "the %s %s is damaged: %s. Its rows were read into a new file: %d, of them %d damaged; %d could not be read. "
+        "The damaged file is kept as %s", schema.kind, path, problem, found.rows, found.damaged, pages.lost, aside,
+    )  # fmt: skip
+    for name in found.lost:
+        log.error("%s is lost from the %s %s", name, schema.kind, path)
+
+
+def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
+    """Make a file with all rows that can be read. Raises OSError, sqlite3.Error."""
+    os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
         for pragma in (*schema.first, "journal_mode = WAL", "synchronous = OFF"):
             database.execute(f"PRAGMA {pragma}")
         database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;\nBEGIN")
@@ -30,18 +54,9 @@ def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
         kept = sum(_put(database, row) for row in damaged if not row.sound)
         names = schema.clean(database)
         database.execute("COMMIT")
-        total = sum(database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in schema.tables)  # noqa: S608
+        counts = [database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in schema.tables]  # noqa: S608
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    _sync(making)
-    making.replace(made)
-    _sync(path.parent)
-    aside = finish(path)
-    log.error(
-        "the %s %s is damaged: %s. Its rows were read into a new file: %d, of them %d damaged; %d could not be read. "
-        "The damaged file is kept as %s", schema.kind, path, problem, total, kept, pages.lost, aside,
-    )  # fmt: skip
-    for name in names:
-        log.error("%s is lost from the %s %s", name, schema.kind, path)
+    return Salvaged(sum(counts), kept, list(names))
 
 
 def finish(path: Path) -> Path | None:

@@ -98,14 +98,11 @@ def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
         if any((one[0] ^ stored[0]).bit_count() + (one[1] ^ stored[1]).bit_count() == 1 for one in sums):
             yield _Frame(index, page, commits, image, True, "its checksum")
             continue
-        for one in sums:
-            mended = _mended(head + image, one, stored, big)
-            if mended is not None:
-                page, commits = struct.unpack(">2I", mended[:8])
-                yield _Frame(index, page, commits, mended[8:], True, "one bit")
-                break
-        else:
-            yield _Frame(index, page, commits, image, False, "its content")
+        mended = [data for one in sums for data in _flipped(head + image, one, stored, big)]
+        if len(mended) == 1:  # else the checksums of the rows say what is wrong
+            page, commits = struct.unpack(">2I", mended[0][:8])
+            image = mended[0][8:]
+        yield _Frame(index, page, commits, image, bool(mended), "one bit" if mended else "its content")
 
 
 def _pair(data: bytes, at: int) -> Sum:
@@ -122,18 +119,24 @@ def _sum(data: bytes, start: Sum, big: bool) -> Sum:
     return one, two
 
 
-def _mended(data: bytes, computed: Sum, wanted: Sum, big: bool) -> bytes | None:
-    """Data in which one bit was flipped, as it was; None where more is wrong. The linear checksum shows where."""
+def _flipped(data: bytes, computed: Sum, wanted: Sum, big: bool) -> list[bytes]:
+    """Data with one bit flipped so that it has the wanted checksum, for each bit of which that is so; few are needed.
+
+    The checksum is linear: a bit changes it by an amount that depends on its place. High bits of a word in many places
+    change it by the same.
+    """
     missing = (wanted[0] - computed[0]) & _MASK, (wanted[1] - computed[1]) & _MASK
     first, second = (1, 1), (0, 1)  # what 1 more in the first or second word of a pair makes of the checksum's halves
-    words = list(struct.unpack(f"{'>' if big else '<'}{len(data) // 4}I", data))
+    order = f"{'>' if big else '<'}{len(data) // 4}I"
+    words, found = list(struct.unpack(order, data)), []
     for at in range(len(words) - 2, -1, -2):
         for place, (one, two) in ((at, first), (at + 1, second)):
             for bit in range(32):
                 change = (words[place] ^ (1 << bit)) - words[place]
                 if (one * change) & _MASK == missing[0] and (two * change) & _MASK == missing[1]:
-                    words[place] ^= 1 << bit
-                    return struct.pack(f"{'>' if big else '<'}{len(words)}I", *words)
+                    found.append(struct.pack(order, *words[:place], words[place] ^ 1 << bit, *words[place + 1 :]))
+                    if len(found) == 2:
+                        return found
         first = (first[0] + first[1]) & _MASK, (first[0] + 2 * first[1]) & _MASK
         second = (second[0] + second[1]) & _MASK, (second[0] + 2 * second[1]) & _MASK
-    return None
+    return found

@@ -5,8 +5,10 @@ takes a copy of it, starts the real server and the real trainer on it, and compa
 """
 
 import asyncio
+import os
 import random
 import shutil
+import socket
 import sqlite3
 from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
@@ -112,6 +114,15 @@ def places(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int
     return found
 
 
+def quiet_port() -> int:
+    """A port that nobody gets by chance: servers come and go on it."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1_000):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no port is free")
+
+
 async def until(condition) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
@@ -142,7 +153,7 @@ async def journal(tmp_path: Path) -> tuple[Path, int]:
     state, scene = tmp_path / "state", tmp_path / "scene"
     taking, policy = Taking(LATE), Policy(closed=True)
     async with (
-        TrainerServer(policy, recorder=taking) as trainer,
+        TrainerServer(policy, port=quiet_port(), recorder=taking) as trainer,
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server,
         RolloutClient(server.address) as client,
     ):
@@ -207,11 +218,13 @@ async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count
     print(f"{count} bits: {kept} outcomes as before, {lost} reported")
 
 
+@pytest.mark.timeout(180)
 async def test_x09_a_flipped_bit_in_the_journal(journal, tmp_path, caplog):
     await flipped_journals(*journal, tmp_path, caplog, 30, seed=1)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_x09_300_flipped_bits_in_the_journal(journal, tmp_path, caplog):
     await flipped_journals(*journal, tmp_path, caplog, 300, seed=2)
 
@@ -224,7 +237,10 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
     """A ledger with its server's journal, and the port of the server."""
     state, scene = tmp_path / "state", tmp_path / "scene"
     policy, path = Policy(closed=True), tmp_path / "ledger"
-    async with AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server, AsyncExitStack() as stack:
+    async with (
+        AgentServer([Adder()], port=quiet_port(), config=ENGINE, state_dir=state) as server,
+        AsyncExitStack() as stack,
+    ):
         trainer = await stack.enter_async_context(attach([server.address], policy, ledger=path))
         for completion in [await trainer.rollout(asked(name)) for name in DONE]:
             await completion.confirm()
@@ -281,10 +297,12 @@ async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count:
     print(f"{count} bits: {lost} outcomes reported as lost")
 
 
+@pytest.mark.timeout(180)
 async def test_x09_a_flipped_bit_in_the_ledger(ledger, tmp_path, caplog):
     await flipped_ledgers(*ledger, tmp_path, caplog, 30, seed=3)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_x09_300_flipped_bits_in_the_ledger(ledger, tmp_path, caplog):
     await flipped_ledgers(*ledger, tmp_path, caplog, 300, seed=4)
