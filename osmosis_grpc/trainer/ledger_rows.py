@@ -142,11 +142,16 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
 
 
 def _mend(connection: sqlite3.Connection, path: Path) -> None:
-    """Attachments are made anew; what was confirmed stays so, whatever else is known of it."""
+    """Attachments are made anew; what was confirmed stays so, whatever else is known of it.
+
+    A rollout of such an attachment is sent again, so that its server tells the new one how it ends.
+    """
     for row in connection.execute("SELECT * FROM attachment").fetchall():
         if wrong("attachment", row):
             log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
             connection.execute("DELETE FROM attachment WHERE place IS ?", row[:1])
+            anew = "UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE result_id IS NULL"
+            connection.execute(f"{anew} AND place NOT IN (SELECT place FROM attachment)")
     for row in connection.execute("SELECT * FROM confirmed").fetchall():
         if wrong("confirmed", row):
             log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)

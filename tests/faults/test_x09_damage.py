@@ -18,6 +18,8 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import DataLoss, Unavailable
+from osmosis_grpc.journal.examine import examine
+from osmosis_grpc.journal.schema import JOURNAL
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import (
     ChatRequest,
@@ -29,6 +31,7 @@ from osmosis_grpc.trainer import (
     TrainerServer,
     attach,
 )
+from osmosis_grpc.trainer.ledger_file import LEDGER
 from tests.damaged import flip
 
 PATIENCE = 60.0
@@ -208,11 +211,13 @@ async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count
     for name, bit in places(scene, "journal.db", count, seed):
         folder = shutil.copytree(scene, tmp_path / "flipped")
         flip(folder / name, bit)
+        told_before = examine(folder / "journal.db", JOURNAL)
         caplog.clear()
         found = await after_journal(folder, port)
         check(found, expected, [*DONE, *LATE, *OPEN], caplog.text, (name, bit))
         right = sum(isinstance(c, Completion) and told(c) == expected[n] for n, c in found.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
+        assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
         kept, lost = kept + right, lost + len(expected) - right
         shutil.rmtree(folder)
     print(f"{count} bits: {kept} outcomes as before, {lost} reported")
@@ -286,12 +291,14 @@ async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count:
     for name, bit in places(scene, "ledger", count, seed):
         folder = shutil.copytree(scene, tmp_path / "flipped")
         flip(folder / name, bit)
+        told_before = examine(folder / "ledger", LEDGER)
         caplog.clear()
         found = await after_ledger(folder, port)
         check(found, expected, [*LATE, *OPEN], caplog.text, (name, bit))
         right = sum(told(found[name]) == outcome for name, outcome in expected.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
         assert not set(found) & set(DONE), f"{(name, bit)}: what was confirmed is handed out again"
+        assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
         lost += len(expected) - right
         shutil.rmtree(folder)
     print(f"{count} bits: {lost} outcomes reported as lost")
