@@ -24,6 +24,10 @@ _QUARANTINE = """
 UPDATE rollout SET attempt = ?, place = '', together = '', init = NULL, tools = NULL, tools_sum = NULL, place_sum = ?,
     result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
 """
+_SEND_AGAIN = """
+UPDATE rollout SET tools = NULL, tools_sum = NULL
+WHERE result_id IS NULL AND place NOT IN (SELECT place FROM attachment)
+"""
 
 
 class KeptChat(NamedTuple):
@@ -150,8 +154,7 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
         if wrong("attachment", row):
             log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
             connection.execute("DELETE FROM attachment WHERE place IS ?", row[:1])
-            anew = "UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE result_id IS NULL"
-            connection.execute(f"{anew} AND place NOT IN (SELECT place FROM attachment)")
+            connection.execute(_SEND_AGAIN)
     for row in connection.execute("SELECT * FROM confirmed").fetchall():
         if wrong("confirmed", row):
             log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)

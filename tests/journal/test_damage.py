@@ -12,7 +12,7 @@ from osmosis_grpc.journal import JournalStore, schema
 from osmosis_grpc.journal.checksum import event_sum, row_sum
 from osmosis_grpc.types import events
 from tests.damaged import flip
-from tests.journal.kept import keeping
+from tests.journal.kept import CALLBACK, keeping
 
 TEXT = "a text that stands in the journal but once"
 
@@ -214,6 +214,20 @@ async def test_x09_damage_while_it_is_open_is_told_to_who_asks(tmp_path):
         assert not store.find("r3")[0].damage
     finally:
         store.close()
+
+
+async def test_x09_damaged_credentials_are_not_used(tmp_path, caplog):
+    async with keeping(tmp_path) as kept:
+        kept.accept("r0", callback=CALLBACK)
+        kept.accept("r1", callback=CALLBACK)
+        await kept.commit()
+    damaged = next((tmp_path / "credentials").iterdir())
+    flip(damaged, 8 * damaged.read_bytes().index(b"credential-of"))
+    async with keeping(tmp_path) as kept:
+        credentials = sorted(entry.init.callback.credential for entry in kept.store.unsettled())
+        assert credentials == ["", CALLBACK.credential]
+    assert "are damaged" in caplog.text
+    assert "of-the-callback" not in caplog.text
 
 
 def test_x09_a_table_has_a_checksum_for_every_column():
