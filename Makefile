@@ -38,6 +38,7 @@ faults: .venv/.dev ## Break everything: all fault tests, 700 kills of server, tr
 	$(BIN)/python -m benchmarks.kill_loop --who both --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m benchmarks.kill_loop --who both --mode callback --kills 100 --rollouts 500 --seed $(SEED)
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.housekeeping
 	$(BIN)/python -m benchmarks.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)

@@ -134,13 +134,15 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         check_id(given.idempotency_key, "idempotency_key")
     check_header(given.api_key or "", "api_key")
     metadata = jsontext.copy(given.metadata, "metadata")
-    if len(jsontext.render(metadata).encode()) > max_metadata_bytes:
+    text = jsontext.render(metadata)
+    if len(text.encode()) > max_metadata_bytes:
         raise InvalidArgument("metadata", f"is larger than {max_metadata_bytes} bytes")
     truth = metadata.get("ground_truth")
+    unparsed: Any = jsontext.Unparsed(text)
     request = RolloutRequest(
         rollout_id=given.rollout_id, messages=copy_messages(given.messages, "messages"),
         completion_params=own_params(given.completion_params, "completion_params"),
-        max_turns=_clamped(given.max_turns), max_tokens_total=_clamped(given.max_tokens_total), metadata=metadata,
+        max_turns=_clamped(given.max_turns), max_tokens_total=_clamped(given.max_tokens_total), metadata=unparsed,
         agent_loop=given.agent_loop or "",
         label=truth if isinstance(truth, str) else None, tool_server_url=given.tool_server_url,
         idempotency_key=given.idempotency_key, server_url=given.server_url,

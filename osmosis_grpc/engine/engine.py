@@ -81,8 +81,9 @@ class Engine:
         self.provenance = provenance = Provenance(loops, journal)
         """Who runs here, and which outcomes come from an earlier run of their trainer."""
         self._runner = runner = Runner(
-            loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance
-        )
+            loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance,
+            table.grow,
+        )  # fmt: skip
         callbacks = Tenant()
         self.rollouts = Rollouts(table, log)
         """What may be asked about them."""

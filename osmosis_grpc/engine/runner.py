@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
@@ -28,7 +29,7 @@ from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.types import CompletionStatus, FailureReason, RolloutRequest, events, jsontext
 from osmosis_grpc.types.completion import describe, told
 from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.requests import copy_of
+from osmosis_grpc.types.requests import copy_of, unread_metadata
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Runner:
     def __init__(
         self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
         event_log: EventLog, clock: Clock, on_end: Callable[[Record], None], on_dropped: Callable[[Record], None],
-        on_reached: Callable[[object], None], provenance: Provenance,
+        on_reached: Callable[[object], None], provenance: Provenance, on_grown: Callable[[Record, int], None],
     ) -> None:  # fmt: skip
         self._provenance = provenance
         self._agent_loops = agent_loops
@@ -52,6 +53,7 @@ class Runner:
         self._on_end = on_end
         self._on_dropped = on_dropped
         self._on_reached = on_reached
+        self._on_grown = on_grown
         self.abandoned: set[asyncio.Task[Any]] = set()
         """Agents that did not stop."""
 
@@ -132,8 +134,9 @@ class Runner:
         )
         record.session = session
         context = RolloutContext(
-            request=own_copy(request), tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session
-        )
+            request=own_copy(request, partial(self._on_grown, record)),
+            tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session,
+        )  # fmt: skip
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
         agent = self._agent_loops[record.agent_loop]
@@ -270,10 +273,19 @@ def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:
         log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
 
 
-def own_copy(request: RolloutRequest) -> RolloutRequest:
-    """The agent's own copy of its request: what it does to the messages stays with it."""
+def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:
+    """The agent's own copy of its request: what it does to the messages stays with it.
+
+    `read` is called with the bytes that the metadata take, when the agent reads them.
+    """
+    metadata = unread_metadata(request)
+    held: Any = {}
+    if isinstance(metadata, jsontext.Unparsed):
+        held = metadata.for_reader(read)
+    elif metadata:
+        held = jsontext.copy(metadata, "metadata_json")
     return copy_of(
         request, messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
-        metadata=jsontext.copy(request.metadata, "metadata_json") if request.metadata else {},
+        metadata=held,
     )  # fmt: skip

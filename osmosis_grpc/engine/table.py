@@ -13,6 +13,8 @@ from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import Entry, RolloutRequest
 
+MESSAGE_BYTES = 256
+"""What a message takes in memory beside its texts, about."""
 SLICE = 200
 """Records dropped before the event loop goes on."""
 PAGE = 256
@@ -106,7 +108,7 @@ class RecordTable:
         """A new record, on its way to acceptance."""
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
         self._live[record] = 0
-        self.grow(record, record.init.size)
+        self.grow(record, record.init.size + MESSAGE_BYTES * len(record.init.request.messages))
         key = record.init.request.idempotency_key
         if key:
             self._aliases[record.owner, key] = record.rollout_id

@@ -34,6 +34,8 @@ RECORDED = 1.0
 """Seconds after which the journal's time is recorded again, with the next event."""
 CACHED = 256
 """Rollouts that were asked for lately."""
+CACHED_BYTES = 64 * 1024
+"""The most bytes of the Inits of one of them."""
 _FACT = schema.FACT
 _VERSION = "agent version "
 """What the names of these facts begin with."""
@@ -352,7 +354,8 @@ class JournalStore:
         found = self._found.get(rollout_id)
         if found is None:
             found = [self._told_secrets(entry) for entry in self._reader.find(rollout_id)]
-            if found and rollout_id not in self._dropping.values():
+            small = sum(entry.init.size for entry in found) <= CACHED_BYTES
+            if found and small and rollout_id not in self._dropping.values():
                 self._found[rollout_id] = found
                 if len(self._found) > CACHED:
                     self._found.popitem(last=False)

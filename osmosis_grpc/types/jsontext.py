@@ -7,9 +7,12 @@ not so is refused with InvalidArgument naming the field, on the way in and on th
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
+
+import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
 
@@ -20,6 +23,12 @@ _MAX_DIGITS = 4300  # what Python reads back
 _TOO_LARGE = 10**_MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """An empty object that nobody can fill, for the many places that hold one."""
+_ITEM_BYTES = 64
+"""What a list, an object or an item of one takes in memory, about."""
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STEPS = np.zeros(256, np.int8)
+"""By the byte of a bracket: one level up, or one down."""
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _NESTED = (dict, list, tuple)
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
@@ -96,8 +105,8 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
     """The value of a JSON text of at most so many levels. Raises InvalidArgument naming `field`."""
     try:
         value = _decode(text)
-        if text.count("[") + text.count("{") > levels:
-            copy(value, field, levels)
+        if text.count("[") + text.count("{") > levels and _depth(text) > levels:
+            raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
         if "\\u" in text:
             _encode(value).encode()
     except UnicodeEncodeError:
@@ -107,6 +116,40 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
     except ValueError as error:
         raise InvalidArgument(field, f"is not JSON: {error}") from None
     return value
+
+
+def _depth(text: str) -> int:
+    """Returns how many levels a JSON text has."""
+    raw = np.frombuffer(_STRINGS.sub("", text).encode(), np.uint8)
+    return int(np.cumsum(_STEPS[raw], dtype=np.int32).max(initial=0))
+
+
+class Unparsed:
+    """A JSON object as its text, which was checked before. Its value takes many times the memory of its text.
+
+    `read` is called with the bytes that the value takes, about, each time the text is parsed.
+    """
+
+    __slots__ = ("_read", "text")
+
+    def __init__(self, text: str, read: Callable[[int], None] = lambda size: None) -> None:
+        self.text = text
+        self._read = read
+
+    @classmethod
+    def checked(cls, text: str, field: str) -> "Unparsed":
+        """Returns the object of a text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
+        parse_object(text, field)
+        return cls(text)
+
+    def value(self) -> dict[str, Any]:
+        """Returns the object, made anew."""
+        self._read(len(self.text) + _ITEM_BYTES * sum(self.text.count(mark) for mark in "[{,"))
+        return parse_object(self.text, "")
+
+    def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
+        """Returns the same text for somebody else."""
+        return Unparsed(self.text, read)
 
 
 def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:

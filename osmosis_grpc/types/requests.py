@@ -44,7 +44,7 @@ class RolloutRequest:
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
     """Advice: the most tokens of the whole rollout."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the trainer wants the agent to know."""
+    """Whatever the trainer wants the agent to know. On an agent server it is parsed when it is read."""
     label: str | None = None
     """The reference answer."""
     attempt: int = 1
@@ -68,6 +68,27 @@ class RolloutRequest:
     """The trainer's address, where it speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)
     """The trainer's key, where it speaks HTTP. Never shown."""
+
+
+_METADATA: Any = RolloutRequest.__dict__["metadata"]
+"""Its slot, which may hold a text that is not parsed."""
+
+
+def unread_metadata(request: RolloutRequest) -> Mapping[str, Any] | jsontext.Unparsed:
+    """Returns a request's metadata as it is held: unparsed while nobody has read it."""
+    held: Mapping[str, Any] | jsontext.Unparsed = _METADATA.__get__(request)
+    return held
+
+
+def _read_metadata(request: RolloutRequest) -> Mapping[str, Any]:
+    held = unread_metadata(request)
+    if isinstance(held, jsontext.Unparsed):
+        held = held.value()
+        _METADATA.__set__(request, held)
+    return held
+
+
+RolloutRequest.metadata = property(_read_metadata, _METADATA.__set__)  # type: ignore[assignment, misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +142,7 @@ class InitRequest:
 def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
     """A request with other values in some fields: dataclasses.replace without its checks, in a third of its time."""
     new = object.__new__(RolloutRequest)
+    changes.setdefault("metadata", unread_metadata(request))
     for name in RolloutRequest.__slots__:
         object.__setattr__(new, name, changes[name] if name in changes else getattr(request, name))
     return new

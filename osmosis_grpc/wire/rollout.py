@@ -24,6 +24,7 @@ from osmosis_grpc.types.requests import (
     check_header,
     check_id,
     check_run_id,
+    unread_metadata,
 )
 from osmosis_grpc.types.rollout import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
@@ -80,7 +81,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         max_tokens_total=(
             message.max_tokens_total if message.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL
         ),
-        metadata=jsontext.parse_object(message.metadata_json, "metadata_json"),
+        metadata=_metadata_from_wire(message.metadata_json),
         label=message.label if message.HasField("label") else None,
         group=_group_from_wire(message.group) if message.HasField("group") else None,
         priority=message.priority,
@@ -118,7 +119,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         sampling=params_to_wire(request.completion_params) if request.completion_params else None,
         max_turns=request.max_turns,
         max_tokens_total=request.max_tokens_total,
-        metadata_json=jsontext.render(request.metadata) if request.metadata else "",
+        metadata_json=_metadata_to_wire(request),
         label=request.label,
         priority=request.priority,
         agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
@@ -144,6 +145,18 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
             message.callback.tls.server_name = init.callback.tls.server_name
             message.callback.tls.SetInParent()
     return message
+
+
+def _metadata_from_wire(text: str) -> Any:
+    """Metadata that is parsed when it is read. Raises InvalidArgument."""
+    return jsontext.Unparsed.checked(text, "metadata_json") if text else {}
+
+
+def _metadata_to_wire(request: RolloutRequest) -> str:
+    metadata = unread_metadata(request)
+    if isinstance(metadata, jsontext.Unparsed):
+        return metadata.text
+    return jsontext.render(metadata) if metadata else ""
 
 
 def _digest(message: pb.InitRequest) -> bytes:

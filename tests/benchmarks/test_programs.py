@@ -55,6 +55,12 @@ def test_a_short_soak_holds_on_to_nothing(tmp_path, disks):
     assert told["before"]["fds"] == told["after"]["fds"]
 
 
+def test_a_short_run_keeps_its_files_small():
+    told = figures("housekeeping", "--rollouts", "1500", "--ttl", "1", "--budget", "10", "--quiet", "8")
+    assert told["most_mb"] < 20
+    assert told["left_mb"] < 2
+
+
 def test_an_option_that_nothing_serves_is_refused():
     ended = run("rollouts", "--mode", "sdk", "--state-dir", ":memory:", *WORK)
     assert ended.returncode == 2

@@ -1,0 +1,54 @@
+"""X7: Inits whose metadata takes many times its text in memory."""
+
+import os
+from pathlib import Path
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.trainer import TrainerServer
+from tests.processes import server_process
+
+AGENT = """
+import asyncio
+
+from osmosis_grpc.rollout import RolloutAgentLoop
+
+
+class Waits(RolloutAgentLoop):
+    name = "waits"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await asyncio.Event().wait()
+
+
+agent_loop = Waits()
+"""
+INITS = 40
+METADATA = '{"a":[' + ",".join(["[]"] * 340_000) + "]}"
+"""Nearly 1 MiB."""
+
+
+def resident(process):
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_x07_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENT)
+    arguments = ["-m", "agents:agent_loop", "--state-dir", "state", "--drain-timeout", "0"]
+    with server_process(*arguments, cwd=tmp_path) as (process, address):
+        async with TrainerServer(EchoPolicy()) as trainer, grpc.aio.insecure_channel(address) as channel:
+            init = services_pb2_grpc.RolloutServiceStub(channel).Init
+            callback = rollout_pb2.Callback(target=trainer.callback().target)
+            await init(rollout_pb2.InitRequest(rollout_id="first", callback=callback))
+            before = resident(process)
+            for number in range(INITS):
+                request = rollout_pb2.InitRequest(rollout_id=f"r{number}", metadata_json=METADATA, callback=callback)
+                assert (await init(request)).started
+            grown = resident(process) - before
+    assert grown < INITS * 8 * 1024 * 1024, f"{grown / INITS / 1e6:.1f} MB for each"
