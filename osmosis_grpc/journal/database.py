@@ -57,6 +57,8 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     """
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
+        if pages.is_blank:
+            raise schema.error(f"the {schema.kind} {path} is empty")
         mode = "mode=ro" if pages.has_wal else "immutable=1"
     database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
     try:
