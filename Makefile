@@ -21,11 +21,12 @@ test: .venv/.dev ## Run the fast tests
 test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults
 
-check: .venv/.dev ## Lint, type-check, import contracts, protocol lint, stubs, settings page, then the fast tests
+check: .venv/.dev ## Lint, type-check, import contracts, supervision, protocol lint, stubs, settings page, then the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/lint_supervision.py
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/settings.py --check

@@ -17,6 +17,7 @@ from the agent says who is named in it. Nothing here knows a transport.
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
     ├── LedgerError                a trainer's ledger cannot be opened, or not be written now
+    ├── TrainerFailed              background work that a trainer cannot do without has failed
     └── MissingExtraError          an optional dependency is not installed
 """
 
@@ -278,6 +279,19 @@ class LedgerError(OsmosisRolloutError):
 
     boundary: Boundary = "trainer"
     retryable = True
+
+
+class TrainerFailed(OsmosisRolloutError):
+    """Background work that a trainer cannot do without has failed. `job` names it.
+
+    Every call that waits raises this, and so does every later call. Close the trainer and make a new one.
+    """
+
+    boundary: Boundary = "trainer"
+
+    def __init__(self, job: str, error: BaseException) -> None:
+        super().__init__(f"the trainer has failed: {job}: {type(error).__name__}: {error}")
+        self.job = job
 
 
 class MissingExtraError(OsmosisRolloutError, ImportError):

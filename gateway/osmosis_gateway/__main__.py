@@ -38,11 +38,13 @@ def run(line: Line) -> None:
             log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
         try:
             security, access = _checked(settings)
-            asyncio.run(_run(settings, security, access))
+            code = asyncio.run(_run(settings, security, access))
         except ValueError as error:
             _usage(by_source(str(error), line, settings))
         except OSError as error:
             _usage(by_source(f"{error}; -p and --callback-port choose other ports", line, settings))
+    if code:
+        raise typer.Exit(code)
 
 
 def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
@@ -70,7 +72,7 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
     return security, access
 
 
-async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> None:
+async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> int:
     from osmosis_gateway.alone import stand_alone
     from osmosis_grpc import __version__
 
@@ -87,10 +89,15 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
             typer.echo(json.dumps({"event": "ready", **record, "pid": os.getpid()}))
         else:
             typer.echo(f"HTTP {http.address} in front of {target}, called back at {back.address}")
+        http.supervisor.add_listener(lambda error: stop.set())
         log.info("serving HTTP in front of %s", target, extra={**record, "version": __version__})
         await stop.wait()
+        failure = http.supervisor.failure
+        if failure is not None:
+            log.error("the gateway has failed: %s", failure)
         log.info("stopping")
     log.info("stopped")
+    return 1 if failure is not None else 0
 
 
 def _usage(problem: str) -> NoReturn:

@@ -71,6 +71,8 @@ class HttpAgentLoop(RolloutAgentLoop):
         self._keys: dict[tuple[str, int], str] = {}
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
+        self.supervisor = self._listener.supervisor
+        """Its `failure` says why the agent's chats can no longer come."""
         self._public_url = public_url
         self._stack = AsyncExitStack()
 

@@ -22,6 +22,7 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
@@ -146,5 +147,6 @@ async def stand_alone(
                 max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback,
             )  # fmt: skip
             add_routes(app, door)
-            async with HttpServer(app, host=host, port=port, tls=guard.tls) as http:
+            supervisor = Supervisor("the gateway")
+            async with HttpServer(app, host=host, port=port, tls=guard.tls, supervisor=supervisor) as http:
                 yield http, back

@@ -19,22 +19,30 @@ from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+
+SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 
 
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    Over TLS where there are files for it. Raises OSError when the port is taken, ValueError for a
-    file that cannot be used.
+    Over TLS where there are files for it. The end of uvicorn by itself fails the owner of `supervisor`, by default
+    one of its own. Raises OSError when the port is taken, ValueError for a file that cannot be used.
     """
 
-    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, tls: ServerTls | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:  # fmt: skip
+        self.supervisor = supervisor or Supervisor("the HTTP server")
         self._app = app
         self._tls = server_context(tls) if tls is not None else None
         self._host = host
         self.port = port
         self._server: _Uvicorn
         self._task: asyncio.Task[None]
+        self._stopping = False
 
     @property
     def address(self) -> str:
@@ -51,18 +59,23 @@ class HttpServer:
         config.load()
         config.ssl = self._tls
         self._server = _Uvicorn(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="http")
+        self._task = self.supervisor.start(SERVE_HTTP, lambda: self._serve(listening))
         while not self._server.started:
             if self._task.done():
                 listening.close()
-                await self._task
-                raise OSError(f"HTTP did not start on {self.address}")
+                raise OSError(f"HTTP did not start on {self.address}") from self.supervisor.failure
             await asyncio.sleep(0.005)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        self._server.should_exit = True
+        self._stopping = self._server.should_exit = True
         await self._task
+
+    async def _serve(self, listening: socket.socket) -> None:
+        """Run uvicorn until __aexit__ stops it."""
+        await self._server.serve(sockets=[listening])
+        if not self._stopping:
+            raise RuntimeError("the HTTP server has stopped by itself")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -115,7 +128,7 @@ async def open_door(
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:
-            async with HttpServer(app, host=host, port=port, tls=security.tls) as http:
+            async with HttpServer(app, host=host, port=port, tls=security.tls, supervisor=server.supervisor) as http:
                 yield http
         finally:
             for scheme in schemes:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from osmosis_grpc.engine import Engine, Peer
+from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.types import InitRequest, ToolDict
 
 
@@ -22,6 +23,9 @@ class HostedRollouts:
         return record.rollout_id, record.tools
 
     async def health(self) -> dict[str, Any]:
+        supervisor = self._engine.supervisor
+        if supervisor.failure is not None:
+            raise Unavailable(f"{supervisor.owner} has failed")
         left = self._engine.capacity()
         return {
             "status": "draining" if self._engine.shutdown.draining else "healthy",

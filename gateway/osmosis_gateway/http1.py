@@ -8,6 +8,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from osmosis_gateway.guard import certificate_owner
+from osmosis_grpc.supervise import OnFailure, call_later, job
+
+AWAIT_HEAD = job("gateway.await_head", OnFailure.REPORT, "timer")
 
 HEAD_SECONDS = 20.0
 """How long a request's head may take to arrive, and a new connection be silent."""
@@ -42,7 +45,10 @@ class BoundedProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _await_head(self) -> None:
-        self._waiting = self.loop.call_later(self.head_seconds, self.transport.close)
+        self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
 
     def _head_came(self) -> None:
         if self._waiting is not None:

@@ -8,7 +8,10 @@ from typing import Any
 from osmosis_gateway.contract import CompletedBody
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.errors import CallError, OsmosisRolloutError, RolloutEndedError
+from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import jsontext
+
+RELAY_CHAT = job("gateway.relay_chat", OnFailure.RAISE)
 
 Gone = Callable[[], Awaitable[bool]]
 """Whether the one who asked has hung up."""
@@ -61,7 +64,7 @@ class Relay:
             raise RolloutEndedError("the rollout has ended")
         if asked is None:
             self.tool_messages = max(self.tool_messages, count_tool_messages(messages))
-            asked = _Asked(body, gone, asyncio.create_task(self._ask(messages, params)))
+            asked = _Asked(body, gone, child(RELAY_CHAT, self._ask(messages, params)))
             self._asked.append(asked)
         self._heard.set()
         await asyncio.wait({asked.task})

@@ -1,5 +1,6 @@
 """What an agent loop holds in its hands while it runs."""
 
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.tools import note_error
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
+from osmosis_grpc.types.completion import is_reward
+
+MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
+"""The longest latency of a tool call that can be recorded: a year."""
 
 
 class RolloutContext:
@@ -56,8 +61,13 @@ class RolloutContext:
         self, final_messages: Sequence[Message], finish_reason: str = "stop", reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
     ) -> RolloutResult:  # fmt: skip
-        """The result of a rollout that went well; return it from run."""
+        """The result of a rollout that went well; return it from run.
+
+        Raises ValueError for a reward that is not a finite number.
+        """
         self._session.check_open()
+        if reward is not None and not is_reward(reward):
+            raise ValueError(f"the reward is {reprlib.repr(reward)}, not a finite number")
         return RolloutResult(
             status="COMPLETED", final_messages=final_messages, finish_reason=finish_reason, reward=reward,
             extra_fields=extra_fields,
@@ -77,10 +87,13 @@ class RolloutContext:
         """Count a tool call in the rollout's metrics, and its latency.
 
         Calls that execute_tool_calls runs, or that tool messages answer, are counted without it, and
-        never twice: the metrics have the larger count.
+        never twice: the metrics have the larger count. Raises ValueError for a latency below 0, above a year, or NaN.
         """
         self._session.check_open()
-        self._session.count_tool_call(float(latency_ms))
+        latency = float(latency_ms)
+        if not 0 <= latency <= MAX_LATENCY_MS:
+            raise ValueError(f"latency_ms is {latency!r}; it has to be from 0 to {MAX_LATENCY_MS:.0f}")
+        self._session.count_tool_call(latency)
         if sys.exception() is not None:
             note_error("")
 

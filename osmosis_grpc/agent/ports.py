@@ -3,8 +3,8 @@
 A port is a Protocol; whatever has the methods is one. None of them knows a transport.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from osmosis_grpc.types import (
     ChatPurpose,
@@ -15,8 +15,13 @@ from osmosis_grpc.types import (
     EventKind,
     Outcome,
     RolloutInfo,
+    RolloutState,
     TrajectoryEvent,
 )
+
+T = TypeVar("T")
+Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
+"""Returns all committed events of a rollout, by its id and attempt."""
 
 
 class ChatModel(Protocol):
@@ -85,6 +90,9 @@ class Store(Protocol):
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
         """All rollouts' events with positions above `after`."""
 
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """Return read(trajectories); where that takes long, it is called off the event loop."""
+
     def size(self, rollout_id: str, attempt: int) -> int:
         """About how many bytes an ended rollout takes in memory."""
 
@@ -120,8 +128,15 @@ class Journal(Store, Protocol):
     def named(self, owner: str, idempotency_key: str) -> str:
         """The rollout that a key names; empty when there is none."""
 
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
-        """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
+        """The owner's rollouts in order of acceptance, from after a sequence on, without completions.
+
+        Leaves out settled rollouts in other states or, with `unsettled`, all settled ones, and rollouts whose request
+        does not have the group's id anywhere. Reads off the event loop.
+        """
 
     def unsettled(self) -> Sequence[Entry]:
         """The rollouts to which something is still to happen, in order of acceptance."""

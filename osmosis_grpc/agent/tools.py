@@ -11,9 +11,12 @@ from typing import Any
 from osmosis_grpc.agent.current import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
+from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.messages import copy_message
+
+TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
 """How the names of tasks begin in which a tool runs; its name follows."""
@@ -87,7 +90,7 @@ async def execute_tool_calls(
 
 def _in_a_task(executor: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], "asyncio.Task[Message]"]:
     """Starts a call in a task that has the tool's name, so that the watchdog can say which tool blocks."""
-    return lambda call: asyncio.create_task(_execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+    return lambda call: child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
 
 
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:

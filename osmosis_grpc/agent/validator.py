@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
+from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.frames import own_lines
@@ -24,6 +25,8 @@ from osmosis_grpc.types.frames import own_lines
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
 """A file and a line from 1; both None for what has no source."""
+
+GET_TOOLS = job("agent.validate_tools", OnFailure.RAISE)
 
 GET_TOOLS_TIMEOUT = 10.0
 """Seconds that an async get_tools may take: as long as a server waits."""
@@ -276,7 +279,7 @@ def _loop_runs() -> bool:
 
 
 async def _settle(tools: Awaitable[Any]) -> Any:
-    task = asyncio.ensure_future(tools)
+    task = future(GET_TOOLS, tools)
     done, _ = await asyncio.wait({task}, timeout=GET_TOOLS_TIMEOUT)
     if not done:
         task.cancel()

@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+
+from osmosis_grpc.cli.jobs import RUN_ASIDE
+from osmosis_grpc.supervise import thread
 
 T = TypeVar("T")
 
@@ -22,8 +24,15 @@ def run_aside(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=asyncio.run, args=(tell(),), name="aside", daemon=True)
-    thread.start()
+    def run() -> bool:
+        asyncio.run(tell())
+        return False
+
+    def failed(error: BaseException) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    running = thread(RUN_ASIDE, run, failed)
     result = future.result(limit)
-    thread.join(1.0)
+    running.join(1.0)
     return result

@@ -153,9 +153,11 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
     """Runs the rollouts. Raises _DemoError when the server ends first, or time runs out."""
     import asyncio
 
+    from osmosis_grpc.cli.jobs import TRAIN, WAIT
     from osmosis_grpc.errors import CallError
+    from osmosis_grpc.supervise import child
 
-    rollouts, end = asyncio.create_task(_rollouts(target, token)), asyncio.create_task(_ended(server))
+    rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from osmosis_grpc.agent.current import ToolRun
+    from osmosis_grpc.engine import Engine
     from osmosis_grpc.engine.watchdog import Watchdog
     from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 
@@ -124,13 +125,15 @@ class _Pulse:
 
     EVERY = 0.005
 
-    def __init__(self, loop: "asyncio.AbstractEventLoop", watchdog: "Watchdog", blocks: list[Block]) -> None:
+    def __init__(self, loop: "asyncio.AbstractEventLoop", engine: "Engine", blocks: list[Block]) -> None:
+        from osmosis_grpc.cli.jobs import PULSE
+
         self._loop = loop
-        self._watchdog = watchdog
+        self._watchdog = engine.watchdog
         self._blocks = blocks
-        self._seen = watchdog.blocked
+        self._seen = self._watchdog.blocked
         self._last = loop.time()
-        self._beat()
+        self._beating = engine.supervisor.every(PULSE, self.EVERY, self._beat)
 
     def _beat(self) -> None:
         now, watchdog = self._loop.time(), self._watchdog
@@ -138,12 +141,10 @@ class _Pulse:
             self._blocks.append(Block(now - self._last, watchdog.last, watchdog.last_tool))
         self._seen = watchdog.blocked
         self._last = now
-        self._next = self._loop.call_later(self.EVERY, self._beat)
 
     def stop(self) -> None:
-        self._next.cancel()
+        self._beating.cancel()
         self._beat()
-        self._next.cancel()
 
 
 def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
@@ -188,7 +189,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
     agent_loop: Any = watched
     async with Engine([agent_loop], config) as engine:
         seen.append(engine.watchdog)
-        pulse = _Pulse(loop, engine.watchdog, trial.blocks)
+        pulse = _Pulse(loop, engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]
         request = RolloutRequest(
             rollout_id="validate", messages=messages, label=ANSWER, metadata={"ground_truth": ANSWER},

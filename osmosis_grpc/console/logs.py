@@ -16,6 +16,10 @@ from typing import Any
 
 import structlog
 
+from osmosis_grpc.supervise import OnFailure, job, thread
+
+WRITE = job("console.write_log", OnFailure.RESTART, "thread")
+
 WAITING = 10_000
 """Records that may wait for the thread."""
 LAST_LINES = 2.0
@@ -35,8 +39,7 @@ class BackgroundHandler(logging.Handler):
         self._waiting = waiting
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record with its message made, so that later changes of its arguments do not matter."""
@@ -58,20 +61,21 @@ class BackgroundHandler(logging.Handler):
             self._queue.put(written)
             written.wait(LAST_LINES)
 
-    def _run(self) -> None:
-        while True:
-            batch: list[logging.LogRecord | threading.Event] = [self._queue.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < 256:
-                    batch.append(self._queue.get_nowait())
-            dropped, self._dropped = self._dropped, 0
-            self._write([record for record in batch if isinstance(record, logging.LogRecord)])
-            if dropped:
-                text = f"{dropped} log lines were dropped: stderr takes them too slowly"
-                self._write([logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)])
-            for written in batch:
-                if isinstance(written, threading.Event):
-                    written.set()
+    def _run(self) -> bool:
+        """Write what waits, on the thread."""
+        batch: list[logging.LogRecord | threading.Event] = [self._queue.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(batch) < 256:
+                batch.append(self._queue.get_nowait())
+        dropped, self._dropped = self._dropped, 0
+        self._write([record for record in batch if isinstance(record, logging.LogRecord)])
+        if dropped:
+            text = f"{dropped} log lines were dropped: stderr takes them too slowly"
+            self._write([logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)])
+        for written in batch:
+            if isinstance(written, threading.Event):
+                written.set()
+        return True
 
     def _write(self, records: list[logging.LogRecord]) -> None:
         lines = []

@@ -5,8 +5,9 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
@@ -23,21 +24,26 @@ from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
-from osmosis_grpc.types import InitRequest, events
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
+from osmosis_grpc.types import InitRequest, RolloutRequest, events
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.tools import tool_dicts
+
+ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
+ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
+GET_TOOLS = job("engine.get_tools", OnFailure.RAISE)
 
 DRAIN_RETRY_AFTER = 5.0
 """What a caller of a draining server is told to wait, in seconds."""
 
 
 class Acceptance:
-    """Takes Inits in. `callbacks` is the tenant of those with a callback; `spawn` starts a task of the engine's."""
+    """Takes Inits in. `callbacks` is the tenant of those with a callback."""
 
     def __init__(
         self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
         table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
-        shutdown: Shutdown, callbacks: Tenant, provenance: Provenance, spawn: Callable[..., None],
+        shutdown: Shutdown, callbacks: Tenant, provenance: Provenance, supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._provenance = provenance
         self._agent_loops = agent_loops
@@ -51,7 +57,7 @@ class Acceptance:
         self._clock = clock
         self._shutdown = shutdown
         self._callbacks = callbacks
-        self._spawn = spawn
+        self._supervisor = supervisor
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Take a rollout in, or find the equal one: its record, and whether this started it.
@@ -74,8 +80,9 @@ class Acceptance:
         self._table.check_room()
         if self._log.store.problem:
             raise self._unwritable()
+        if self._supervisor.failure is not None:
+            raise Unavailable(f"{self._supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
         own = own_copy(request)
-        self._admission.reserve()
         now = self._clock.monotonic()
         record = Record(
             init, owner, peer, peer.tenant or self._callbacks, self._clock.time(), Meter(now),
@@ -83,18 +90,43 @@ class Acceptance:
             agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )  # fmt: skip
         record.accepted.add_done_callback(_retrieve)
+        self._admission.reserve()
+        record.reserved = True
+        self._supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
+        return record, True
+
+    def _begin(self, record: Record, own: RolloutRequest) -> None:
         self._table.add(record)
         record.tenant.open += 1
+        record.counted = True
         try:
-            tools = self._agent_loops[name].get_tools(own)
+            tools = self._agent_loops[record.agent_loop].get_tools(own)
         except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
             self._refuse(record, error)
+            return
+        if inspect.isawaitable(tools):
+            later = partial(self._accept_later, record, tools)
+            self._supervisor.start(ACCEPT_LATER, later, partial(self._failed, record))
         else:
-            if inspect.isawaitable(tools):
-                self._spawn(self._accept_later, record, tools)
-            else:
-                self._accept(record, tools)
-        return record, True
+            self._accept(record, tools)
+
+    def failed(self, record: Record, error: BaseException) -> None:
+        """What follows the commit of an acceptance has raised: the rollout is accepted, and ends FAILED (server)."""
+        if not record.journaled:
+            self._refuse(record, self._unwritable())
+            return
+        self._release(record)
+        if not record.accepted.done():
+            record.accepted.set_result(None)
+        self._runner.fail(record, error)
+
+    def _failed(self, record: Record, error: BaseException) -> None:
+        self._refuse(record, Internal(f"the rollout could not be accepted: {clip(describe(error))}"))
+
+    def _release(self, record: Record) -> None:
+        if record.reserved:
+            record.reserved = False
+            self._admission.release()
 
     def _agent_loop(self, name: str) -> str:
         if not name and len(self._agent_loops) == 1:
@@ -123,14 +155,14 @@ class Acceptance:
             self._journal.repoint(record.entry())
         tenant = peer.tenant or self._callbacks
         if tenant is not record.tenant and record.live:
-            record.tenant.open -= 1
-            tenant.open += 1
+            record.tenant.open -= record.counted
+            tenant.open += record.counted
             self._admission.move(record, tenant, runs=record.task is not None)
         record.turn()
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
         """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
-        task = asyncio.create_task(settled(tools))
+        task = child(GET_TOOLS, settled(tools))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._config.get_tools_timeout)
         except asyncio.CancelledError:
@@ -178,7 +210,7 @@ class Acceptance:
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
             self._runner.admit(record)
             return
-        self._admission.release()
+        self._release(record)
         if cancelled:
             self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
         elif self._shutdown.closing:  # it waits in the journal for the next process
@@ -188,15 +220,20 @@ class Acceptance:
 
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Keep nothing of a rollout that was not accepted."""
-        self._table.remove(record)
-        let_go(self._agent_loops[record.agent_loop], record)
-        self._admission.release()
-        record.tenant.open -= 1
-        self._shutdown.changed()
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
-        record.accepted.set_exception(error)
+        self._release(record)
+        if record.counted:
+            record.counted = False
+            record.tenant.open -= 1
+        try:
+            self._table.remove(record)
+            let_go(self._agent_loops[record.agent_loop], record)
+            self._shutdown.changed()
+        finally:  # the caller waits
+            if not record.accepted.done():
+                record.accepted.set_exception(error)
 
     def _unwritable(self) -> Unavailable:
         return Unavailable(f"the journal cannot be written: {self._log.store.problem}", retry_after=5.0)

@@ -11,19 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import anyio
-from anyio.abc import TaskGroup
-
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink, Journal
 from osmosis_grpc.engine import verdicts
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.eventlog import EventLog, Then
 from osmosis_grpc.engine.memory import MemoryStore
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.provenance import Provenance
+from osmosis_grpc.engine.provenance import SUMMED, Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.resends import Resends
@@ -34,9 +31,13 @@ from osmosis_grpc.engine.stalls import Stalls
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, CompletionStatus, InitRequest, RolloutState
 
 log = logging.getLogger(__name__)
+
+SWEEP = job("engine.sweep", OnFailure.RESTART)
+SUM_UP = job("engine.sum_up", OnFailure.RESTART)
 
 
 class SystemClock:
@@ -57,11 +58,15 @@ class CancelRow:
 
 
 class Engine:
-    """Hosts agent loops. Used as `async with Engine(loops) as engine`."""
+    """Hosts agent loops. Used as `async with Engine(loops) as engine`.
+
+    `supervisor` is that of the server; an engine without a server has one of its own.
+    """
 
     def __init__(
         self, agent_loops: Iterable[RolloutAgentLoop], config: EngineConfig | None = None, *,
         journal: Journal | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
+        supervisor: Supervisor | None = None,
     ) -> None:  # fmt: skip
         self.config = config = config or EngineConfig()
         given = list(agent_loops)
@@ -69,11 +74,14 @@ class Engine:
         if len(loops) < len(given):
             raise ValueError(f"agent loops need names of their own: {', '.join(sorted(loop.name for loop in given))}")
         self.clock = clock = clock or SystemClock()
-        self.log = log = EventLog(journal or MemoryStore(), clock, sinks, config.idle_interval)
+        self._owns_supervisor = supervisor is None
+        self.supervisor = supervisor = supervisor or Supervisor("the engine")
+        self.log = log = EventLog(journal or MemoryStore(), clock, sinks, config.idle_interval, supervisor)
+        log.on_failed = self._failed
         self.watchdog = Watchdog(config.blocked_after)
         self._stalls = Stalls(config.stalled_after)
-        self.outbox = outbox = Outbox(config, log, clock, self._delivered)
-        self.resends = Resends(config, log)
+        self.outbox = outbox = Outbox(config, log, clock, self._delivered, supervisor)
+        self.resends = Resends(config, log, supervisor)
         """Sends completions again whose rollouts are asked for after their end."""
         self._table = table = RecordTable(config, log.store, journal, clock)
         self._tombstones = tombstones = Tombstones(config, journal, clock)
@@ -82,7 +90,7 @@ class Engine:
         """Who runs here, and which outcomes come from an earlier run of their trainer."""
         self._runner = runner = Runner(
             loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance,
-            table.grow,
+            supervisor, table.grow,
         )  # fmt: skip
         callbacks = Tenant()
         self.rollouts = Rollouts(table, log)
@@ -93,21 +101,20 @@ class Engine:
         """What another process left."""
         self.acceptance = Acceptance(
             loops, config, journal, table, tombstones, admission, runner, log, clock, self.shutdown, callbacks,
-            provenance, self._spawn,
+            provenance, supervisor,
         )  # fmt: skip
         """How a rollout comes in; `init` waits for it."""
         self.end_sinks: list[EndSink] = []
         """Called with each rollout that ended, after its commit."""
         self._completed = 0
-        self._stopping = asyncio.Event()
-        self._tasks: TaskGroup
-        self._host: asyncio.Task[None]
+        self._repeated: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Engine":
-        started = asyncio.Event()
-        self._host = asyncio.create_task(self._run(started))
-        await started.wait()
-        self.watchdog.start()
+        self._repeated = [
+            self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep),
+            self.supervisor.every(SUM_UP, SUMMED, self.provenance.report),
+        ]
+        self.watchdog.start(self.supervisor)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -118,8 +125,10 @@ class Engine:
             self.provenance.report()
             await self.resends.close()
             await self.outbox.close()
-            self._stopping.set()
-            await self._host
+            for task in self._repeated:
+                task.cancel()
+            if self._owns_supervisor:
+                await self.supervisor.close()
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Accept a rollout, or find the equal one accepted before: its record, and whether this started it.
@@ -196,7 +205,9 @@ class Engine:
     def _ended(self, record: Record) -> None:
         """The end is committed: deliver it."""
         assert record.verdict is not None
-        record.tenant.open -= 1
+        if record.counted:
+            record.counted = False
+            record.tenant.open -= 1
         if record.verdict.deliver:
             self.outbox.put(record)
         elif not record.settled:
@@ -218,23 +229,19 @@ class Engine:
         self._table.settled(record)
         self.shutdown.changed()
 
-    def _spawn(self, call: Any, *arguments: Any) -> None:
-        self._tasks.start_soon(call, *arguments)
-
-    async def _run(self, started: asyncio.Event) -> None:
-        """Hosts the engine's own tasks, so that it may be entered and left by different tasks."""
-        async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._sweep)
-            started.set()
-            await self._stopping.wait()
-            self._tasks.cancel_scope.cancel()
+    def _failed(self, record: Record, then: Then, error: BaseException) -> None:
+        """What follows the commit of an event of this rollout has raised."""
+        if record.report is not None or record.ended is not None:  # its end is committed; what follows is done again
+            then(record)
+        elif not record.accepted.done():
+            self.acceptance.failed(record, error)
+        else:
+            self._runner.fail(record, error)
 
     async def _sweep(self) -> None:
-        while True:
-            await anyio.sleep(min(self.config.sweep_interval, self.config.record_ttl / 4))
-            now = self.clock.monotonic()
-            for record in self._table.overdue(now):
-                self.outbox.expire(record)
-            await self._table.sweep(now)
-            self._tombstones.sweep(now)
-            self._stalls.sweep(self._table.live(), now)
+        now = self.clock.monotonic()
+        for record in self._table.overdue(now):
+            self.outbox.expire(record)
+        await self._table.sweep(now)
+        self._tombstones.sweep(now)
+        self._stalls.sweep(self._table.live(), now)

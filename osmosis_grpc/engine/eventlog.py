@@ -11,12 +11,17 @@ from typing import Any, NoReturn
 from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Entry, EventKind, TrajectoryEvent, events
 from osmosis_grpc.types.messages import text_size
 
 log = logging.getLogger(__name__)
 
-Token = tuple[Record, TrajectoryEvent, Callable[[Record], None] | None]
+COMMITTED = job("engine.committed", OnFailure.REPORT, "callback")
+
+Then = Callable[[Record], None]
+"""What follows the commit of an event."""
+Token = tuple[Record, TrajectoryEvent, Then | None]
 
 BATCH = 256
 """Events read from the store at once."""
@@ -25,35 +30,39 @@ BATCH = 256
 class EventLog:
     """Writes to a Store and follows it."""
 
-    def __init__(self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+    ) -> None:
         self.store = store
+        self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
+        """Called when what follows the commit of a rollout's event has raised."""
+        self._supervisor = supervisor
         store.committed = self._committed
         self._clock = clock
         self._sinks = list(sinks)
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
 
-    def append(
-        self, record: Record, kind: EventKind, then: Callable[[Record], None] | None = None, *,
-        entry: Entry | None = None,
-    ) -> None:  # fmt: skip
+    def append(self, record: Record, kind: EventKind, then: Then | None = None, *, entry: Entry | None = None) -> None:
         """Write the next event of a rollout; `then` comes after its commit, at once where that is.
+
+        What `then` raises goes to `on_failed`. If append raises, nothing was written.
 
         Where nothing can be committed (`record.journaled` is false from then on), `then` comes
         all the same: what runs goes on without its events.
         """
         record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
         if not record.journaled:
-            if then is not None:
-                then(record)
+            self._follow_up(record, then)
             return
-        record.written = number = record.written + 1
+        number = record.written + 1
         event = TrajectoryEvent(record.rollout_id, record.attempt, number, record.progress_time, kind)
         size = 0 if self.store.durable else _size(kind)
-        if self.store.append(event, size, (record, event, then), entry):
+        committed = self.store.append(event, size, (record, event, then), entry)
+        record.written = number
+        if committed:
             self._show(record, event)
-            if then is not None:
-                then(record)
+            self._follow_up(record, then)
 
     def add_sink(self, sink: EventSink) -> None:
         """Show every event to a sink from now on."""
@@ -87,20 +96,21 @@ class EventLog:
                 self._show(record, event)
             else:
                 record.journaled = False
-            if then is not None:
-                try:
-                    then(record)
-                except Exception:  # one rollout's trouble must not keep the others of its transaction waiting
-                    log.exception("what follows a commit of rollout %s failed", record.rollout_id)
+            self._follow_up(record, then)
+
+    def _follow_up(self, record: Record, then: Then | None) -> None:
+        if then is not None:
+            self._supervisor.call(COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error))
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
         record.last_number = event.number
-        if record.waiters:
+        try:
             for waiter in record.waiters:
                 waiter.set()
-        if self._waiters:
             for waiter in self._waiters:
                 waiter.set()
+        except Exception as error:  # readers look again after idle_interval
+            self._supervisor.failed(COMMITTED, error, lambda error: None)
         for sink in self._sinks:
             try:
                 sink(event)

@@ -1,12 +1,16 @@
 """The Store port in memory."""
 
+import sys
 import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.types import Entry, TrajectoryEvent, events
+
+T = TypeVar("T")
 
 PAGE = 1024
 """Events of a page."""
@@ -83,6 +87,10 @@ class MemoryStore:
                     if len(found) == limit:
                         return found
         return found
+
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """See Store. Nothing is decoded here, so it is called at once."""
+        return read(lambda rollout_id, attempt: self.events(rollout_id, attempt, 0, sys.maxsize))
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """About how many bytes a rollout takes."""

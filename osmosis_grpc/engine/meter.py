@@ -1,6 +1,5 @@
 """What a rollout took: counters, and where its time went."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,8 @@ from osmosis_grpc.types import ChatResponse, RolloutMetrics
 
 _MOST = 2**48
 """A count of tokens beyond this is none, and sums of them would not fit their field."""
+_LONGEST = 3e11
+"""Seconds; more does not fit a Duration."""
 
 
 class Meter:
@@ -77,7 +78,7 @@ class Meter:
     def tool_recorded(self, latency_ms: float) -> None:
         """The agent recorded a tool call."""
         self._tool_calls += 1
-        self._tool_latency += latency_ms / 1000 if math.isfinite(latency_ms) else 0.0
+        self._tool_latency = min(_LONGEST, self._tool_latency + latency_ms / 1000)
 
     def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
         """Returns the sums, at the end; `tool_messages` counts those of the conversations by call id.

@@ -11,13 +11,18 @@ from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.absences import Absences
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.record import Peer, Record
+from osmosis_grpc.engine.whole import read_whole, refers
 from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
-from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, future, job
+from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
 
 log = logging.getLogger(__name__)
+
+COMPLETE = job("engine.complete", OnFailure.RAISE)
+TRIED = job("engine.first_delivery", OnFailure.REPORT, "callback")
+DELIVER = job("engine.deliver", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
 """A receiver that answers so will never take this completion."""
@@ -26,7 +31,11 @@ FINAL = (InvalidArgument, Aborted, Unimplemented)
 class Outbox:
     """Counts what is undelivered, and delivers it. `settled` is told when one is."""
 
-    def __init__(self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[Record], None]) -> None:
+    def __init__(
+        self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[Record], None],
+        supervisor: Supervisor,
+    ) -> None:  # fmt: skip
+        self._supervisor = supervisor
         self._config = config
         self._log = log
         self._clock = clock
@@ -41,12 +50,14 @@ class Outbox:
 
     def put(self, record: Record) -> None:
         """A rollout ended: deliver its completion. Most are taken at the first try, which needs no task."""
-        record.undelivered = True
-        self.undelivered += 1
-        record.tenant.undelivered += 1
-        if self._closed:
-            return
-        self._call(record).add_done_callback(partial(self._answered, record))
+        if not record.undelivered:
+            self._count(record, 1)
+        if not self._closed:
+            self._supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
+
+    def _try(self, record: Record) -> None:
+        answered = partial(self._supervisor.call, TRIED, self._answered, record, report=partial(self._go_on, record))
+        self._call(record).add_done_callback(answered)
 
     def give_up(self, record: Record) -> None:
         """A higher attempt stood before this one was tried."""
@@ -76,14 +87,18 @@ class Outbox:
         assert completion is not None
         call: asyncio.Future[Outcome]
         try:
-            if not record.peer.refers:
-                completion = whole(completion, self._log.trajectory)
-            call = asyncio.ensure_future(record.peer.complete(completion))
+            if record.peer.refers or not refers(completion):
+                call = future(COMPLETE, record.peer.complete(completion))
+            else:
+                call = child(COMPLETE, self._complete_whole(record.peer, completion))
         except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
+
+    async def _complete_whole(self, peer: Peer, completion: Completion) -> Outcome:
+        return await peer.complete(await read_whole(completion, self._log.store))
 
     def _answered(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
         """The first try is over."""
@@ -91,14 +106,25 @@ class Outbox:
             record.calls.discard(call)
             self.absences.reached(record.peer.trainer)
             self._settle(record, events.Delivered(call.result(), tries=1))
-        elif not self._closed:
-            task = asyncio.create_task(self._deliver(record, call))
+        else:
+            self._go_on(record, call=call)
+
+    def _go_on(
+        self, record: Record, problem: BaseException | None = None, *, call: "asyncio.Future[Outcome] | None" = None
+    ) -> None:
+        """Deliver in a task: the first try was in vain, or raised `problem` here."""
+        if not self._closed:
+            task = self._supervisor.start(DELIVER, partial(self._deliver, record, [call] if call else []))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
 
-    async def _deliver(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
-        """Go on from the first try until it is settled. Cancelled, it stays undelivered."""
+    async def _deliver(self, record: Record, first: "list[asyncio.Future[Outcome]]") -> None:
+        """Go on from the first try until it is settled. Cancelled, it stays undelivered.
+
+        `first` has that try, unless it is to be made anew.
+        """
         assert record.ended is not None
+        call = first.pop() if first else self._call(record)
         gives_up = record.ended + self._config.record_ttl
         delay, longest = self._config.outbox_delay
         tries, peer, woken = 1, record.peer, False
@@ -149,8 +175,17 @@ class Outbox:
             peer, call = record.peer, self._call(record)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
+        if not record.undelivered:  # two tries were answered
+            return
         failpoints.reach("outcome.before")
-        record.undelivered = False
-        self.undelivered -= 1
-        record.tenant.undelivered -= 1
-        self._log.append(record, kind, self._settled)
+        self._count(record, -1)
+        try:
+            self._log.append(record, kind, self._settled)
+        except BaseException:
+            self._count(record, 1)
+            raise
+
+    def _count(self, record: Record, by: int) -> None:
+        record.undelivered = by > 0
+        self.undelivered += by
+        record.tenant.undelivered += by

@@ -4,7 +4,6 @@ A rollout that has ended belongs to the run of the trainer that it ended for. An
 run gets its outcome with an EarlierRun: nothing runs for it.
 """
 
-import asyncio
 import hashlib
 import logging
 import uuid
@@ -33,7 +32,6 @@ class Provenance:
         self._journal = journal
         self._count = 0
         self._changed: dict[str, str] = {}
-        self._timer: asyncio.TimerHandle | None = None
         if journal is not None:
             for version in self._versions.values():
                 if version.digest:
@@ -78,14 +76,9 @@ class Provenance:
         change = earlier.describe_change()
         if change:
             self._changed[earlier.agent_loop] = change
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SUMMED, self.report)
 
     def report(self) -> None:
-        """Write what was counted to the log."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Write what was counted since the last report to the log. Called every SUMMED seconds."""
         if not self._count:
             return
         log.warning(

@@ -100,6 +100,14 @@ class Record:
     ended: float | None = None
     """Monotonic."""
     verdict: Verdict | None = None
+    reserved: bool = False
+    """Whether Admission holds a place for it until it is accepted."""
+    counted: bool = False
+    """Whether `tenant.open` counts it."""
+    slot: bool = False
+    """Whether it has a slot."""
+    report: tuple[Completion, EndedBy] | None = None
+    """Its end, once that is written to the log; then nothing else can be its end."""
     completion: Completion | None = None
     ended_by: EndedBy = EndedBy()
     agent_version: str = ""

@@ -61,6 +61,7 @@ class Recovery:
                 self._outbox.put(record)
             return
         record.tenant.open += 1
+        record.counted = True
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
         elif entry.damage:
@@ -118,6 +119,7 @@ class Recovery:
 
     def _admit(self, record: Record) -> None:
         self._admission.reserve(beyond=True)
+        record.reserved = True
         self._runner.admit(record)
 
     def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:

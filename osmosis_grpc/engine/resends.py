@@ -8,17 +8,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Hashable
+from functools import partial
 
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.outbox import FINAL
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.whole import read_whole
 from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Completion
 from osmosis_grpc.types.completion import clip, describe
 
 log = logging.getLogger(__name__)
+
+RESEND = job("engine.resend", OnFailure.RESTART)
 
 MAX_RESENDS = 1024
 """Completions that may be on their way again."""
@@ -27,7 +31,8 @@ MAX_RESENDS = 1024
 class Resends:
     """Owns one task for each completion on its way, from send() to close()."""
 
-    def __init__(self, config: EngineConfig, events: EventLog) -> None:
+    def __init__(self, config: EngineConfig, events: EventLog, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._config = config
         self._events = events
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
@@ -63,17 +68,18 @@ class Resends:
         assert record.completion is not None
         key = record.rollout_id, record.attempt, record.peer.key
         if key not in self._tasks:
-            task = self._tasks[key] = asyncio.create_task(self._send(record.peer, record.completion))
+            give_up = asyncio.get_running_loop().time() + self._config.trainer_grace
+            send = partial(self._send, record.peer, record.completion, give_up)
+            task = self._tasks[key] = self._supervisor.start(RESEND, send)
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
-    async def _send(self, peer: Peer, completion: Completion) -> None:
+    async def _send(self, peer: Peer, completion: Completion, give_up: float) -> None:
         """Try until the trainer has answered, for as long as a trainer may be away."""
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._config.trainer_grace
         delay, longest = self._config.outbox_delay
         while True:
             try:
-                await peer.complete(completion if peer.refers else whole(completion, self._events.trajectory))
+                await peer.complete(completion if peer.refers else await read_whole(completion, self._events.store))
                 return
             except Exception as error:
                 pause = delay * random.uniform(0.5, 1.0)

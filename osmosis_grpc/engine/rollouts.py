@@ -9,7 +9,7 @@ from dataclasses import replace
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.table import RecordTable
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.whole import read_whole
 from osmosis_grpc.errors import NotFound, Unavailable
 from osmosis_grpc.types import RolloutInfo, RolloutState, TrajectoryEvent
 
@@ -29,20 +29,21 @@ class Rollouts:
                            kind="rollout", name=rollout_id)  # fmt: skip
         return record
 
-    def info(self, record: Record) -> RolloutInfo:
+    async def info(self, record: Record) -> RolloutInfo:
         """Where a rollout stands, with its completion once there is one."""
         info, completion = record.info(), record.completion
         if completion is None:
             return info
         bare = replace(completion, from_journal=None) if completion.from_journal else completion  # that is the asker's
-        return replace(info, completion=whole(bare, self._log.trajectory))
+        return replace(info, completion=await read_whole(bare, self._log.store))
 
-    def page(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
+    async def page(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
              group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
         """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
         rows: list[RolloutInfo] = []
         place = 0
-        for record in self._table.after(after, owner):
+        found = self._table.after(after, owner, limit + 1, states=states, group_id=group_id, unsettled=undelivered)
+        async for record in found:
             group = record.init.request.group
             if not record.accepted.done() or (states and record.state not in states):
                 continue

@@ -31,6 +31,7 @@ from osmosis_grpc.errors import (
     RolloutEndedError,
     Unavailable,
 )
+from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -51,6 +52,7 @@ from osmosis_grpc.types.tools import tool_dicts
 
 log = logging.getLogger(__name__)
 
+CHAT = job("engine.chat", OnFailure.RAISE)
 
 Told = tuple[list[Message], ChatRef | None]
 """A conversation, and the answered chat that it begins with."""
@@ -249,7 +251,7 @@ class RolloutSession:
 
     async def _try(self, peer: Peer, request: ChatRequest) -> ChatResponse:
         asked: Any = peer.chat(request)
-        call = asked if hasattr(asked, "cancel") else asyncio.ensure_future(asked)
+        call = asked if hasattr(asked, "cancel") else future(CHAT, asked)
         self._record.calls.add(call)
         failpoints.reach("chat.open")
         try:

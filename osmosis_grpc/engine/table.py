@@ -4,14 +4,14 @@ With a journal, rollouts that are over and delivered are found there, and not ke
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.ports import Clock, Journal, Store
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
-from osmosis_grpc.types import Entry, RolloutRequest
+from osmosis_grpc.types import Entry, RolloutRequest, RolloutState
 
 MESSAGE_BYTES = 256
 """What a message takes in memory beside its texts, about."""
@@ -19,6 +19,8 @@ SLICE = 200
 """Records dropped before the event loop goes on."""
 PAGE = 256
 """Entries read from the journal at once."""
+STEP = 1000
+"""Records in memory that are looked at before the event loop has its turn."""
 
 
 async def _nobody(asked: Any, /) -> Any:
@@ -85,12 +87,23 @@ class RecordTable:
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
-    def after(self, sequence: int, owner: str) -> Iterator[Record]:
-        """The owner's accepted records in order of acceptance."""
+    async def after(
+        self, sequence: int, owner: str, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> AsyncIterator[Record]:  # fmt: skip
+        """The owner's accepted records in order of acceptance; `limit` is how many the caller wants.
+
+        Leaves out some of those that have another state or group, or are settled where `unsettled` is asked for.
+        """
         if self._journal is None:
-            yield from (r for number, r in list(self._by_sequence.items()) if number > sequence and r.owner == owner)
+            for count, (number, record) in enumerate(list(self._by_sequence.items()), 1):
+                if number > sequence and record.owner == owner:
+                    yield record
+                if count % STEP == 0:
+                    await asyncio.sleep(0)
             return
-        while page := self._journal.entries(owner, sequence, PAGE):
+        filters: dict[str, Any] = {"states": states, "group_id": group_id, "unsettled": unsettled}
+        while page := await self._journal.entries(owner, sequence, min(PAGE, limit), **filters):
             for entry in page:
                 sequence = entry.sequence
                 yield self._by_sequence.get(sequence) or _record_of(entry)
@@ -177,8 +190,8 @@ class RecordTable:
         """A record ended: it counts against the budget from now on."""
         self._live_size -= self._live.pop(record, 0)
         size = self._store.size(record.rollout_id, record.attempt)
+        self._ended_size += size - self._ended.get(record, 0)
         self._ended[record] = size
-        self._ended_size += size
         self.settled(record)
 
     def check_room(self) -> None:

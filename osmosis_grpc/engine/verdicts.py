@@ -9,7 +9,15 @@ from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.record import Record, Verdict
 from osmosis_grpc.engine.session import RolloutSession, Told
 from osmosis_grpc.errors import Boundary, InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, RolloutState, jsontext
+from osmosis_grpc.types import (
+    Completion,
+    CompletionStatus,
+    Failure,
+    FailureReason,
+    RolloutMetrics,
+    RolloutState,
+    jsontext,
+)
 from osmosis_grpc.types.completion import clip, describe, is_reward
 
 
@@ -109,6 +117,16 @@ def completion(
         finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
         samples=samples, metrics=record.meter.total(now, session.tool_messages() if session else {}),
         extra_fields=extra, group=record.init.request.group, evaluation=record.init.request.evaluation,
+        agent_version=record.agent_version,
+    )  # fmt: skip
+
+
+def bare(record: Record, verdict: Verdict, result_id: str) -> Completion:
+    """A terminal report that says nothing of what the agent did: it is made when the whole one cannot be."""
+    return Completion(
+        rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
+        finish_reason=verdict.finish_reason, failure=verdict.failure, metrics=RolloutMetrics(),
+        group=record.init.request.group, evaluation=record.init.request.evaluation,
         agent_version=record.agent_version,
     )  # fmt: skip
 

@@ -12,9 +12,13 @@ from types import FrameType
 from typing import Any
 
 from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types.frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
+
+
+WATCH = job("engine.watchdog", OnFailure.RESTART, "thread")
 
 
 class Watchdog:
@@ -33,11 +37,10 @@ class Watchdog:
         self.paused = False
         """Set while a process starts: it imports and builds a lot on the loop, and no rollout waits for it yet."""
 
-    def start(self) -> None:
+    def start(self, supervisor: Supervisor) -> None:
         """Begin; called on the loop that is to be watched."""
-        args = (asyncio.get_running_loop(), threading.get_ident())
-        self._thread = threading.Thread(target=self._watch, args=args, name="osmosis-watchdog", daemon=True)
-        self._thread.start()
+        loop, ident = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = supervisor.thread(WATCH, lambda: self._watch(loop, ident))
 
     def stop(self) -> None:
         """End, without waiting for long."""
@@ -45,22 +48,25 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join(timeout=2 * self._limit + 1)
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
-        while not self._stop.wait(self._limit):
-            if self.paused:
-                continue
-            alive = threading.Event()
-            try:
-                loop.call_soon_threadsafe(alive.set)
-            except RuntimeError:
-                return
-            if alive.wait(self._limit) or self._stop.is_set():
-                continue
-            frame = sys._current_frames().get(thread)
-            if frame is not None and not self.paused:
-                self._report(frame, _tool(asyncio.current_task(loop)))
-            while not alive.wait(self._limit) and not self._stop.is_set():
-                pass
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
+        """Ask for one sign of life. Returns False when there is nothing more to watch."""
+        if self._stop.wait(self._limit):
+            return False
+        if self.paused:
+            return True
+        alive = threading.Event()
+        try:
+            loop.call_soon_threadsafe(alive.set)
+        except RuntimeError:  # the loop is closed
+            return False
+        if alive.wait(self._limit) or self._stop.is_set():
+            return True
+        frame = sys._current_frames().get(thread)
+        if frame is not None and not self.paused:
+            self._report(frame, _tool(asyncio.current_task(loop)))
+        while not alive.wait(self._limit) and not self._stop.is_set():
+            pass
+        return True
 
     def _report(self, frame: FrameType, tool: str) -> None:
         frames = _callback(frame)

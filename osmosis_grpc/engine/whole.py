@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from osmosis_grpc.agent.ports import Store
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
 
@@ -15,10 +16,9 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
 
     `trajectory` gives an attempt's events.
     """
-    samples = completion.samples.values()
-    referred = any(segment.referred for sample in samples for segment in sample.segments)
-    if not referred and not any(map(_left_out, (completion.begins, *(sample.begins for sample in samples)))):
+    if not refers(completion):
         return completion
+    referred = _has_referred_segments(completion)
     asked: dict[ChatName, events.ChatRequested] = {}
     answered: dict[ChatName, events.ChatAnswered] = {}
     for event in trajectory(completion.rollout_id, completion.attempt):
@@ -38,6 +38,23 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
             made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
     begins, messages = _told(completion.begins, completion.messages, asked, answered)
     return replace(completion, samples=made, begins=begins, messages=messages)
+
+
+async def read_whole(completion: Completion, store: Store) -> Completion:
+    """The same. Long trajectories are read and decoded off the event loop."""
+    if not refers(completion):
+        return completion
+    return await store.read_apart(lambda trajectories: whole(completion, trajectories))
+
+
+def refers(completion: Completion) -> bool:
+    """Whether a completion refers to chats instead of having their messages or tokens."""
+    begins = (completion.begins, *(sample.begins for sample in completion.samples.values()))
+    return _has_referred_segments(completion) or any(map(_left_out, begins))
+
+
+def _has_referred_segments(completion: Completion) -> bool:
+    return any(segment.referred for sample in completion.samples.values() for segment in sample.segments)
 
 
 def _left_out(begins: ChatRef | None) -> bool:

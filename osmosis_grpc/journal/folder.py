@@ -33,7 +33,8 @@ class Folder:
 
     def _open(self, folder: Path, stack: ExitStack) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stack.callback(Lock(folder / "lock").close)
+        self.lock = Lock(folder / "lock")
+        stack.callback(self.lock.close)
         self.writes = open_database(self.path, schema.JOURNAL)
         stack.callback(self.writes.close)
         made = mend(self.writes, self.path)

@@ -15,6 +15,10 @@ class Locked(Exception):
         self.holder = holder
 
 
+class LockLost(Exception):
+    """The lock's file was removed or replaced, so another process may hold a lock of the same name by now."""
+
+
 class Lock:
     """Held from its making to close(), or to the process's end, however that comes. Raises Locked, OSError.
 
@@ -22,6 +26,7 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,6 +39,16 @@ class Lock:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
         _held.add(self)
+
+    def check(self) -> None:
+        """Raise LockLost when the path no longer leads to the file that is locked."""
+        mine = os.fstat(self._file)
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            raise LockLost(f"the lock {self._path} was removed: {_OTHERS}") from None
+        if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
+            raise LockLost(f"the lock {self._path} was replaced: {_OTHERS}")
 
     def close(self) -> None:
         """Let others in. Idempotent."""
@@ -48,6 +63,7 @@ class Lock:
             os.close(file)
 
 
+_OTHERS = "another process may write here now, so this one stops; let no cleaner of old files touch this folder"
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 

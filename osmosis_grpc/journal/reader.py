@@ -97,11 +97,24 @@ class Reader:
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
-    def entries(self, owner: str, after: int, limit: int) -> list[Entry]:
-        """The owner's rollouts in order of acceptance, from after a sequence on, without completions."""
-        statement = _SELECT + "WHERE sequence > ? AND owner = ? ORDER BY sequence LIMIT ?"
+    def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> list[Entry]:  # fmt: skip
+        """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
+        values: list[Any]
+        conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
+        if unsettled:
+            conditions.append("NOT settled")
+        elif states:
+            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
+            values += [state.value for state in states]
+        if group_id:  # the id is in the Accepted event as it is
+            conditions.append("(SELECT instr(body, ?) FROM events WHERE position = accepted)")
+            values.append(group_id.encode())
+        where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         with self.snapshot():
-            rows = self._database.execute(statement, (after, owner, limit)).fetchall()
+            rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
             return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:

@@ -5,6 +5,7 @@ positions of its events, so that the table of events needs no other index. What 
 read from here by whoever asks; of what is not, memory holds the positions.
 """
 
+import asyncio
 import functools
 import json
 import logging
@@ -13,20 +14,23 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.checksum import event_sum
 from osmosis_grpc.journal.clock import JournalClock
+from osmosis_grpc.journal.database import connect
 from osmosis_grpc.journal.folder import Folder
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.retention import EVENT_BYTES, Dropped, Retention
 from osmosis_grpc.journal.secrets import has_secrets
 from osmosis_grpc.journal.writer import Batch, Latest, Token, Writer
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import CompletionStatus, Entry, InitRequest, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
@@ -69,10 +73,17 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
             except schema.Damaged:  # unless it is, a sweep has deleted rows between two statements
                 with self._reader.snapshot():
                     return method(self, *args, **named)
-        except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-            raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     return read
+
+
+_UNREADABLE = (sqlite3.Error, OSError, InvalidArgument, schema.JournalError)
+
+
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"the journal cannot be read: {error}", retry_after=5.0)
 
 
 @dataclass(slots=True)
@@ -103,15 +114,22 @@ class JournalStore:
 
     def __init__(
         self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3,
-        monotonic: Callable[[], float] = time.monotonic,
+        supervisor: Supervisor | None = None, monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._folder = found = Folder(folder)
+        try:
+            self._clock = JournalClock(found.clock, monotonic)
+            self._begin(found, record_ttl, budget, supervisor or Supervisor("the journal"))
+        except BaseException:
+            found.close()
+            raise
+
+    def _begin(self, found: Folder, record_ttl: float, budget: int, supervisor: Supervisor) -> None:
         self._database, self._secrets = found.reads, found.secrets
         self._reader = Reader(found.reads)
         self.journal_id = found.journal_id
         self.forgotten_position, self.last_sequence = found.forgotten_position, found.last_sequence
         self.last_position = self._written = found.last_position
-        self._clock = JournalClock(found.clock, monotonic)
         self.crashed = not found.closed
         """Whether the process before ended without closing the journal."""
         self._recorded = found.clock
@@ -131,8 +149,9 @@ class JournalStore:
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
         self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
+        self._loop = asyncio.get_running_loop()
         self._writer = Writer(
-            self._folder.writes, self._folder.path, self._told, self._told_problem, self._retention.measured
+            found.writes, found.path, found.lock, self._told, self._told_problem, self._retention.measured, supervisor
         )
 
     def close(self) -> None:
@@ -148,6 +167,14 @@ class JournalStore:
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
         """See Store. `size` is of no use here."""
         number, body = kind_to_bytes(event.kind)
+        try:
+            self._append(event, number, body, token, entry)
+        except Exception as error:  # rows and positions may no longer agree: nothing more is committed
+            self._writer.broken(error)
+            self._loop.call_soon(self.committed, [token], False)
+        return False
+
+    def _append(self, event: TrajectoryEvent, number: int, body: bytes, token: Any, entry: Entry | None) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
@@ -167,7 +194,6 @@ class JournalStore:
         note = _NOTES.get(type(event.kind))
         if note is not None:
             note(self, batch, rollout, event)
-        return False
 
     def _accept(self, batch: Batch, entry: Entry, rollout: _Open) -> None:
         init = entry.init
@@ -299,6 +325,13 @@ class JournalStore:
 
     def _told(self, tokens: list[Token], ok: bool) -> None:
         """Something was committed, or cannot be."""
+        try:
+            self._note(tokens, ok)
+        except Exception as error:
+            self._writer.broken(error)
+        self.committed([token for _, _, token in tokens], ok)
+
+    def _note(self, tokens: list[Token], ok: bool) -> None:
         for rollout, position, _ in tokens:
             assert isinstance(rollout, _Open)
             if ok:
@@ -312,7 +345,6 @@ class JournalStore:
                 self._close(rollout)
             if self._found:
                 self._found.pop(rollout.key[0], None)
-        self.committed([token for _, _, token in tokens], ok)
 
     def _close(self, rollout: _Open) -> None:
         """Nothing more comes of a rollout."""
@@ -366,10 +398,35 @@ class JournalStore:
         """See Journal."""
         return self._reader.named(owner, idempotency_key)
 
-    @_reads
-    def entries(self, owner: str, after: int, limit: int) -> Sequence[Entry]:
+    async def entries(
+        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[Entry]:  # fmt: skip
         """See Journal."""
-        return self._reader.entries(owner, after, limit)
+
+        def read(reader: Reader) -> Sequence[Entry]:
+            return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
+
+        return await self._apart(read)
+
+    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
+        """See Store."""
+        return await self._apart(lambda reader: read(reader.trajectory))
+
+    async def _apart(self, read: Callable[[Reader], R]) -> R:
+        """Read on another thread, over a connection of its own: a query on the shared one would hold up the loop."""
+
+        def reading() -> R:
+            with closing(connect(self._folder.path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                reader = Reader(database)
+                with reader.snapshot():
+                    return read(reader)
+
+        try:
+            return await asyncio.to_thread(reading)
+        except _UNREADABLE as error:
+            raise _unavailable(error) from error
 
     @_reads
     def unsettled(self) -> Sequence[Entry]:

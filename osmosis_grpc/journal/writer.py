@@ -11,13 +11,20 @@ import sqlite3
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.journal.schema import ACCEPT, FACT, SEQUENCES, fact
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
+
+COMMIT = job("journal.commit", OnFailure.FAIL_OWNER, "thread")
+FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
+BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
 """Seconds between tries to write again, once that has failed."""
@@ -70,6 +77,8 @@ class Batch:
     """Done once it is committed."""
     shrinks: bool = False
     """Whether the file may give room back."""
+    done: bool = False
+    """Whether those who wait for it know how it went."""
 
 
 class Writer(Committer[Batch]):
@@ -81,8 +90,8 @@ class Writer(Committer[Batch]):
     """
 
     def __init__(
-        self, database: sqlite3.Connection, path: Path, told: Callable[[list[Token], bool], None],
-        told_problem: Callable[[str], None], measured: Callable[[int], None],
+        self, database: sqlite3.Connection, path: Path, lock: Lock, told: Callable[[list[Token], bool], None],
+        told_problem: Callable[[str], None], measured: Callable[[int], None], supervisor: Supervisor,
     ) -> None:  # fmt: skip
         self._path = path
         self._told = told
@@ -104,7 +113,7 @@ class Writer(Committer[Batch]):
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
         """What the disk did not take, and is written again."""
-        super().__init__(database, "journal")
+        super().__init__(database, lock, COMMIT, supervisor)
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
@@ -116,21 +125,38 @@ class Writer(Committer[Batch]):
         """Write what waits, and end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._queue.put(self._batch)
+        self._put(self._batch)
         self._end()
 
+    def broken(self, error: BaseException) -> None:
+        """Commit nothing more: what is to be written is not as it should be. Those who wait for it get the error."""
+        self._supervisor.failed(COMMIT, error, self._died)
+
     def _arm(self) -> None:
-        self._timer = self._loop.call_later(max(0.0, self._flushed + GATHER - self._loop.time()), self._flush)
+        pause = self._flushed + GATHER - self._loop.time()
+        self._timer = self._supervisor.call_later(FLUSH, pause, self._flush, report=self._died)
 
     def _flush(self) -> None:
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
         batch, self._batch = self._batch, Batch()
-        self._queue.put(batch)
+        self._put(batch)
+
+    def _fail(self, items: Sequence[Batch], error: BaseException) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._batch = self._batch, Batch()
+        self._told_problem(f"its thread has ended: {error!r}")
+        for batch in (*items, waiting):
+            self._written(batch, False)
 
     def _written(self, batch: Batch, ok: bool) -> None:
         """In the event loop: a batch is done with."""
+        if batch.done:
+            return
+        batch.done = True
         self._busy = False
         waiting = self._batch
         if not ok:
@@ -141,7 +167,7 @@ class Writer(Committer[Batch]):
         if batch.tokens:
             self._told(batch.tokens, ok)
         for then in batch.barriers:
-            then(ok)
+            self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
     def _patience(self) -> float | None:
         if self._problem:
@@ -200,9 +226,12 @@ class Writer(Committer[Batch]):
         self._tell(self._written, batch, not problem)
         if problem:
             return
-        for call in batch.after:
-            call()
         self._shrinking = self._shrinking or batch.shrinks
+        try:
+            for call in batch.after:
+                call()
+        except Exception:  # it is committed all the same
+            log.exception("the journal %s: what follows a commit failed", self._path)
 
     def _pages(self) -> tuple[int, int]:
         """How many pages of the file are in use, and how many are free."""
@@ -225,10 +254,18 @@ class Writer(Committer[Batch]):
                 # execute() steps a statement once, and each step of this one frees one page.
                 self._database.executescript(f"PRAGMA incremental_vacuum({VACUUMED})")
             elif self._idle:
-                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                self._shrinking = False
+                self._shrinking, self._idle = self._truncate(), False
         except sqlite3.Error:  # another sweep tries it again
             self._shrinking = False
+
+    def _truncate(self) -> bool:
+        """Empty the WAL. Returns whether a reader still needs it."""
+        self._database.execute("PRAGMA busy_timeout = 0")  # nothing that is to be committed waits for a reader
+        try:
+            (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._database.execute("PRAGMA busy_timeout = 5000")
+        return bool(busy)
 
     def _leave_out(self, batch: Batch) -> None:
         """Write nothing of rollouts that lack an event."""
@@ -248,6 +285,11 @@ class Writer(Committer[Batch]):
         if problem != self._problem:
             self._problem = problem
             self._tell(self._told_problem, problem)
+
+
+def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
+    """The one who waits at a barrier is not told that it holds."""
+    then(False)
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:

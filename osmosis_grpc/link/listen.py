@@ -9,6 +9,9 @@ import grpc
 
 from osmosis_grpc.link.credentials import server_credentials
 from osmosis_grpc.link.security import Security
+from osmosis_grpc.supervise import OnFailure, child, job
+
+START = job("link.start_server", OnFailure.RAISE)
 
 _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDictionary()
 """grpc asks these for newer certificates for as long as the server lives, and does not keep them itself."""
@@ -47,7 +50,7 @@ def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
 
 async def start(server: grpc.aio.Server) -> None:
     """Starts a server. A cancelled start is finished and undone: grpc itself leaves half a server running."""
-    starting = asyncio.ensure_future(server.start())
+    starting = child(START, server.start())
     try:
         await asyncio.shield(starting)
     except asyncio.CancelledError:

@@ -20,11 +20,16 @@ from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc.errors import CallError, Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from osmosis_grpc.errors import CallError, Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.link.calls import error_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import careful, decoded
 from osmosis_grpc.link.options import client_options
+from osmosis_grpc.supervise import OnFailure, child, job
+
+READ = job("link.read_stream", OnFailure.RAISE)
+WRITE = job("link.write_stream", OnFailure.RAISE)
+BEAT = job("link.watch_stream", OnFailure.RAISE)
 
 MAX_FRAMES = 4096
 """Frames of a message."""
@@ -47,6 +52,8 @@ SLICE = 16
 _BEAT = 5.0
 _COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
+PARTING = 5.0
+"""Seconds that the other side has to read the last frames of a side that leaves in good order."""
 
 
 class Duplex(Protocol):
@@ -82,12 +89,10 @@ class Dialled:
         self._call.cancel()
         await self._channel.close()
 
-    async def finish(self) -> None:
-        """Say that nothing more comes, and let the other side end the call."""
-        with contextlib.suppress(TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(_LAST_WORDS / 2):
-                await self._call.done_writing()
-                await self._call.code()
+    async def done_writing(self) -> None:
+        """Say that nothing more comes: the other side ends the call, once it has read everything."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.done_writing()
 
     async def read(self) -> Any:
         """See Duplex. Raises a CallError when the call ended badly."""
@@ -133,10 +138,9 @@ class FrameStream:
         self._room = asyncio.Event()
         self._room.set()
         self._idle: asyncio.Future[None] | None = None
-        self._finishing = False
+        self._finishing = self._deaf = False
         self._ended: asyncio.Future[Any] = self._loop.create_future()
         self._heard = self._sent = self._loop.time()
-        self._timer: asyncio.TimerHandle
         self._early: list[Any] = []
 
     def send(self, frame: bytes) -> None:
@@ -170,6 +174,11 @@ class FrameStream:
         if not self._ended.done():
             self._ended.set_result(error)
 
+    def leave(self) -> None:
+        """Let run() return None, once what is queued has gone out and the other side has read it."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
     async def hello(self, *, opener: bool) -> Any:
         """The other side's hello. Its opener's is alone in its message: nothing comes before both hellos.
 
@@ -201,29 +210,49 @@ class FrameStream:
         `handlers` take the frames by kind; what they raise ends the stream. Raises the CallError
         that the other side, or the way to it, ended the stream with.
         """
-        reader: asyncio.Future[None] = asyncio.create_task(self._read(handlers))
-        writer: asyncio.Future[None] = asyncio.create_task(self._write())
-        self._timer = self._loop.call_later(_BEAT, self._beat)
+        reader: asyncio.Future[None] = child(READ, self._read(handlers))
+        writer: asyncio.Future[None] = child(WRITE, self._write())
+        beat: asyncio.Future[None] = child(BEAT, self._beat())
         try:
-            await asyncio.wait((reader, writer, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, writer, beat, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if beat.done() and beat.exception() is not None:
+                self.end(Internal("the stream is not watched any more; the log tells more"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
                 self._wake()
             if not reader.done():  # the writer has its last words, or the reader knows why it failed
-                await asyncio.wait({writer if self._ended.done() else reader}, timeout=_LAST_WORDS)
+                limit = PARTING if self._parts else _LAST_WORDS
+                await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
+            if self._parts and writer.done():
+                await self._wait_until_read(reader)
         finally:
-            self._timer.cancel()
-            for task in (reader, writer):
+            for task in (reader, writer, beat):
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(reader, writer, beat, return_exceptions=True)
         if reader.done() and not reader.cancelled() and reader.exception() is not None:
             raise reader.exception()  # type: ignore[misc]
+        if not beat.cancelled() and beat.exception() is not None:
+            raise beat.exception()  # type: ignore[misc]
         if self._ended.done():
-            ended: CallError = self._ended.result()
+            ended: CallError | None = self._ended.result()
             return ended
         if not writer.cancelled() and writer.exception() is not None:
             raise writer.exception()  # type: ignore[misc]
         return None
+
+    @property
+    def _parts(self) -> bool:
+        return self._ended.done() and self._ended.result() is None
+
+    async def _wait_until_read(self, reader: "asyncio.Future[None]") -> None:
+        """Wait until the other side has read the last frame: to cancel a call drops what is not read.
+
+        A servicer's call ends when its method returns, and drops nothing.
+        """
+        if isinstance(self._call, Dialled) and not reader.done():
+            self._deaf = True  # an answer to what comes now would find no way out
+            await self._call.done_writing()
+            await asyncio.wait({reader}, timeout=PARTING)
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -235,6 +264,8 @@ class FrameStream:
             message = await self._call.read()
             if message is grpc.aio.EOF:
                 return
+            if self._deaf:
+                continue
             self._heard = self._loop.time()
             frames = decoded(message).frames
             _check_count(frames)
@@ -305,17 +336,17 @@ class FrameStream:
             self._room.set()
         return batch
 
-    def _beat(self) -> None:
-        now = self._loop.time()
-        if now - self._heard > SILENCE:
-            self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
-            return
-        if self._writing and now - self._sent > SILENCE:
-            self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
-            return
-        if not self._writing and now - self._sent >= HEARTBEAT:
-            self.send(self._heartbeat)
-        self._timer = self._loop.call_later(_BEAT, self._beat)
+    async def _beat(self) -> None:
+        """Send heartbeats, and end the stream when the other side is silent."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            now = self._loop.time()
+            if now - self._heard > SILENCE:
+                self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))
+            elif self._writing and now - self._sent > SILENCE:
+                self.end(Unavailable(f"nothing was read for {SILENCE:g} s"))
+            elif not self._writing and now - self._sent >= HEARTBEAT:
+                self.send(self._heartbeat)
 
 
 def _check_count(frames: Any) -> None:
@@ -334,7 +365,8 @@ async def redial(
 ) -> None:  # fmt: skip
     """Connect again and again, without end: pauses grow from the first to the last, jittered.
 
-    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is.
+    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is. What `connect` raises
+    beside a CallError is a mistake of this side: redial raises it, and the supervisor of this job starts it again.
     """
     loop, pause = asyncio.get_running_loop(), pauses[0]
     while True:
@@ -343,6 +375,9 @@ async def redial(
             error = await connect()
         except CallError as raised:
             error = raised
+        except Exception as mistake:
+            told(Internal(f"this side broke off the stream: {type(mistake).__name__}: {mistake}"), pause)
+            raise
         if loop.time() - began > lasted:
             pause = pauses[0]
         told(error, pause)

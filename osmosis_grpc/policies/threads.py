@@ -10,7 +10,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from osmosis_grpc.supervise import OnFailure, job, thread
 from osmosis_grpc.types import ChatRequest, ChatResponse
+
+WORK = job("policies.work", OnFailure.RESTART, "thread")
 
 T = TypeVar("T")
 
@@ -34,9 +37,8 @@ class DaemonThreads:
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((loop, future, function))
         if len(self._threads) < self._count:
-            thread = Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            jobs = self._jobs
+            self._threads.append(thread(WORK, lambda: _work(jobs)))
         return await future
 
     def close(self) -> None:
@@ -80,24 +82,27 @@ def is_async(policy: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None))  # noqa: B004
 
 
-def _work(jobs: "SimpleQueue[_Job | None]") -> None:
-    while (job := jobs.get()) is not None:
-        loop, future, function = job
-        if future.cancelled():
-            continue
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = function()
-        except StopIteration as stop:  # no future takes it
-            error = RuntimeError(f"the function raised {stop!r}")
-        except BaseException as raised:
-            error = raised
-        try:
-            loop.call_soon_threadsafe(_settle, future, result, error)
-        except RuntimeError:  # the loop is closed: its callers have gone
-            return
-        del job, future, function, result, error
+def _work(jobs: "SimpleQueue[_Job | None]") -> bool:
+    """Call one function, on a thread. Returns False for the thread's end."""
+    job = jobs.get()
+    if job is None:
+        return False
+    loop, future, function = job
+    if future.cancelled():
+        return True
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        result = function()
+    except StopIteration as stop:  # no future takes it
+        error = RuntimeError(f"the function raised {stop!r}")
+    except BaseException as raised:
+        error = raised
+    try:
+        loop.call_soon_threadsafe(_settle, future, result, error)
+    except RuntimeError:  # the loop is closed: its callers have gone
+        return False
+    return True
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

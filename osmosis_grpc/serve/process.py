@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,11 +29,14 @@ from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.tracelog import TraceLog
+from osmosis_grpc.supervise import OnFailure, job, thread
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
+
+END = job("serve.end", OnFailure.RESTART, "thread")
 
 GC_THRESHOLD = (50_000, 20, 100)
 """Python's default collects after every 700 allocations, and goes through a thousand live rollouts to find nothing."""
@@ -61,7 +64,8 @@ async def run_process(
     if not options.no_http:
         importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
     async with AsyncExitStack() as stack:
-        hosted = [*loops, *[await _legacy(stack, text, settings) for text in options.legacy_agent]]
+        legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
+        hosted = [*loops, *legacy]
         names = sorted(loop.name for loop in hosted)
         if len(set(names)) < len(names):
             raise NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
@@ -79,10 +83,18 @@ async def run_process(
             "serving %s", ", ".join(names),
             extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
         )  # fmt: skip
+        for supervisor in (server.supervisor, *(loop.supervisor for loop in legacy)):
+            supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
-        out.write("draining", limit=options.drain_timeout)
-        log.info("stopping; a second signal stops at once", extra={"drain_timeout": options.drain_timeout})
-        await server.stop(options.drain_timeout)
+        failed = server.supervisor.failure or next(filter(None, (loop.supervisor.failure for loop in legacy)), None)
+        limit = options.drain_timeout
+        if failed is not None:  # another process has to go on with what is in the journal
+            limit = 0.0
+            log.error("the agent server has failed: %r; it stops, with exit code 1", failed)
+            end_after(limit)
+        out.write("draining", limit=limit)
+        log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
+        await server.stop(limit)
         left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     log.info(
@@ -91,15 +103,16 @@ async def run_process(
     )  # fmt: skip
     if left.abandoned:
         log.warning("%d agents never stopped; ending without them", left.abandoned)
-        _exit_now(0)
-    return 0
+        _exit_now(1 if failed is not None else 0)
+    return 1 if failed is not None else 0
 
 
 def _state_dir(options: "RolloutServerSettings") -> Path | None:
     return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
 
 
-async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> RolloutAgentLoop:
+async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
+    """An HttpAgentLoop that runs, in front of a legacy agent."""
     name, url = split_legacy_agent(text)
     token = settings.server.legacy_agent_token
     try:
@@ -107,12 +120,11 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
             url, name=name, api_key=token.get_secret_value() if token else "",
             listen=split_host_port(settings.server.legacy_listen), settings=settings.client,
         )  # fmt: skip
-        entered: RolloutAgentLoop = await stack.enter_async_context(loop)
+        return await stack.enter_async_context(loop)
     except CallError as error:
         raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
     except OSError as error:
         raise NotStarted(f"--legacy-listen: {error}") from None
-    return entered
 
 
 async def _grpc(
@@ -129,7 +141,7 @@ async def _grpc(
         server.engine.watchdog.paused = True
         rollout_log = RolloutLog()
         server.engine.end_sinks.append(rollout_log)
-        await stack.enter_async_context(rollout_log.summaries(server.engine.capacity))
+        await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
         raise NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
@@ -164,13 +176,23 @@ def _stop_on_signals(limit: float) -> asyncio.Event:
         if len(seen) > 1:
             _exit_now(128 + number)
         loop.call_soon_threadsafe(stop.set)
-        timer = threading.Timer(limit + EXIT_AFTER_LIMIT, _exit_now, (1,))
-        timer.daemon = True
-        timer.start()
+        end_after(limit)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
     return stop
+
+
+def end_after(limit: float) -> None:
+    """End the process with exit code 1 when the drain limit is over and it still runs."""
+    at = time.monotonic() + limit + EXIT_AFTER_LIMIT
+
+    def wait() -> bool:
+        time.sleep(max(0.0, at - time.monotonic()))
+        _exit_now(1)
+        return False
+
+    thread(END, wait)
 
 
 def _exit_now(code: int) -> None:

@@ -9,9 +9,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, CompletionStatus, Failure, RolloutInfo
 
 log = logging.getLogger(__name__)
+
+SUMMARY = job("serve.summary", OnFailure.RESTART)
 
 EVERY = 10.0
 """Seconds between two summaries."""
@@ -64,7 +67,9 @@ class RolloutLog:
         log.info("summary", extra=fields)
 
     @contextlib.asynccontextmanager
-    async def summaries(self, capacity: Callable[[], Capacity], every: float = EVERY) -> AsyncIterator[None]:
+    async def summaries(
+        self, capacity: Callable[[], Capacity], supervisor: Supervisor, every: float = EVERY
+    ) -> AsyncIterator[None]:
         """Log a summary every few seconds while this context is open, and a last one when it closes."""
         clock = asyncio.get_running_loop().time
         last = clock()
@@ -75,15 +80,7 @@ class RolloutLog:
             self.summary(capacity(), max(now - last, 0.001))
             last = now
 
-        async def run() -> None:
-            while True:
-                await asyncio.sleep(every)
-                try:
-                    summarize()
-                except Exception:
-                    log.exception("no summary could be made; the next one is tried in %g s", every)
-
-        task = asyncio.create_task(run(), name="summaries")
+        task = supervisor.every(SUMMARY, every, summarize)
         try:
             yield
         finally:

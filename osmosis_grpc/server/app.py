@@ -26,12 +26,17 @@ from osmosis_grpc.link.targets import TargetPolicy, is_loopback
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
+
+TELL_HEALTH = job("server.tell_health", OnFailure.RESTART)
+SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
+USUAL_TOOLS = job("server.usual_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
@@ -48,8 +53,8 @@ class AgentServer:
     token those of `connect`, and by which files those that speak TLS.
     It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
     Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
-    server drains, and while its journal cannot be written; "liveness" stays SERVING to the end;
-    anyone may ask.
+    server drains, while its journal cannot be written, and after `supervisor` has failed; "liveness"
+    stays SERVING to the end; anyone may ask.
 
     With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
     goes on with what the process before left there. Made within the running event loop, then.
@@ -72,10 +77,6 @@ class AgentServer:
         for target in connect:
             self.trainers.check_target(target)
         config = config or EngineConfig()
-        self._journal = (
-            JournalStore(state_dir, record_ttl=config.record_ttl, budget=disk_budget) if state_dir is not None else None
-        )
-        self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal)
         self.port = port
         self._host = host
         self.max_metadata_bytes = max_metadata_bytes
@@ -85,14 +86,26 @@ class AgentServer:
             authenticated=self.security.authenticates, tls=self.trainers.tls,
         )  # fmt: skip
         """Where rollouts' calls go, by the scheme of their callback's target."""
-        self.attachments = Attachments(self.engine, max_metadata_bytes)
-        """Trainers that speak over one stream."""
+        self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
+        """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
-        self._telling: set[asyncio.Task[None]] = set()
+        self._journal: JournalStore | None = None
+        if state_dir is not None:
+            self._journal = JournalStore(
+                state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor
+            )
+        try:
+            self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
+            self.attachments = Attachments(self.engine, max_metadata_bytes)
+            """Trainers that speak over one stream."""
+        except BaseException:
+            if self._journal is not None:
+                self._journal.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -103,9 +116,12 @@ class AgentServer:
         if self._journal is not None:
             self._stack.callback(self._journal.close)
             self._journal.told_problem = lambda problem: self._set_health()
+        self._stack.push_async_callback(self.supervisor.close)
         try:
             return await self._start()
         except BaseException:
+            self._stopped = True
+            await self.attachments.close()
             await self._stack.aclose()
             raise
 
@@ -133,6 +149,8 @@ class AgentServer:
         if left_over:
             log.info("going on with %d rollouts of the process before", len(left_over))
         await start(self._server)
+        self._stack.push_async_callback(self._server.stop, 0.0)
+        self.supervisor.start(SERVE_GRPC, self._serve)
         await self._health.set(LIVENESS, _Status.SERVING)
         await self._tell_health()
         for target in self._connect:
@@ -147,6 +165,12 @@ class AgentServer:
             await self._stack.aclose()
             await self.callbacks.close()
 
+    async def _serve(self) -> None:
+        """Wait for the end of the gRPC server, which comes with stop() alone."""
+        await self._server.wait_for_termination()
+        if not self._stopped:
+            raise RuntimeError("the gRPC server has stopped by itself")
+
     async def drain(self) -> None:
         """Take no new rollouts from now on."""
         if not self.engine.shutdown.draining:
@@ -157,13 +181,11 @@ class AgentServer:
             await self._tell_health()
 
     def _set_health(self) -> None:
-        """The journal can be written no longer, or again."""
-        task = asyncio.create_task(self._tell_health())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        """The journal can be written no longer, or again, or the server has failed."""
+        self.supervisor.start(TELL_HEALTH, self._tell_health)
 
     async def _tell_health(self) -> None:
-        ready = not self.engine.shutdown.draining and not self.engine.log.store.problem
+        ready = not (self.engine.shutdown.draining or self.engine.log.store.problem or self.supervisor.failure)
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
@@ -194,7 +216,7 @@ async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     try:
         tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = asyncio.create_task(settled(tools))
+            task = child(USUAL_TOOLS, settled(tools))
             done, _ = await asyncio.wait({task}, timeout=2)
             if not done or task.cancelled():
                 task.cancel()

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
@@ -17,6 +18,7 @@ from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import (
     Aborted,
     CallError,
+    Internal,
     InvalidArgument,
     ReplyUnreadable,
     ResourceExhausted,
@@ -27,10 +29,15 @@ from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.server.subscriptions import Subscriptions
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+
+ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
+ACCEPTED = job("server.tell_accepted", OnFailure.REPORT, "callback")
+CANCELLED = job("server.tell_cancelled", OnFailure.REPORT, "callback")
 
 _TICK = 5.0
 MAX_ASKED = 64
@@ -93,7 +100,7 @@ class Attachment:
         self._chat_window = 0
         self._rollout_window = 0
         self._largest_rollout_window = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self.handlers: dict[str, Callable[[Any], None]] = {
             "open_rollouts": self._on_open_rollouts, "init": self._on_init, "cancel": self._on_cancel,
             "chat_reply": self._on_chat_reply, "complete_reply": self._on_complete_reply,
@@ -160,20 +167,20 @@ class Attachment:
             stream.send(result.frame)
             result.sent = self._loop.time()
         unanswered = [chat for chat in self._open.values() if not chat.future.done()]
-        self._open.clear()
         self._waiting.extendleft(reversed(unanswered))
+        self._open.clear()
         for chat in self._waiting:
             chat.delta = chat.delta and self._delta
         self._ask()
-        self._timer = self._loop.call_later(_TICK, self._tick, stream)
+        self._ticking = self._engine.supervisor.every(ASK_AGAIN, _TICK, partial(self._tick, stream))
 
     def leave(self, stream: FrameStream) -> None:
         """A stream has ended."""
         if self._stream is stream:
             self._stream = None
+            if self._ticking is not None:
+                self._ticking.cancel()
             self._subscriptions.end_all()
-            if self._timer is not None:
-                self._timer.cancel()
 
     def grant(self, window: int) -> None:
         """How many rollouts this trainer may have open from now on."""
@@ -201,20 +208,22 @@ class Attachment:
             if result.sent < before:
                 stream.send(result.frame)
                 result.sent = now
-        self._timer = self._loop.call_later(_TICK, self._tick, stream)
 
     def _ask(self) -> None:
         """Send the chats that the trainer's window has room for."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
-            chat = self._waiting.popleft()
+            chat = self._waiting[0]
             if not chat.future.done():
                 self._send_chat(stream, chat)
+            self._waiting.popleft()
 
     def _send_chat(self, stream: FrameStream, chat: _Chat) -> None:
-        frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
-        if len(frame) > MAX_MESSAGE_BYTES:
-            error = InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
+        try:
+            frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
+            if len(frame) > MAX_MESSAGE_BYTES:
+                raise InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
+        except Exception as error:  # the chats behind it still go out
             self._open.pop(chat.key, None)
             chat.future.set_exception(error)
             return
@@ -268,7 +277,8 @@ class Attachment:
             self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
             return
         self._accepting[record] += 1
-        record.accepted.add_done_callback(lambda _: self._tell_accepted(record, started))
+        call, failed = self._engine.supervisor.call, self._failed
+        record.accepted.add_done_callback(lambda _: call(ACCEPTED, self._tell_accepted, record, started, report=failed))
 
     def _tell_accepted(self, record: Record, started: bool) -> None:
         self._accepting.pop(record, None)
@@ -306,9 +316,14 @@ class Attachment:
 
         def committed(error: CallError | None) -> None:
             self._cancelling -= size
-            self._tell_cancelled(reply, error)
+            self._engine.supervisor.call(CANCELLED, self._tell_cancelled, reply, error, report=self._failed)
 
         self._engine.log.barrier(committed)
+
+    def _failed(self, error: BaseException) -> None:
+        """An answer was not sent: end the stream, and the trainer asks again on its next one."""
+        if self._stream is not None:
+            self._stream.end(Internal("an answer could not be sent; the server's log tells more"))
 
     def _tell_cancelled(self, reply: pb.CancelReply, error: CallError | None) -> None:
         if error is not None:
@@ -317,7 +332,7 @@ class Attachment:
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
-        chat = self._open.pop(key, None)
+        chat = self._open.get(key)
         if chat is None and not self._engine.rollouts.was_asked(self.owner, *key):
             raise InvalidArgument(
                 "chat_reply", f"chat {reply.number} of rollout {reply.rollout_id[:256]} was never asked"
@@ -336,6 +351,7 @@ class Attachment:
                 self._waiting.appendleft(chat)
             else:
                 chat.future.set_exception(told)
+        self._open.pop(key, None)
         if self._waiting:
             self._ask()
 

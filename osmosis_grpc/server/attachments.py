@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from osmosis_grpc import __version__
@@ -13,11 +14,15 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
 from osmosis_grpc.wire.control import PROTOCOL, limits_to_wire
 
 log = logging.getLogger(__name__)
+
+DIAL = job("server.dial", OnFailure.RESTART)
+GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
@@ -31,7 +36,7 @@ class Attachments:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
-        self._graces: dict[str, asyncio.TimerHandle] = {}
+        self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
@@ -65,7 +70,7 @@ class Attachments:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
-        self._dialling.append(asyncio.create_task(redial(connect, told)))
+        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, told)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
         """A trainer whose rollouts another process left: it has the grace period to come back."""
@@ -133,25 +138,30 @@ class Attachments:
 
     def _left(self, attachment: Attachment) -> None:
         """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
-        self._grant()
         if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
         else:
             self._attachments.pop(attachment.attachment_id, None)
+        self._grant()
 
     def _wait_for(self, attachment: Attachment) -> None:
-        grace = self._engine.config.trainer_grace
-        timer = asyncio.get_running_loop().call_later(grace, self._give_up, attachment)
-        self._graces[attachment.attachment_id] = timer
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._engine.config.trainer_grace
+
+        async def wait() -> None:
+            await asyncio.sleep(max(0.0, until - clock()))
+            self._give_up(attachment)
+
+        self._graces[attachment.attachment_id] = self._engine.supervisor.start(GRACE, wait)
 
     def _give_up(self, attachment: Attachment) -> None:
-        self._graces.pop(attachment.attachment_id, None)
         if attachment.attached:
             return
         if attachment.tenant.open:
             grace = self._engine.config.trainer_grace
             log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
             self._engine.lose(attachment.tenant, grace)
+        self._graces.pop(attachment.attachment_id, None)
         self._left(attachment)
 
     def _open(self) -> list[Attachment]:

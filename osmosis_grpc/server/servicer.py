@@ -61,10 +61,10 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     async def GetRollout(self, request: pb.GetRolloutRequest, context: Any) -> pb.GetRolloutResponse:
         check_id(request.rollout_id, "rollout_id")
         record = self._engine.rollouts.get(self._owner(context), request.rollout_id, request.attempt)
-        return pb.GetRolloutResponse(rollout=rollout_to_wire(self._engine.rollouts.info(record)))
+        return pb.GetRolloutResponse(rollout=rollout_to_wire(await self._engine.rollouts.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
-        rows, place = self._engine.rollouts.page(
+        rows, place = await self._engine.rollouts.page(
             self._owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
             states=wire.states_from_wire(request.states), group_id=request.group_id, undelivered=request.undelivered,
         )  # fmt: skip

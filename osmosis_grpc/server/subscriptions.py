@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import follow
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.wire.attach import refusal, server_frame
+
+FOLLOW = job("server.follow_events", OnFailure.REPORT)
 
 MAX_SUBSCRIPTIONS = 1024
 """Of one attachment."""
@@ -34,7 +38,10 @@ class Subscriptions:
             return
         request = control_pb2.StreamEventsRequest()
         request.CopyFrom(message.request)
-        task = asyncio.create_task(self._follow(stream, message.id, request, message.tokens))
+        task = self._engine.supervisor.start(
+            FOLLOW, partial(self._follow, stream, message.id, request, message.tokens),
+            partial(self._failed, stream, message.id),
+        )  # fmt: skip
         self._tasks[message.id] = task
         task.add_done_callback(lambda done: self._over(message.id, done))
 
@@ -48,6 +55,10 @@ class Subscriptions:
         """The stream has ended."""
         for subscription_id in list(self._tasks):
             self.end(subscription_id)
+
+    def _failed(self, stream: FrameStream, subscription_id: str, error: BaseException) -> None:
+        told = refusal(Internal("the events cannot be read; the server's log tells more"))
+        stream.send_event(server_frame("unsubscribed", pb.Unsubscribed(id=subscription_id, status=told)))
 
     def _over(self, subscription_id: str, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(subscription_id) is task:

@@ -5,6 +5,10 @@ A kind of background work is a Job, declared once, in the file that does the wor
 """
 
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
-from osmosis_grpc.supervise.supervisor import Supervisor, child
+from osmosis_grpc.supervise.plain import call_later, child, failures, future, thread
+from osmosis_grpc.supervise.supervisor import Supervisor
 
-__all__ = ["Job", "OnFailure", "Supervisor", "child", "declared", "inject", "job"]
+__all__ = [
+    "Job", "OnFailure", "Supervisor", "call_later", "child", "declared", "failures", "future", "inject", "job",
+    "thread",
+]  # fmt: skip

@@ -13,7 +13,8 @@ class OnFailure(StrEnum):
     RESTART = "restart"
     """It is logged and counted, and runs again after a backoff."""
     FAIL_OWNER = "fail_owner"
-    """The owner has failed: health is NOT_SERVING, waiting callers get the error, the process ends with exit code 1."""
+    """The owner has failed: health is NOT_SERVING, the process ends with exit code 1. `report` gets the error, too, and
+    gives it to the waiting callers."""
     REPORT = "report"
     """The error goes to the one rollout, stream or call that the job works for; everything else goes on."""
     RAISE = "raise"
@@ -55,6 +56,11 @@ def inject(name: str, error: BaseException) -> None:
     if name not in _declared:
         raise KeyError(f"no job is called {name}")
     _faults[name] = error
+
+
+def injected(ran: Job) -> BaseException | None:
+    """Return what inject() was given for this job, once."""
+    return _faults.pop(ran.name, None) if _faults else None
 
 
 def raise_injected(ran: Job) -> None:

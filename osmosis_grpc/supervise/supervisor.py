@@ -5,17 +5,15 @@ import contextlib
 import logging
 import random
 import threading
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
+from osmosis_grpc.supervise.plain import BACKOFF, run_thread
 
 log = logging.getLogger(__name__)
 
-BACKOFF = 0.1, 10.0
-"""Seconds before a failed job runs again: the first pause, and the longest."""
 STABLE = 30.0
 """Seconds after which a job that runs again counts as mended: its next pause is the first one."""
 
@@ -36,6 +34,8 @@ class Supervisor:
         """How often each job has failed, by its name."""
         self.failure: BaseException | None = None
         """Why the owner has failed; None while it has not."""
+        self.failed_job = ""
+        """The name of the job whose failure that was."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -135,41 +135,29 @@ class Supervisor:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(call, *args)
 
-        def run() -> None:
-            pause = BACKOFF[0]
-            while True:
-                try:
-                    raise_injected(job)
-                    if not step():
-                        return
-                    pause = BACKOFF[0]
-                except BaseException as error:
-                    if job.on_failure is not OnFailure.RESTART:
-                        tell(self.failed, job, error, report)
-                        return
-                    tell(self._count, job, error, f"runs again in {pause:.1f} s")
-                    time.sleep(pause)
-                    pause = min(BACKOFF[1], pause * 2)
+        def again(error: BaseException, pause: float) -> None:
+            tell(self._count, job, error, f"runs again in {pause:.1f} s")
 
-        thread = threading.Thread(target=run, name=job.name, daemon=True)
-        thread.start()
-        return thread
+        return run_thread(job, step, again, lambda error: tell(self.failed, job, error, report))
 
     # Failures.
 
     def failed(self, job: Job, error: BaseException, report: Report | None = None) -> None:
         """Act on the failure of a job, as its declaration says. On the event loop."""
-        if job.on_failure is OnFailure.REPORT and report is not None:
-            self._count(job, error, "")
+        needed = job.on_failure is not OnFailure.REPORT or report is None
+        self._count(job, error, f"{self.owner} has failed" if needed else "")
+        if report is not None:
             try:
                 report(error)
-                return
             except Exception as second:  # the consequence itself fails: then the owner does
-                log.exception("%s: the failure of %s could not be reported", self.owner, job.name)
-                error = second
-        self._count(job, error, f"{self.owner} has failed")
+                log.exception("%s: the failure of %s could not be reported, so it has failed", self.owner, job.name)
+                error, needed = second, True
+        if needed:
+            self._fail(job, error)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure, self.failed_job = error, job.name
             for listener in list(self._on_failed):
                 try:
                     listener(error)
@@ -188,17 +176,3 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-    """A task that its starter awaits: what it raises is raised there (OnFailure.RAISE)."""
-
-    async def run() -> T:
-        try:
-            raise_injected(job)
-        except BaseException:
-            work.close()
-            raise
-        return await work
-
-    return asyncio.get_running_loop().create_task(run(), name=job.name, **options)

@@ -36,6 +36,7 @@ from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
     Completion,
+    FailureReason,
     Group,
     RolloutRequest,
     TokenBlock,
@@ -45,7 +46,7 @@ from osmosis_grpc.types import (
 
 __all__ = [
     "Advantages", "Batch", "Callback", "CallbackTls", "CancelResult", "ChatRequest", "ChatResponse", "ClientTls",
-    "Completion", "Evaluation", "Group", "GroupCounts", "OutcomeGroup", "Policy", "RolloutClient", "RolloutRequest",
-    "Row", "Server", "ServerTls", "Skipped", "Started", "SyncTrainer", "TokenBlock", "Trainer", "TrainerServer",
-    "TrajectoryEvent", "VersionSpan", "advantages", "attach", "pad",
+    "Completion", "Evaluation", "FailureReason", "Group", "GroupCounts", "OutcomeGroup", "Policy", "RolloutClient",
+    "RolloutRequest", "Row", "Server", "ServerTls", "Skipped", "Started", "SyncTrainer", "TokenBlock", "Trainer",
+    "TrainerServer", "TrajectoryEvent", "VersionSpan", "advantages", "attach", "pad",
 ]  # fmt: skip

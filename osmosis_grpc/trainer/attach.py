@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc.errors import NotFound
+from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.pool import Pool
+from osmosis_grpc.trainer.pool import MAX_ATTEMPTS, Pool
 from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
@@ -41,12 +42,14 @@ def attach(
     max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0, ledger: str | Path | None = None,
     token: str = "", tls: ClientTls | None = None, listen_tokens: str | Sequence[str] = (),
     listen_tls: ServerTls | None = None, insecure: bool = False, longest_pause: float = 10.0,
+    max_attempts: int = MAX_ATTEMPTS,
 ) -> "Trainer":  # fmt: skip
     """A trainer with any number of agent servers, to be used with `async with`.
 
     `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
     a free one. A server that is away for `lost_after` seconds is lost: its rollouts run elsewhere,
-    with a higher attempt; when none is there for so long, rollouts end with Unavailable.
+    with a higher attempt; when none is there for so long, rollouts end with Unavailable. So does a
+    rollout of which servers have lost `max_attempts` attempts; a pause that grows lies between two of them.
     `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
     which may have at least one. Without `delta` every chat comes with its whole history. What is
     known of a rollout is forgotten `ttl` seconds after it was last heard of. A server that is away
@@ -71,7 +74,7 @@ def attach(
         named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
         access=Access(token=token, tls=tls, insecure=insecure),
         security=Security.of(listen_tokens, listen_tls, insecure),
-        ledger=ledger, longest_pause=longest_pause,
+        ledger=ledger, longest_pause=longest_pause, max_attempts=max_attempts,
     )  # fmt: skip
 
 
@@ -101,11 +104,11 @@ class Trainer:
     def __init__(
         self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
         delta: bool, ttl: float, access: Access, security: Security, ledger: str | Path | None = None,
-        longest_pause: float = 10.0,
+        longest_pause: float = 10.0, max_attempts: int = MAX_ATTEMPTS,
     ) -> None:  # fmt: skip
         for name, value in (
             ("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl),
-            ("longest_pause", longest_pause),
+            ("longest_pause", longest_pause), ("max_attempts", max_attempts),
         ):  # fmt: skip
             if not value > 0:
                 raise ValueError(f"{name}: {value} is not greater than 0")
@@ -120,14 +123,16 @@ class Trainer:
         self._ttl = ttl
         self._pauses = min(0.25, longest_pause), longest_pause
         self._delta = delta
-        self._options: dict[str, Any] = {"lost_after": lost_after, "max_open_chats": max_open_chats}
+        self._options: dict[str, Any] = {
+            "lost_after": lost_after, "max_open_chats": max_open_chats, "max_attempts": max_attempts,
+        }  # fmt: skip
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
         self._book: ChatBook
         self._pool: Pool
         self._connections: Connections
-        self._sweeper: asyncio.Task[None]
+        self._supervisor: Supervisor
         self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
@@ -135,8 +140,10 @@ class Trainer:
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
+            self._supervisor = Supervisor("the trainer")
+            stack.push_async_callback(self._supervisor.close)
             if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl)
+                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()
@@ -144,8 +151,9 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._book = ChatBook(self._policy, self._ledger)
-        self._pool = Pool(self._book, **self._options, ledger=self._ledger)
+        self._book = ChatBook(self._policy, self._ledger, self._supervisor)
+        self._pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
+        self._supervisor.add_listener(self._failed)
         self._connections = Connections(
             self._pool, self._attachment, self._targets, access=self._access, security=self._security,
             pauses=self._pauses,
@@ -162,16 +170,19 @@ class Trainer:
         if self._ledger is not None:
             self._pool.restore(kept)
         await self._connections.begin()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+
+    def _failed(self, error: BaseException) -> None:
+        self._pool.fail(TrainerFailed(self._supervisor.failed_job, error))
 
     def _attachment(self, name: str, place: str) -> Attachment:
         return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
 
     async def __aexit__(self, *exc: Any) -> None:
-        self._connections.leave()
         try:
+            await self._pool.settle()
+            self._connections.leave()
             await self._pool.servers.part()
-            self._sweeper.cancel()
             await self._connections.close()
         finally:
             self._pool.close()
@@ -218,7 +229,7 @@ class Trainer:
         stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
         Raises TypeError and InvalidArgument for a request that cannot be sent.
         """
-        with shown(progress, requests, group_size) as bar:
+        with shown(progress, requests, group_size, self._supervisor) as bar:
             run = Run(
                 self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
             )  # fmt: skip
@@ -240,7 +251,7 @@ class Trainer:
         TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
         dropped group cannot be confirmed.
         """
-        with shown(progress, requests, group_size) as bar:
+        with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
                 self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
                 on_failure=on_failure, counts=self._group_counts, progress=bar,
@@ -316,6 +327,8 @@ class Trainer:
         refused with.
         """
         await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
+        if self._pool.failure is not None:
+            raise self._pool.failure
         held = self._pool.rollouts.get(rollout_id)
         if held is not None:
             await held.wait_until_opened()
@@ -393,7 +406,5 @@ class Trainer:
             version=self._book.sampler.version,
         )  # fmt: skip
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(60.0, self._ttl / 4))
-            self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+    def _sweep(self) -> None:
+        self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)

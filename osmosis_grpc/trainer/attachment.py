@@ -15,7 +15,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError, Unavailable
+from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.trainer.cancels import Cancels
 from osmosis_grpc.trainer.chatbook import ChatBook
@@ -196,12 +196,12 @@ class Attachment:
         self.cancels.leave(rollout.key)
 
     def part(self) -> None:
-        """Leave in good order: what is queued still goes out."""
+        """Leave in good order: what is queued still goes out, and the server reads it."""
         if self._stream is not None:
-            self._stream.end(Unavailable("the trainer has left"))
+            self._stream.leave()
 
-    def close(self, error: CallError) -> None:
-        """Nothing more comes from there: whoever waits is told."""
+    def close(self, error: Exception) -> None:
+        """End every wait for this server with this error."""
         self.subscriptions.close(error)
         self.cancels.close(error)
 
@@ -246,7 +246,7 @@ class Attachment:
         if forgotten:
             log.warning("server %s has forgotten %d rollouts; they start again", self.name, len(forgotten))
         for rollout in forgotten:
-            self._owner.restart(rollout, "the server has forgotten it")
+            self._owner.lost(rollout, f"server {self.name} has forgotten it")
 
     def _on_init_reply(self, reply: pb.InitReply) -> None:
         rollout = self.rollouts.get((reply.rollout_id, reply.attempt))
@@ -284,6 +284,7 @@ class Attachment:
             bare = pb.CompleteReply(rollout_id=told.rollout_id, attempt=told.attempt, result_id=told.result_id)
             bare.status.CopyFrom(refusal(error))
             self._tell("complete_reply", bare)
+            self._owner.unusable(self, told.rollout_id, told.attempt, error)
             return
         try:
             self._owner.completed(self, completion, message.completion)

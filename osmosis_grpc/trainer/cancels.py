@@ -10,7 +10,6 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc.errors import CallError
 from osmosis_grpc.trainer.rollout import RolloutKey
 from osmosis_grpc.wire.attach import refused
 
@@ -63,8 +62,8 @@ class Cancels:
             self.leaving.discard(key)
         self._changed()
 
-    def close(self, error: CallError) -> None:
-        """Nothing more comes from there: whoever waits is told."""
+    def close(self, error: Exception) -> None:
+        """End every wait for an answer with this error."""
         for _, future in self._asked.values():
             if not future.done():
                 future.set_exception(error)

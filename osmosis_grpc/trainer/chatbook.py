@@ -9,6 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.held import LedgerReceipt
 from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
 from osmosis_grpc.trainer.metrics import Metrics
@@ -18,6 +19,8 @@ from osmosis_grpc.trainer.sampler import Sampler
 from osmosis_grpc.trainer.samples import Asked
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
+SWEEP = job("trainer.sweep", OnFailure.RESTART)
+
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
 """Told what became of a completion, and the completion where it is recorded now."""
 
@@ -25,9 +28,9 @@ Recorded = Callable[[Outcome | CallError, Completion | None], None]
 class ChatBook:
     """All rollouts of a trainer."""
 
-    def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
+    def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
         self.metrics = Metrics()
-        self.sampler = Sampler(policy, self.metrics)
+        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat book"))
         self._ledger = ledger
         self._rollouts: dict[str, RolloutBook] = {}
 
@@ -46,6 +49,11 @@ class ChatBook:
     def knows(self, rollout_id: str) -> bool:
         """Whether a rollout has a book."""
         return rollout_id in self._rollouts
+
+    def expects(self, rollout_id: str) -> bool:
+        """Whether a rollout has a book, and its completion is still to be recorded."""
+        book = self._rollouts.get(rollout_id)
+        return book is not None and (book.result_id is None or book.committing is not None)
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now; without a ledger."""

@@ -15,7 +15,9 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.options import client_options
 from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier import EarlierOutcomes, EndedBefore
+from osmosis_grpc.trainer.inbox import read_elsewhere
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
@@ -72,12 +74,13 @@ class RolloutClient:
         access.check_target(target)
         self._access = access
         self._metadata = access.metadata
-        self._unreached = Unreached(target)
+        self._supervisor = Supervisor(f"the client of {target}")
+        self._unreached = Unreached(target, self._supervisor)
         self._channel = access.channel(target, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._ended_before = EndedBefore()
         self._earlier = EarlierOutcomes()
-        self._watch = Watch(self.get, self.all_events, lost_after, self._unreached)
+        self._watch = Watch(self.get, self.all_events, lost_after, self._unreached, self._supervisor)
 
     async def __aenter__(self) -> "RolloutClient":
         return self
@@ -85,6 +88,7 @@ class RolloutClient:
     async def __aexit__(self, *exc: Any) -> None:
         self._earlier.report()
         await self._watch.close()
+        await self._supervisor.close()
         await self._channel.close()
 
     async def init(
@@ -118,6 +122,7 @@ class RolloutClient:
         if earlier is not None:
             completion = replace(completion, from_journal=earlier)
         self._earlier.count(completion)
+        read_elsewhere(completion)
         return completion
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:

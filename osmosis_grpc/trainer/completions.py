@@ -10,15 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import Aborted, CallError, Unavailable
+from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.ledger import KeptChat
-from osmosis_grpc.trainer.rollout import Rollout
+from osmosis_grpc.trainer.rollout import Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
+
+READ = job("trainer.read_events", OnFailure.REPORT)
+OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
 UNCLAIMED_RETRY = 5.0
 """Seconds after which a server may report again a rollout that nobody here has asked for."""
@@ -30,21 +35,32 @@ READING_COST = 64 * 1024
 READING_RETRY = 1.0
 """Seconds after which a server may report again what found no room."""
 
+READING_LIMIT = 60.0
+"""Seconds in which the events that an outcome refers to have to be read; then its rollout ends with an error."""
+
 ReadingKey = tuple[Attachment, str, int, str]
 
 
 class Completions:
-    """Of all servers. `rollouts` are those that are not over; `over` is called with one that has been recorded."""
+    """Of all servers.
+
+    `rollouts` are those that are not over; `over` is called with one that has been recorded, `refused` with one whose
+    outcome is of no use.
+    """
 
     def __init__(
-        self, book: ChatBook, rollouts: Mapping[str, Rollout], over: Callable[[Rollout, Completion], None], *,
-        keeps_chats: bool,
+        self, book: ChatBook, rollouts: Mapping[str, Rollout], over: Callable[[Rollout, Completion], None],
+        refused: Callable[[Rollout, CallError], None], supervisor: Supervisor, *, keeps_chats: bool,
     ) -> None:  # fmt: skip
         self._book = book
         self._rollouts = rollouts
         self._over = over
+        self._refused = refused
+        self._supervisor = supervisor
         self._keeps_chats = keeps_chats
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
+        self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
+        """One for each rollout with an outcome that cannot be recorded yet."""
         self._room_taken: Counter[Attachment] = Counter()
 
     def record(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
@@ -71,6 +87,8 @@ class Completions:
         """Read no more events."""
         for task in self._reading.values():
             task.cancel()
+        for timer in self._overdue.values():
+            timer.cancel()
 
     def _record(
         self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
@@ -104,8 +122,52 @@ class Completions:
                 del self._room_taken[server]
 
         self._room_taken[server] += room
-        self._reading[key] = asyncio.create_task(self._recover(server, completion, told))
+        self._reading[key] = self._supervisor.start(
+            READ, partial(self._recover, server, completion, told), partial(self.fail, server, completion, READ)
+        )
         self._reading[key].add_done_callback(read)
+        self._limit(server, completion)
+
+    def _limit(self, server: Attachment, completion: Completion) -> None:
+        """End the rollout with an error unless its outcome is recorded in time."""
+        key = completion.rollout_id, completion.attempt
+        rollout = self._rollouts.get(completion.rollout_id)
+        if rollout is None or key in self._overdue:
+            return
+
+        def end() -> None:
+            timer.cancel()
+            if self._overdue.get(key) is timer:
+                del self._overdue[key]
+
+        def overdue() -> None:
+            end()
+            if rollout.done.done() or rollout.key != key:
+                return
+            if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
+                self._limit(server, completion)
+                return
+            problem = f"it refers to chats that are not known here, nor from its events within {READING_LIMIT:g} s"
+            for (_, *of, _), task in list(self._reading.items()):
+                if tuple(of) == key:
+                    task.cancel()
+            self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
+            server.tell_outcome(completion, InvalidArgument("completion", problem))
+
+        def fail(error: BaseException) -> None:
+            end()
+            self._refused(rollout, job_failed(OVERDUE, error))
+
+        timer = self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
+        rollout.done.add_done_callback(lambda _: end())
+
+    def fail(self, server: Attachment, completion: Completion, failed: Job, error: BaseException) -> None:
+        """End a rollout whose outcome cannot be recorded by a mistake of this side. Its server keeps the outcome."""
+        problem = job_failed(failed, error)
+        rollout = self._rollouts.get(completion.rollout_id)
+        if rollout is not None and rollout.key == (completion.rollout_id, completion.attempt):
+            self._refused(rollout, problem)
+        server.tell_outcome(completion, problem)
 
     async def _recover(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
         """Read what a completion refers to from the rollout's events, and record it then."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.ledger import KeptRollout
 from osmosis_grpc.trainer.pool import Pool
@@ -24,6 +26,8 @@ from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
 log = logging.getLogger(__name__)
+
+DIAL = job("trainer.dial", OnFailure.RESTART)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 TARGET, JOURNAL = "target ", "journal "
@@ -50,7 +54,7 @@ class Connections:
         self._security = security
         self._pauses = pauses
         self._dialled: list[Attachment] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._server: grpc.aio.Server | None = None
         self._leaving = False
 
@@ -75,7 +79,7 @@ class Connections:
         """Serve and dial."""
         if self._server is not None:
             await start(self._server)
-        self._tasks += [asyncio.create_task(self._dial(server)) for server in self._dialled]
+        self._tasks += [self._pool.supervisor.start(DIAL, partial(self._dial, server)) for server in self._dialled]
 
     def leave(self) -> None:
         """Streams that end from now on end in good order."""
@@ -109,7 +113,7 @@ class Connections:
             raise error
 
     async def _dial(self, server: Attachment) -> None:
-        unreached = Unreached(server.name)
+        unreached = Unreached(server.name, self._pool.supervisor)
 
         async def connect() -> CallError | None:
             unreached.trying()
@@ -125,10 +129,7 @@ class Connections:
                 await stream.greet(server.greeting(granted))
                 hello = await stream.hello(opener=False)
                 unreached.reached()
-                error = await self._live(server, stream, hello, granted)
-                if error is not None:
-                    await call.finish()
-                return error
+                return await self._live(server, stream, hello, granted)
 
         def told(error: CallError | None, pause: float) -> None:
             server.problem = error
@@ -147,12 +148,14 @@ class Connections:
     ) -> CallError | None:
         check_protocol(hello)
         problem: CallError | None = None
-        server.take(stream, hello, granted=granted)
-        self._pool.servers.arrived(server)
-        self._pool.changed()
         loops, version = ", ".join(hello.agent_loops), hello.version
-        log.info("attached to server %s: agent loops %r, version %r", server.name, clip(loops, 300), clip(version, 64))
         try:
+            server.take(stream, hello, granted=granted)
+            self._pool.servers.arrived(server)
+            self._pool.changed()
+            log.info(
+                "attached to server %s: agent loops %r, version %r", server.name, clip(loops, 300), clip(version, 64)
+            )
             problem = await stream.run(server.handlers)
         except CallError as error:
             problem = error

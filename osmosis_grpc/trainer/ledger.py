@@ -16,6 +16,7 @@ from typing import Any
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.journal.checksum import row_sum
 from osmosis_grpc.journal.lock import Lock
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.ledger_file import open_file
 from osmosis_grpc.trainer.ledger_rows import Found, KeptChat, KeptRollout, end_sum, place_sum, restored, whole_rollout
 from osmosis_grpc.trainer.ledger_writer import Statement, Then, Writer
@@ -68,7 +69,9 @@ INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
 class Ledger:
     """Open from open() to close(), by one process. Used on the event loop's thread."""
 
-    def __init__(self, path: Path, ttl: float, lock: Lock, database: sqlite3.Connection, found: Found) -> None:
+    def __init__(
+        self, path: Path, ttl: float, supervisor: Supervisor, lock: Lock, database: sqlite3.Connection, found: Found
+    ) -> None:  # fmt: skip
         self.path = path
         self.unconfirmed: dict[str, int] = {}
         """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
@@ -78,14 +81,17 @@ class Ledger:
         self._position = found.last_position
         """Of the chat that was answered last."""
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(database, path)
+        self._writer = Writer(database, path, lock, supervisor)
 
     @classmethod
-    async def open(cls, path: str | Path, ttl: float) -> "Ledger":
+    async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "Ledger":
         """Open a ledger file, made if there is none. Raises LedgerError, also when another process has it."""
-        where = Path(path)
+        where, supervisor = Path(path), supervisor or Supervisor("the ledger")
         return cls(
-            where, ttl, *await asyncio.to_thread(open_file, where, lambda database: restored(database, where, ttl))
+            where,
+            ttl,
+            supervisor,
+            *await asyncio.to_thread(open_file, where, lambda database: restored(database, where, ttl)),
         )
 
     def take_restored(self) -> list[KeptRollout]:
@@ -199,6 +205,12 @@ class Ledger:
             return whole_rollout(connection, rollout_id)
 
         self._writer.read(read, then)
+
+    async def written(self) -> None:
+        """Wait until the ledger has tried to commit everything that was asked before."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writer.write((), lambda _, error: None if future.done() else future.set_result(None))
+        await future
 
     async def close(self) -> None:
         """Commit what waits, and let the file go."""

@@ -4,13 +4,19 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.journal.committer import Committer, disk_failed
+from osmosis_grpc.journal.lock import Lock
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
+
+COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
+AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
@@ -33,12 +39,12 @@ class _Job(NamedTuple):
 class Writer(Committer[_Job]):
     """The one who uses a connection, from its start to close()."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path, lock: Lock, supervisor: Supervisor) -> None:
         self.failing = False
         """Whether the newest transaction could not be committed."""
         self._path = path
         self._closed = False
-        super().__init__(database, "ledger")
+        super().__init__(database, lock, COMMIT, supervisor)
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements, after all that was asked before; `then` learns of it."""
@@ -57,7 +63,7 @@ class Writer(Committer[_Job]):
 
     def _put(self, job: _Job) -> None:
         if not self._closed:
-            self._queue.put(job)
+            super()._put(job)
         elif job.then is not None:
             self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._path} is closed"))
 
@@ -87,6 +93,9 @@ class Writer(Committer[_Job]):
 
     # On the loop.
 
+    def _fail(self, items: Sequence[_Job], error: BaseException) -> None:
+        self._answer([(job.then, None, OSError(f"{COMMIT.name} has ended: {error}")) for job in items])
+
     def _answer(self, answers: Sequence[Answer]) -> None:
         problem = next((error for _, _, error in answers if error is not None), None)
         if problem is not None and not self.failing:
@@ -98,7 +107,8 @@ class Writer(Committer[_Job]):
             if then is None:
                 continue
             told = None if error is None else LedgerError(f"the ledger {self._path} cannot be written: {error}")
-            try:
-                then(value, told)
-            except Exception:
-                log.exception("what follows a commit of the ledger failed")
+            self._supervisor.call(AFTER, then, value, told, report=partial(self._undone, then))
+
+    def _undone(self, then: Then, error: BaseException) -> None:
+        """What follows a commit has raised: to its caller it is as if nothing had been written."""
+        then(None, LedgerError(f"{AFTER.name} of {self._path} failed: {type(error).__name__}: {error}"))

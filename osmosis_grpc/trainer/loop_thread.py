@@ -10,9 +10,13 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.errors import TrainerFailed, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 
 log = logging.getLogger(__name__)
+
+LOOP = job("trainer.loop", OnFailure.REPORT, "thread")
+CLOSE = job("trainer.close_iterator", OnFailure.REPORT)
 
 T = TypeVar("T")
 
@@ -27,7 +31,10 @@ class LoopThread:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._supervisor = Supervisor(name)
         self._thread: threading.Thread | None = None
+        self._failure: TrainerFailed | None = None
+        """Why the thread has ended by itself."""
         self._submitting = threading.Lock()
         """Held while work is handed to the loop, so that none is handed to one that has stopped."""
         self._iterations: set[_Iteration[Any]] = set()
@@ -38,13 +45,20 @@ class LoopThread:
         return self._loop is not None
 
     def start(self) -> None:
-        """Start the thread, and wait until its loop runs. Raises RuntimeError when it runs already."""
+        """Start the thread, and wait until its loop runs. Raises RuntimeError when it runs already, TrainerFailed."""
         if self._loop is not None:
             raise RuntimeError("the trainer is open already")
         started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
-        self._thread.start()
+        self._failure = None
+
+        def failed(error: BaseException) -> None:
+            self._failure = TrainerFailed(LOOP.name, error)
+            started.set()
+
+        self._thread = thread(LOOP, lambda: self._run(started), failed)
         started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def call(self, work: Callable[[], Awaitable[T]], timeout: float | None = None) -> T:
         """Await on the loop what `work` returns, and wait for it; a KeyboardInterrupt here cancels it there.
@@ -58,13 +72,15 @@ class LoopThread:
             return await work()
 
         with self._submitting:
+            if self._failure is not None:
+                raise self._failure
             if self._loop is None:
                 raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
             future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return future.result(timeout)
         except concurrent.futures.CancelledError:
-            raise Unavailable("the trainer was closed") from None
+            raise self._why_closed() from None
         finally:
             future.cancel()
 
@@ -101,20 +117,28 @@ class LoopThread:
         """Returns whether the caller runs on the loop's thread."""
         return threading.current_thread() is self._thread
 
+    def _why_closed(self) -> Exception:
+        return self._failure or Unavailable("the trainer was closed")
+
     def _leave(self, iteration: "_Iteration[T]") -> None:
         self._iterations.discard(iteration)
         if self._loop is None:
             return
         if self.is_own_thread():  # the garbage collector ran here
-            iteration.closing = self._loop.create_task(iteration.close())
+            iteration.closing = self._supervisor.start(CLOSE, iteration.close, _logged)
         else:
             self.call(iteration.close)
 
-    def _run(self, started: threading.Event) -> None:
+    def _run(self, started: threading.Event) -> bool:
         with asyncio.Runner() as runner:
             self._loop, self._stop = runner.get_loop(), asyncio.Event()
             self._loop.call_soon(started.set)
-            runner.run(_wait(self._stop))
+            try:
+                runner.run(_wait(self._stop))
+            except BaseException as error:  # what still runs is cancelled after this, and its callers get the failure
+                self._failure, self._loop = TrainerFailed(LOOP.name, error), None
+                raise
+        return False
 
 
 class _Iteration(Generic[T]):
@@ -143,6 +167,10 @@ class _Iteration(Generic[T]):
             await asyncio.wait({self._step})
         if isinstance(self._values, AsyncGenerator):
             await self._values.aclose()
+
+
+def _logged(error: BaseException) -> None:
+    """The supervisor has logged it, and no caller waits."""
 
 
 async def _wait(stop: asyncio.Event) -> None:

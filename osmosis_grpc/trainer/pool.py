@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import random
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
-from osmosis_grpc.errors import AlreadyExists, CallError, LedgerError, Unavailable
+from osmosis_grpc.errors import AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.completions import Completions
@@ -19,29 +22,49 @@ from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import init_bytes, request_of
-from osmosis_grpc.trainer.rollout import Rollout
+from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
-from osmosis_grpc.trainer.servers import Servers
+from osmosis_grpc.trainer.servers import LOST, Servers
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
+
+TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
+SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
+
+MAX_ATTEMPTS = 5
+"""Attempts of a rollout that agent servers may lose."""
+LOST_PAUSES = 0.25, 10.0
+"""Seconds before a lost rollout runs again: after its first loss, and at most."""
+SETTLING = 5.0
+"""Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
 
 
 class Pool:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
-        self, book: ChatBook, *, lost_after: float, max_open_chats: int, ledger: Ledger | None = None
+        self, book: ChatBook, supervisor: Supervisor, *, lost_after: float, max_open_chats: int,
+        max_attempts: int = MAX_ATTEMPTS, ledger: Ledger | None = None,
     ) -> None:  # fmt: skip
         self.book = book
+        self.supervisor = supervisor
+        self.failure: TrainerFailed | None = None
+        """Set when the trainer has failed: every call raises it."""
+        self.runs: set[Callable[[TrainerFailed], None]] = set()
+        """Called when the trainer fails, one for each run() and groups() that is open."""
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
         self.earlier = EarlierOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
-            lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
+            supervisor, lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, stuck=self._stuck,
+            nobody=self._nobody,
         )  # fmt: skip
-        self._completions = Completions(book, self.rollouts, self._recorded, keeps_chats=ledger is not None)
+        self._completions = Completions(
+            book, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
+        )
+        self._max_attempts = max_attempts
         self._queues: dict[str, deque[Rollout]] = {}
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
@@ -56,6 +79,8 @@ class Pool:
             raise
 
     def _submit(self, request: RolloutRequest, together: str) -> Rollout:
+        if self.failure is not None:
+            raise self.failure
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
@@ -172,7 +197,19 @@ class Pool:
         rollout.request = replace(request, attempt=request.attempt - 1)
         self.restart(rollout, "a higher attempt was asked for")
 
-    def restart(self, rollout: Rollout, why: str) -> None:
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """See Owner. A server that loses what it accepts would otherwise cost attempts as fast as it answers."""
+        rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
+        losses = len(rollout.losses)
+        if losses < self._max_attempts or rollout.cancelled:
+            first, longest = LOST_PAUSES
+            self.restart(rollout, why, min(longest, first * 2 ** (losses - 1)) * random.uniform(0.5, 1.0))
+            return
+        name = rollout.request.rollout_id
+        self.refused(rollout, Unavailable(f"rollout {name} was lost {losses} times: {'; '.join(rollout.losses)}"))
+        self.changed()
+
+    def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
         """Run a rollout again, with a higher attempt, wherever there is room."""
         if rollout.server is not None:
             rollout.server.over(rollout)
@@ -187,7 +224,10 @@ class Pool:
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
         self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())
-        self._queue(rollout, first=True)
+        if after:
+            self._send_later(rollout, after)
+        else:
+            self._queue(rollout, first=True)
         self._loop.call_soon(self.changed)
 
     def unpin(self, together: str) -> None:
@@ -204,15 +244,20 @@ class Pool:
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
-            return
+        else:
+            self._send_later(rollout, after)
 
+    def _send_later(self, rollout: Rollout, after: float) -> None:
         def again() -> None:
             self._returning.discard(timer)
             if not rollout.done.done():
                 self._queue(rollout, first=True)
                 self.changed()
 
-        timer = self._loop.call_later(after, again)
+        def fail(error: BaseException) -> None:
+            self.refused(rollout, job_failed(SEND_AGAIN, error))
+
+        timer = self.supervisor.call_later(SEND_AGAIN, after, again, report=fail)
         self._returning.add(timer)
 
     def changed(self) -> None:
@@ -253,7 +298,25 @@ class Pool:
 
     def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
         """See Completions.record."""
-        self._completions.record(server, completion, told)
+        refusals: list[CallError] = []
+
+        def take() -> None:
+            try:
+                self._completions.record(server, completion, told)
+            except CallError as error:
+                refusals.append(error)
+
+        fail = partial(self._completions.fail, server, completion, TAKE)
+        self.supervisor.call(TAKE, take, report=fail)
+        if refusals:
+            raise refusals[0]
+
+    def unusable(self, server: Attachment, rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """See Owner. The server sends no other outcome, so the caller would wait for ever."""
+        rollout = self.rollouts.get(rollout_id)
+        if rollout is not None and rollout.server is server and attempt in (0, rollout.request.attempt):
+            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {server.name}: {problem}"))
+            self.changed()
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
         """A rollout's completion is recorded."""
@@ -276,7 +339,12 @@ class Pool:
     def _lost(self, server: Attachment, why: str) -> None:
         """What ran on a lost server goes elsewhere."""
         for rollout in list(server.rollouts.values()):
-            self.restart(rollout, why)
+            self.lost(rollout, why)
+
+    def _stuck(self, server: Attachment, error: BaseException) -> None:
+        """What ran on a lost server could not be sent elsewhere."""
+        for rollout in list(server.rollouts.values()):
+            self.refused(rollout, job_failed(LOST, error))
 
     def _nobody(self, error: CallError) -> None:
         """No server is there: rollouts that wait for one end."""
@@ -286,20 +354,44 @@ class Pool:
             if not rollout.done.done():
                 rollout.done.set_exception(error)
 
+    async def settle(self) -> None:
+        """Before the trainer leaves: take the outcomes that have come, and those of rollouts that were given up.
+
+        A server keeps an outcome that is not answered, and waits for this trainer when it is to stop.
+        """
+        for _ in range(3):  # asyncio closes run() in the turns after its loop was left; then its rollouts are given up
+            await asyncio.sleep(0)
+        ending = [r.done for r in self.rollouts.values() if r.given_up and r.server is not None and r.server.attached]
+        if ending:
+            await asyncio.wait(ending, timeout=SETTLING)
+        if self.ledger is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLING):
+                    await self.ledger.written()
+
+    def fail(self, failure: TrainerFailed) -> None:
+        """The trainer cannot go on: every call that waits raises this."""
+        self.failure = failure
+        for report in list(self.runs):
+            report(failure)
+        self._end(failure)
+
     def close(self) -> None:
-        """Nothing more comes: whoever waits is told."""
+        """End every call that waits with Unavailable."""
         self._closed = True
         self.earlier.report()
         for timer in self._returning:
             timer.cancel()
         self._completions.close()
-        error = Unavailable("the trainer was closed")
+        self._end(Unavailable("the trainer was closed"))
+        self.book.close()
+
+    def _end(self, error: Exception) -> None:
         self.servers.close(error)
         for rollout in self.rollouts.values():
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
-        self.book.close()
 
 
 def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:

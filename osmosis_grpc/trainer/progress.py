@@ -1,6 +1,6 @@
 """Shows how many rollouts run, ended and failed: a bar on a terminal, plain lines elsewhere.
 
-A Progress observes rollouts by their futures and starts none. It draws on the event loop, by a timer.
+A Progress observes rollouts by their futures and starts none. It draws on the event loop, now and then.
 """
 
 import asyncio
@@ -13,9 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 from operator import length_hint
 from typing import Any, Protocol, TextIO
 
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
+
+DRAW = job("trainer.draw_progress", OnFailure.RESTART)
 
 _BAR_PERIOD = 0.2
 _LINE_PERIOD = 5.0
@@ -45,7 +48,10 @@ class Progress:
     a terminal and rich (the extra `server`); without one of them lines are written.
     """
 
-    def __init__(self, total: int | None = None, *, file: TextIO | None = None) -> None:
+    def __init__(
+        self, total: int | None = None, *, file: TextIO | None = None, supervisor: Supervisor | None = None
+    ) -> None:
+        self._supervisor = supervisor or Supervisor("the progress display")
         self._total = total
         self._file: TextIO | None = file or sys.stderr
         self._started = self._ended = self._failed = self._rewarded = 0
@@ -53,7 +59,7 @@ class Progress:
         self._began = time.monotonic()
         self._ends: deque[float] = deque([self._began], _RATE_OVER)
         self._display: Display | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def watch(self, done: "asyncio.Future[Completion]") -> None:
         """Count a rollout as started, and as ended when its future is done; one with an exception has failed."""
@@ -63,12 +69,13 @@ class Progress:
     def __enter__(self) -> "Progress":
         if self._file is not None:  # a process may have no stderr
             self._display = _display(self._file)
-            self._tick()
+            self._draw()
+            self._task = self._supervisor.start(DRAW, self._draw_again_and_again)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self._draw(last=True)
 
     def __str__(self) -> str:
@@ -94,10 +101,10 @@ class Progress:
         self._failed += failed
         self._ends.append(time.monotonic())
 
-    def _tick(self) -> None:
-        self._draw()
-        if self._display is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._display.period, self._tick)
+    async def _draw_again_and_again(self) -> None:
+        while self._display is not None:
+            await asyncio.sleep(self._display.period)
+            self._draw()
 
     def _draw(self, *, last: bool = False) -> None:
         display = self._display
@@ -163,13 +170,14 @@ class Bar:
 
 
 def shown(
-    progress: bool, requests: Iterable[RolloutRequest] | AsyncIterable[RolloutRequest], group_size: int
-) -> AbstractContextManager[Progress | None]:
+    progress: bool, requests: Iterable[RolloutRequest] | AsyncIterable[RolloutRequest], group_size: int,
+    supervisor: Supervisor,
+) -> AbstractContextManager[Progress | None]:  # fmt: skip
     """Returns the Progress of a run() over these requests; an empty context without `progress`."""
     if not progress:
         return nullcontext()
     expected = length_hint(requests, 0)
-    return Progress(expected * group_size if expected else None)
+    return Progress(expected * group_size if expected else None, supervisor=supervisor)
 
 
 def _display(file: TextIO) -> Display:

@@ -1,12 +1,14 @@
 """A rollout that somebody waits for, and what its server tells about it."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import CallError, LedgerError
+from osmosis_grpc.errors import CallError, Internal, LedgerError
+from osmosis_grpc.supervise import Job
 from osmosis_grpc.types import Completion, RolloutRequest
+from osmosis_grpc.types.completion import describe
 
 if TYPE_CHECKING:
     from osmosis_grpc.trainer.attachment import Attachment
@@ -37,6 +39,8 @@ class Rollout:
     """Its Init may be sent: the ledger has it, or there is none."""
     begun: bool = False
     """The ledger has it, perhaps with a lower attempt."""
+    losses: list[str] = field(default_factory=list)
+    """Why each attempt was lost, for those that an agent server lost."""
 
     async def wait_until_opened(self) -> None:
         """Wait until its Init is answered, or it is over. Raises the CallError that it is refused with."""
@@ -72,6 +76,11 @@ class Pin:
     started: int = 0
 
 
+def job_failed(job: Job, error: BaseException) -> Internal:
+    """Returns what the caller gets whose rollout a job has failed."""
+    return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
+
+
 class Owner(Protocol):
     """Whoever holds the attachments and the rollouts."""
 
@@ -79,7 +88,10 @@ class Owner(Protocol):
         """There may be room for another rollout."""
 
     def restart(self, rollout: Rollout, why: str) -> None:
-        """A rollout was lost: it is to run again with a higher attempt."""
+        """Run a rollout again with a higher attempt, at once."""
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout that its server has lost again after a pause, or end it after too many attempts."""
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout was not taken; it may be sent again after some seconds."""
@@ -92,3 +104,6 @@ class Owner(Protocol):
 
     def completed(self, server: "Attachment", completion: Completion, told: rollout_pb2.Completion) -> None:
         """Record a completion and tell its server, now or later; `told` is how it came. Raises CallError."""
+
+    def unusable(self, server: "Attachment", rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """End a rollout whose outcome the server was told for good that it is of no use."""

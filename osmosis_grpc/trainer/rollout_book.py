@@ -106,7 +106,8 @@ class RolloutBook:
             )
             return False
         if isinstance(reply, BaseException):
-            asked.fail(_told(reply, request))
+            if not asked.done.done():
+                asked.fail(_told(reply, request))
             return False
         try:
             if not isinstance(reply, ChatResponse):

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.requests import checked
-from osmosis_grpc.trainer.rollout import Rollout
+from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
 
 log = logging.getLogger(__name__)
+
+FEED = job("trainer.feed", OnFailure.REPORT)
 
 Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, Completion]
@@ -40,7 +43,7 @@ class Run:
         self._counts = Counter() if counts is None else counts
         self._changes = changes or {}
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._finished: asyncio.Queue[Rollout | Exception | None] = asyncio.Queue()
+        self._finished: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
         self._feeding = ""
@@ -48,12 +51,18 @@ class Run:
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yields requests with their completions, in order of their ends. See Trainer.run()."""
-        feeder = asyncio.create_task(self._feed(requests))
+        report = self._finished.put_nowait
+        feeder = self._pool.supervisor.start(
+            FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
+        )
+        self._pool.runs.add(report)
         try:
             fed = False
             while self._started or not fed or not self._finished.empty():
                 finished = await self._finished.get()
-                if isinstance(finished, Exception):
+                if self._pool.failure is not None:
+                    raise self._pool.failure
+                if isinstance(finished, BaseException):
                     raise finished
                 if finished is None:
                     fed = True
@@ -63,6 +72,7 @@ class Run:
                         self._slots.release()
                         yield finished.request, completion
         finally:
+            self._pool.runs.discard(report)
             self._pool.earlier.report()
             feeder.cancel()
             for rollout in list(self._started):
@@ -96,9 +106,10 @@ class Run:
                         self._slots.release()
                         break
                     self._start(member)
-            self._finished.put_nowait(None)
-        except Exception as error:
+        except Exception as error:  # what the caller gave, or what its iterator raised: not a failure of this job
             self._finished.put_nowait(error)
+        finally:
+            self._finished.put_nowait(None)
 
     def _start(self, request: RolloutRequest) -> None:
         """Start a rollout. It has a slot until its end is taken."""
@@ -166,6 +177,8 @@ async def left_over(pool: Pool) -> AsyncGenerator[Completion, None]:
             yield await held.fetch(rollout_id)
     while running:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        if pool.failure is not None:
+            raise pool.failure
         for done in [done for done in running if done.done()]:
             rollout = running.pop(done)
             if held.left.pop(rollout.request.rollout_id, "") is None:

@@ -12,10 +12,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
+
+SAMPLE = job("trainer.sample", OnFailure.RAISE)
+KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
 
 Keep = Callable[[object], bool]
 """Takes what came of a policy call, a reply or an exception; returns whether the chat is answered."""
@@ -24,13 +29,14 @@ Keep = Callable[[object], bool]
 class Sampler:
     """The policy of one trainer. Used on the event loop's thread."""
 
-    def __init__(self, policy: Policy, metrics: Metrics) -> None:
+    def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
         """Given to every call from now on, as ChatRequest.version."""
         self.in_flight = 0
         """Policy calls that have not ended."""
         self._policy = policy
         self._metrics = metrics
+        self._supervisor = supervisor
         self._waiting: list[asyncio.Future[None]] = []
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
@@ -45,7 +51,7 @@ class Sampler:
         if isinstance(reply, ChatResponse) or not inspect.isawaitable(reply):
             self._ended(began, keep, reply)
             return None
-        task = asyncio.ensure_future(reply)
+        task = supervise.future(SAMPLE, reply)
         task.add_done_callback(partial(self._awaited, began, keep))
         return task
 
@@ -74,13 +80,16 @@ class Sampler:
 
     def _ended(self, began: float, keep: Keep, reply: object) -> None:
         self.in_flight -= 1
+        self._supervisor.call(KEEP, self._keep, began, keep, reply, report=partial(self._keep, began, keep))
+        if not self.in_flight:
+            for future in self._take_waiting():
+                future.set_result(None)
+
+    def _keep(self, began: float, keep: Keep, reply: object) -> None:
         if keep(reply) and isinstance(reply, ChatResponse):
             self._metrics.answered(reply, time.monotonic() - began)
         else:
             self._metrics.unanswered()
-        if not self.in_flight:
-            for future in self._take_waiting():
-                future.set_result(None)
 
     def _take_waiting(self) -> "list[asyncio.Future[None]]":
         waiting, self._waiting = self._waiting, []

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import grpc
 
+from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
-from osmosis_grpc.errors import CallError, Unavailable, Unimplemented
+from osmosis_grpc.errors import CallError, InvalidArgument, TrainerFailed, Unavailable, Unimplemented
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.options import server_options
@@ -22,9 +22,11 @@ from osmosis_grpc.link.security import Guard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
+from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.trainer.sampler import entered
@@ -34,8 +36,10 @@ from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
 
 log = logging.getLogger(__name__)
 
-MAX_RESENT = 4096
-"""Completions that came again and are kept for whoever asks for them by name; the oldest goes first."""
+RECORD = job("trainer.recorder", OnFailure.RAISE)
+
+SETTLING = 5.0
+"""Seconds that a trainer which closes waits for outcomes that RolloutClient.wait() has returned already."""
 
 Recorder = Callable[[Completion, bytes, str], Awaitable[None]]
 """Takes a completion, the state of its callback, and the credential it came with."""
@@ -45,7 +49,9 @@ class TrainerServer:
     """Hosts a policy. Used as `async with TrainerServer(policy) as trainer`.
 
     A completion counts as recorded when this object holds it; it keeps it until completion()
-    or completions() hands it over, and a process that is killed loses it. With a `ledger`, a file,
+    or completions() hands it over, and a process that is killed loses it. One that RolloutClient.wait()
+    has returned on the same event loop counts as handed over. While 16,384 are held that nobody takes,
+    servers keep the others. With a `ledger`, a file,
     it is recorded when it stands there, and stays there until `await completion.confirm()`: a
     trainer that is started again with the same ledger yields again what was not confirmed, and
     answers chats that were answered before as they were. Its address may be another one: an equal
@@ -77,22 +83,16 @@ class TrainerServer:
         self._host = host
         self._ttl = ttl
         self._recorder = recorder
-        self._recording: dict[tuple[str, int, str], asyncio.Task[None]] = {}
+        self._recording: dict[tuple[str, int, str], asyncio.Future[None]] = {}
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
-        self._held: Held | None = None
         self._run_id = secrets.token_hex(16)
         self._earlier = EarlierOutcomes()
-        self._resent: OrderedDict[str, Completion] = OrderedDict()
-        """Completions that came again after they had been taken, for whoever asks for one by name."""
-        self._book = ChatBook(policy)
-        self._recorded: dict[str, Completion] = {}
-        self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._arrived = asyncio.Event()
-        self._closed = False
+        self._supervisor = Supervisor("the callback trainer")
+        self._book = ChatBook(policy, None, self._supervisor)
+        self._inbox = Inbox(self._earlier.count, self._expects)
         self._server: grpc.aio.Server
-        self._sweeper: asyncio.Task[None] | None = None
         self._resources: AsyncExitStack
 
     @property
@@ -131,50 +131,24 @@ class TrainerServer:
 
         After another Init of an ended rollout it may be taken once more: its server sends it again.
         Waits for as long as nothing comes, or `timeout` seconds, then raises TimeoutError. That a
-        server is gone is noticed by RolloutClient.wait, not here.
+        server is gone is noticed by RolloutClient.wait, not here. Raises Internal when the rollout's outcome
+        cannot be read, TrainerFailed when the trainer has failed.
         """
-        arrived, taken = asyncio.Event(), False
-        waiting = self._waiting.setdefault(rollout_id, set())
-        waiting.add(arrived)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    kept = self._recorded.get(rollout_id)
-                    if kept is not None and kept.attempt >= attempt:
-                        taken = True
-                        return kept
-                    if self._held is not None and self._held.holds(rollout_id, attempt or 1):
-                        return self._handed_out(await self._held.fetch(rollout_id))
-                    again = self._resent.get(rollout_id)
-                    if again is not None and again.attempt >= attempt:
-                        return self._handed_out(self._resent.pop(rollout_id))
-                    if self._closed:
-                        raise RuntimeError("the trainer is closed: nothing more comes")
-                    arrived.clear()
-                    await arrived.wait()
-        finally:
-            waiting.discard(arrived)
-            if not waiting:
-                self._waiting.pop(rollout_id, None)
-                if taken:
-                    self._handed_out(self._recorded.pop(rollout_id))
-                self._arrived.set()  # what nobody waits for any more is for completions()
+        return await self._inbox.take(rollout_id, attempt, timeout)
 
     async def completions(self) -> AsyncIterator[Completion]:
-        """Take completions that nobody waits for by name, as they come; without end."""
-        while True:
-            held = self._held
-            while held and (left := next((name for name in held.waiting() if name not in self._waiting), "")):
-                yield self._handed_out(await held.fetch(left))
-            while free := [name for name in self._recorded if name not in self._waiting]:
-                yield self._handed_out(self._recorded.pop(free[0]))
-            self._arrived.clear()
-            await self._arrived.wait()
+        """Take completions that nobody waits for by name, as they come, until the trainer is closed.
+
+        Those that RolloutClient.wait() has returned on this event loop are not among them.
+        """
+        async for completion in self._inbox.all():
+            yield completion
 
     async def __aenter__(self) -> "TrainerServer":
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._supervisor.close)
             if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl)
+                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()
@@ -183,22 +157,28 @@ class TrainerServer:
 
     async def _begin(self) -> None:
         if self._ledger is not None:
-            self._book = ChatBook(self._policy, self._ledger)
+            self._book = ChatBook(self._policy, self._ledger, self._supervisor)
             self._book.restore(self._ledger.take_restored(), time.monotonic())
-            self._held = Held(self._ledger)
             self._run_id = self._ledger.callback_run()
+        self._inbox.open(Held(self._ledger) if self._ledger is not None else None)
+        self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
         guard = Guard(self._security, callbacks=True) if self._security.authenticates else None
         services: Any = Registrar(self._server, guard)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+
+    def _expects(self, rollout_id: str) -> bool:
+        return self._recorder is None and self._book.expects(rollout_id)
+
+    def _failed(self, error: BaseException) -> None:
+        self._inbox.fail(TrainerFailed(self._supervisor.failed_job, error))
 
     async def __aexit__(self, *exc: Any) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         try:
+            await self._inbox.settle(SETTLING)
             await self._server.stop(0.5)
         finally:
             self._book.close()
@@ -206,15 +186,10 @@ class TrainerServer:
         for task in list(self._recording.values()):
             task.cancel()
         self._earlier.report()
-        self._closed = True
-        for waiting in self._waiting.values():
-            for arrived in waiting:
-                arrived.set()
+        self._inbox.close()
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(60.0, self._ttl / 4))
-            self._book.sweep(time.monotonic() - self._ttl)
+    def _sweep(self) -> None:
+        self._book.sweep(time.monotonic() - self._ttl)
 
     async def _complete(
         self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
@@ -224,17 +199,19 @@ class TrainerServer:
         else:
             outcome = await self._keep(completion, state, credential)
         if outcome is Outcome.ALREADY_RECORDED and self._recorder is None:
-            self._came_again(completion)
+            self._inbox.came_again(completion)
         return outcome
 
     async def _keep(self, completion: Completion, state: bytes, credential: str) -> Outcome:
         """Record a completion in memory, or with the recorder."""
-        now = time.monotonic()
-        if self._recorder is not None and self._book.is_new(completion, now):
-            await self._record_elsewhere(self._recorder, completion, state, credential)
+        if self._book.is_new(completion, time.monotonic()):
+            if self._recorder is None:
+                self._inbox.check_room(completion.rollout_id)
+            else:
+                await self._record_elsewhere(self._recorder, completion, state, credential)
         outcome, recorded = self._book.complete(completion, time.monotonic())
         if recorded is not None and self._recorder is None:
-            self._record(recorded)
+            self._inbox.put(recorded)
         return outcome
 
     async def _commit(self, completion: Completion, told: rollout_pb2.Completion) -> Outcome:
@@ -243,7 +220,7 @@ class TrainerServer:
 
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
             if recorded is not None:
-                self._record(recorded)
+                self._inbox.put(recorded)
             if future.done():  # its call was cut
                 return
             if isinstance(outcome, CallError):
@@ -261,34 +238,13 @@ class TrainerServer:
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         task = self._recording.get(key)
         if task is None:
-            task = asyncio.ensure_future(recorder(completion, state, credential))
+            task = supervise.future(RECORD, recorder(completion, state, credential))
             self._recording[key] = task
             task.add_done_callback(lambda done: (self._recording.pop(key, None), done.cancelled() or done.exception()))
         await asyncio.wait({task})
         if task.cancelled():
             raise Unavailable("the trainer is closing")
         task.result()
-
-    def _handed_out(self, completion: Completion) -> Completion:
-        self._earlier.count(completion)
-        return completion
-
-    def _came_again(self, completion: Completion) -> None:
-        """Keep a completion that was taken before for those who ask for it by name: an Init may have asked again."""
-        if completion.rollout_id in self._recorded:
-            return
-        self._resent[completion.rollout_id] = completion
-        if len(self._resent) > MAX_RESENT:
-            self._resent.popitem(last=False)
-        for arrived in self._waiting.get(completion.rollout_id, ()):
-            arrived.set()
-
-    def _record(self, completion: Completion) -> None:
-        """Keep a completion until somebody takes it, and tell those who wait."""
-        self._recorded[completion.rollout_id] = completion
-        self._resent.pop(completion.rollout_id, None)
-        for arrived in (*self._waiting.get(completion.rollout_id, ()), self._arrived):
-            arrived.set()
 
 
 class _Servicer(services_pb2_grpc.TrainerServiceServicer):
@@ -311,8 +267,12 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
         raise Unimplemented("this trainer takes callbacks; attach(..., listen_on=HOST:PORT) takes agent servers")
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
-        completion = completion_from_wire(request.completion, "completion")
         credential = bearer(metadata_value(context, "authorization"))
-        check_for_rollout(credential, completion.rollout_id)
+        check_for_rollout(credential, request.completion.rollout_id)
+        try:
+            completion = completion_from_wire(request.completion, "completion")
+        except InvalidArgument as error:
+            self._trainer._inbox.refuse(request.completion.rollout_id, error)
+            raise
         outcome = await self._trainer._complete(completion, request.completion, request.state, credential)
         return pb.CompleteResponse(outcome=outcome_to_wire(outcome))

@@ -4,25 +4,33 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.refusals import is_permanent
+from osmosis_grpc.link.stream import PARTING
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 
 log = logging.getLogger(__name__)
 
-_PARTING = 1.0
+LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
+NOBODY = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
+
+_PARTING = 2 * PARTING
+"""Seconds that streams have to end in good order: to write their last frames, and to have them read."""
 
 
 class Servers:
     """Those that are named and those that dialled in. Iterates over all of them.
 
-    `lost` is told of one that was away for `lost_after` seconds, before what runs there goes elsewhere; `nobody` that
-    none was there for so long.
+    `lost` is called with one that was away for `lost_after` seconds, before what runs there goes elsewhere, `stuck`
+    when that has failed; `nobody` is called when none was there for so long.
     """
 
     def __init__(
-        self, *, lost_after: float, max_open_chats: int, lost: Callable[[Attachment, str], None],
+        self, supervisor: Supervisor, *, lost_after: float, max_open_chats: int,
+        lost: Callable[[Attachment, str], None], stuck: Callable[[Attachment, BaseException], None],
         nobody: Callable[[CallError], None],
     ) -> None:  # fmt: skip
         self.paused = False
@@ -31,11 +39,13 @@ class Servers:
         self._known: list[Attachment] = []
         self._lost_after = lost_after
         self._max_open_chats = max_open_chats
+        self._supervisor = supervisor
         self._tell_lost = lost
+        self._tell_stuck = stuck
         self._tell_nobody = nobody
-        self._loop = asyncio.get_running_loop()
         self._timers: dict[Attachment, asyncio.TimerHandle] = {}
-        self._nobody: asyncio.TimerHandle | None = self._loop.call_later(lost_after, self._nobody_came)
+        self._nobody: asyncio.TimerHandle | None = None
+        self._wait_for_any()
         self._parted = asyncio.Event()
         self._closed = False
 
@@ -84,7 +94,7 @@ class Servers:
                 self._nobody.cancel()
                 self._nobody_came()
         elif before is not None and self._nobody is None and not self.attached:  # it is started anew, perhaps mended
-            self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+            self._wait_for_any()
 
     @property
     def _all_refuse(self) -> bool:
@@ -98,7 +108,7 @@ class Servers:
         self.grant()
         self._wait_for(server)
         if not self.attached and self._nobody is None:
-            self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+            self._wait_for_any()
 
     def wait_anew(self) -> None:
         """Those that rollouts are at have the time to come that a lost one has to come back."""
@@ -107,7 +117,7 @@ class Servers:
                 self._wait_for(server)
         if self._nobody is not None:
             self._nobody.cancel()
-        self._nobody = self._loop.call_later(self._lost_after, self._nobody_came)
+        self._wait_for_any()
 
     def drop_one(self) -> bool:
         """Forget a server that is away and has nothing left to do; false when there is none."""
@@ -138,8 +148,8 @@ class Servers:
                     self._parted.clear()
                     await self._parted.wait()
 
-    def close(self, error: CallError) -> None:
-        """Nothing more comes: whoever waits for a server's answer is told."""
+    def close(self, error: Exception) -> None:
+        """End every wait for a server's answer with this error."""
         self._closed = True
         for timer in (*self._timers.values(), self._nobody):
             if timer is not None:
@@ -159,7 +169,12 @@ class Servers:
 
     def _wait_for(self, server: Attachment) -> None:
         self._stop_waiting(server)
-        self._timers[server] = self._loop.call_later(self._lost_after, self._lost, server)
+        self._timers[server] = self._supervisor.call_later(
+            LOST, self._lost_after, self._lost, server, report=partial(self._tell_stuck, server)
+        )
+
+    def _wait_for_any(self) -> None:
+        self._nobody = self._supervisor.call_later(NOBODY, self._lost_after, self._nobody_came)
 
     def _stop_waiting(self, server: Attachment) -> None:
         timer = self._timers.pop(server, None)

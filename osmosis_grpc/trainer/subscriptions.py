@@ -31,7 +31,7 @@ class Subscription:
         self._arrived = asyncio.Event()
         self._paused = False
         self._over = False
-        self._error: CallError | None = None
+        self._error: Exception | None = None
 
     def message(self) -> pb.Subscribe:
         """What to ask the server: from after the newest event that came."""
@@ -50,13 +50,13 @@ class Subscription:
         self._paused = len(self._waiting) >= MAX_WAITING
         return not self._paused
 
-    def ended(self, error: CallError | None) -> None:
+    def ended(self, error: Exception | None) -> None:
         """The server sends no more."""
         self._over, self._error = True, error
         self._arrived.set()
 
     async def read(self, go_on: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
-        """The events as they come. `go_on` asks the server again. Raises the CallError it ends with."""
+        """The events as they come. `go_on` asks the server again. Raises the error it ends with."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()
@@ -95,8 +95,8 @@ class Subscriptions:
         for subscription in self._open.values():
             self._send("subscribe", subscription.message())
 
-    def close(self, error: CallError) -> None:
-        """Nothing more comes from there: whoever reads is told."""
+    def close(self, error: Exception) -> None:
+        """End every subscription with this error."""
         for subscription in self._open.values():
             subscription.ended(error)
         self._open.clear()

@@ -6,8 +6,11 @@ import time
 
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.refusals import is_permanent
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
+
+WARN = job("trainer.warn_unreached", OnFailure.RESTART)
 
 EVERY = 5.0
 """Seconds between two warnings of one server."""
@@ -18,17 +21,18 @@ REFUSED_EVERY = 60.0
 class Unreached:
     """One server that is called again and again."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, supervisor: Supervisor) -> None:
         self.name = name
+        self._supervisor = supervisor
         self._why = "no answer yet"
         self._refused = False
         self._warned: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def trying(self) -> None:
         """It is called: where nothing comes of that for some seconds, a warning says so."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._pause, self._still)
+        if self._task is None:
+            self._task = self._supervisor.start(WARN, self._warn_again_and_again)
 
     def failed(self, error: CallError | None) -> None:
         """A call has failed, or (None) the server has left."""
@@ -45,24 +49,26 @@ class Unreached:
 
     def close(self) -> None:
         """Warn no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     @property
     def _pause(self) -> float:
         return REFUSED_EVERY if self._refused else EVERY
 
-    def _still(self) -> None:
-        self._timer = None
-        self._warn()
-        self.trying()
+    async def _warn_again_and_again(self) -> None:
+        began = time.monotonic()
+        while True:
+            due = max(began, self._warned or began) + self._pause
+            left = due - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(min(left, EVERY))
+            else:
+                self._warn()
 
     def _warn(self) -> None:
         self._warned = time.monotonic()
-        if self._timer is not None:  # the next one is due a whole pause later
-            self.close()
-            self.trying()
         if self._refused:
             log.warning("%s; no rollout goes there", self._why)
         else:

@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange
+from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange, Unavailable
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
@@ -15,6 +16,8 @@ _Get = Callable[[str, int], Awaitable[RolloutInfo]]
 _AllEvents = Callable[[str, bool], AsyncGenerator[tuple[str, TrajectoryEvent | None], None]]
 
 log = logging.getLogger(__name__)
+
+FOLLOW = job("trainer.follow_ends", OnFailure.RESTART)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 
@@ -49,20 +52,24 @@ class Patience:
 class Watch:
     """Begun with the first wait, ended with the client."""
 
-    def __init__(self, get: _Get, all_events: _AllEvents, lost_after: float, unreached: Unreached) -> None:
+    def __init__(
+        self, get: _Get, all_events: _AllEvents, lost_after: float, unreached: Unreached, supervisor: Supervisor
+    ) -> None:
         self._unreached = unreached
+        self._supervisor = supervisor
         self._get = get
         self._all_events = all_events
         self._lost_after = lost_after
         self._ended: dict[str, set[asyncio.Event]] = {}
         self._live = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def wait(self, rollout_id: str, attempt: int) -> Completion:
-        """The completion, once there is one. Raises NotFound, and Unavailable when the server is lost."""
-        if self._task is None or self._task.done():
-            self._live.clear()
-            self._task = asyncio.create_task(self._follow())
+        """Wait for a completion. Raises NotFound, and Unavailable when the server is lost or the client is closed."""
+        self._check_open()
+        if self._task is None:
+            self._task = self._supervisor.start(FOLLOW, self._follow)
         ended = asyncio.Event()
         waiting = self._ended.setdefault(rollout_id, set())
         waiting.add(ended)
@@ -70,6 +77,7 @@ class Watch:
         try:
             await self._live.wait()
             while True:
+                self._check_open()
                 ended.clear()
                 try:
                     info = await self._get(rollout_id, attempt)
@@ -86,10 +94,17 @@ class Watch:
                 self._ended.pop(rollout_id, None)
 
     async def close(self) -> None:
-        """End the stream."""
+        """End the stream, and every wait()."""
+        self._closed = True
+        self._live.set()
+        self._wake_all()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the client was closed")
 
     async def _follow(self) -> None:
         """Follow all events; whenever a stream has begun, let everyone who waits look once more."""

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.context import MAX_LATENCY_MS
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.types import CompletionStatus, events, jsontext
+from osmosis_grpc.wire.rollout import completion_to_wire
 
 USER = {"role": "user", "content": "hello"}
 
@@ -187,7 +189,19 @@ async def test_recorded_tool_calls_are_counted():
     assert completion.metrics.tool_latency_ms == pytest.approx(42.0)
 
 
-@pytest.mark.parametrize("latency", [float("nan"), float("inf"), float("-inf")])
-async def test_a_latency_that_is_none_does_not_spoil_the_metrics(latency):
+@pytest.mark.parametrize("latency", [float("nan"), float("inf"), float("-inf"), -1e308, 1e300, -1.0])
+async def test_x10_a_latency_that_is_none_is_a_value_error(latency):
     completion, _ = await outcome(lambda ctx: ctx.record_tool_call(latency))
+    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
+    assert "latency_ms" in completion.failure.message
     assert np.isfinite(dataclasses.astuple(completion.metrics)).all()
+
+
+async def test_x10_the_longest_latencies_are_counted():
+    def use(ctx):
+        for _ in range(20_000):
+            ctx.record_tool_call(MAX_LATENCY_MS)
+
+    completion, _ = await outcome(use)
+    assert completion.metrics.num_tool_calls == 20_000
+    assert completion_to_wire(completion).metrics.num_tool_calls == 20_000

@@ -69,7 +69,8 @@ class Within:
     async def wait(self, rollout_id: str) -> Completion | None:
         """Its completion as the server holds it."""
         engine = self.server.engine
-        return engine.rollouts.info(engine.rollouts.get(f"trainer at {self.trainer.address}", rollout_id)).completion
+        record = engine.rollouts.get(f"trainer at {self.trainer.address}", rollout_id)
+        return (await engine.rollouts.info(record)).completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,12 @@ class Host:
             while not condition():
                 await asyncio.sleep(0.002)
 
+    async def until_listed(self, *ids):
+        """Wait until exactly these rollouts are kept."""
+        async with asyncio.timeout(PATIENCE):
+            while [row.rollout_id for row in (await self.engine.rollouts.page("me"))[0]] != list(ids):
+                await asyncio.sleep(0.002)
+
     def kinds(self, record, kind=object):
         """What happened in a rollout, or only what is of one kind."""
         stored = self.engine.log.store.events(record.rollout_id, record.attempt, 0, 100_000)

@@ -50,7 +50,7 @@ def counts(h):
 
 
 async def kept(h):
-    return [row.rollout_id for row in h.engine.rollouts.page("me")[0]]
+    return [row.rollout_id for row in (await h.engine.rollouts.page("me"))[0]]
 
 
 async def test_no_more_than_max_concurrent_run(hosting):
@@ -263,7 +263,7 @@ async def test_what_has_ended_is_kept_for_its_time(hosting):
         await asyncio.sleep(0.06)
         assert await h.init("r1") == (record, False)
         h.clock.ahead += 11.0
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r1")
         assert h.engine.log.store.events("r1", 1, 0, 10) == []
@@ -293,14 +293,14 @@ async def test_rollouts_are_listed_in_pages(hosting):
         await h.start("theirs", owner="another")
         pages, place = [], 0
         while True:
-            rows, place = h.engine.rollouts.page("me", place, 3)
+            rows, place = await h.engine.rollouts.page("me", place, 3)
             pages.append([row.rollout_id for row in rows])
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        queued, _ = h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
+        queued, _ = await h.engine.rollouts.page("me", states=[RolloutState.QUEUED])
         assert [row.rollout_id for row in queued] == ["r3", "r4", "r5", "r6"]
-        assert [row.rollout_id for row in h.engine.rollouts.page("another")[0]] == ["theirs"]
+        assert [row.rollout_id for row in (await h.engine.rollouts.page("another"))[0]] == ["theirs"]
 
 
 # Several tenants

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.memory import MemoryStore
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import TrajectoryEvent, events
 
 
 def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
-    log, told = EventLog(MemoryStore(), SystemClock(), (), 15.0), []
+    supervisor = Supervisor("the test")
+    log, told = EventLog(MemoryStore(), SystemClock(), (), 15.0, supervisor), []
     records = [SimpleNamespace(rollout_id=name, journaled=True, waiters=set(), last_number=0) for name in "ab"]
 
     def fail(record):
@@ -19,4 +21,5 @@ def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
     log.store.committed([(records[0], event, fail), (records[1], event, told.append)], True)
     assert told == [records[1]]
     assert [record.last_number for record in records] == [1, 1]
-    assert "rollout a" in caplog.text
+    assert "trouble" in caplog.text
+    assert supervisor.failures["engine.committed"] == 1

@@ -134,7 +134,7 @@ async def test_what_is_gone_is_out_of_range(hosting):
     async with hosting(done, record_ttl=0.01) as h:
         record = await h.start()
         await h.settled(record)
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         for after in (0, 1):
             with pytest.raises(OutOfRange) as raised:
                 await read(h.engine.log.follow(record, after))
@@ -292,7 +292,7 @@ async def test_an_old_cursor_is_out_of_range_and_told_where_to_go_on(hosting):
         h.clock.ahead += 50.0
         await h.run("new")
         h.clock.ahead += 60.0
-        await h.until(lambda: [row.rollout_id for row in h.engine.rollouts.page("me")[0]] == ["new"])
+        await h.until_listed("new")
         with pytest.raises(OutOfRange) as raised:
             h.engine.rollouts.follow_all("me", old, False)
         found = await read(h.engine.rollouts.follow_all("me", raised.value.first_cursor, False), 4)
@@ -306,7 +306,7 @@ async def test_a_follower_left_behind_is_told_so(hosting):
         await anext(stream)
         await h.run("unseen")
         h.clock.ahead += 101.0
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         with pytest.raises(OutOfRange):
             for _ in range(3):
                 await anext(stream)
@@ -325,7 +325,7 @@ async def test_a_follower_that_has_read_everything_misses_nothing(hosting):
                 found += [event] if event else []
             assert [event.rollout_id for event in found] == [name] * 4
             h.clock.ahead += 101.0
-            await h.until(lambda: not h.engine.rollouts.page("me")[0])
+            await h.until_listed()
         assert (await anext(stream))[1] is None
         await stream.aclose()
 

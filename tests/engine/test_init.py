@@ -86,7 +86,7 @@ def async_raising(error):
 async def check_nothing_kept(h, rollout_id="r1"):
     with pytest.raises(NotFound):
         h.engine.rollouts.get("me", rollout_id)
-    assert h.engine.rollouts.page("me") == ([], 0)
+    assert (await h.engine.rollouts.page("me")) == ([], 0)
     assert h.engine.log.store.last_position == 0
     assert (h.engine.capacity().running, h.engine.capacity().queued) == (0, 0)
     assert h.trainer.completions == []
@@ -145,7 +145,7 @@ async def test_before_it_is_accepted_a_rollout_is_not_there(hosting):
         await h.until(lambda: calls)
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r1")
-        assert h.engine.rollouts.page("me") == ([], 0)
+        assert (await h.engine.rollouts.page("me")) == ([], 0)
         gate.set()
         record, _ = await asking
         assert h.engine.rollouts.get("me", "r1") is record
@@ -376,7 +376,7 @@ async def test_a_key_of_an_attempt_that_was_refused_is_free(hosting):
 async def test_a_key_is_free_once_its_rollout_is_forgotten(hosting):
     async with hosting(done, record_ttl=0.01) as h:
         await h.settled(await h.start("r1", idempotency_key="k1"))
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         await h.start("r2", idempotency_key="k1")
 
 
@@ -391,7 +391,7 @@ async def test_to_others_a_rollout_does_not_exist(hosting):
         for attempt in (0, 1, 2):
             with pytest.raises(NotFound):
                 h.engine.rollouts.get("another", "r1", attempt)
-        assert h.engine.rollouts.page("another") == ([], 0)
+        assert (await h.engine.rollouts.page("another")) == ([], 0)
         assert h.engine.rollouts.get("me", "r1") is record
         await h.settled(record)
         h.check_whole(record)
@@ -492,7 +492,7 @@ async def test_until_an_attempt_is_accepted_the_one_before_stands(hosting):
         asking = asyncio.create_task(h.init(attempt=2))
         await h.until(lambda: calls == [1, 2])
         assert h.engine.rollouts.get("me", "r1") is first
-        assert [row.attempt for row in h.engine.rollouts.page("me")[0]] == [1]
+        assert [row.attempt for row in (await h.engine.rollouts.page("me"))[0]] == [1]
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r1", 2)
         gate.set()

@@ -6,11 +6,14 @@ A crash is a copy of the folder as it stands in that moment: what a power cut le
 import asyncio
 import itertools
 import shutil
+import sqlite3
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
+import osmosis_grpc.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import CancelRow, Engine, EngineConfig, Peer
 from osmosis_grpc.engine.whole import whole
@@ -118,7 +121,7 @@ class Host(Host):
         await self.until(lambda: not self.engine.rollouts.get("me", rollout_id, attempt).live)
         record = self.engine.rollouts.get("me", rollout_id, attempt)
         await self.settled(record)
-        return self.engine.rollouts.info(self.engine.rollouts.get("me", rollout_id, attempt))
+        return await self.engine.rollouts.info(self.engine.rollouts.get("me", rollout_id, attempt))
 
     def names(self, rollout_id="r1", attempt=1):
         return [type(event.kind).__name__ for event in self.engine.log.trajectory(rollout_id, attempt)]
@@ -215,7 +218,7 @@ async def check_found(h, completion):
         h.engine.rollouts.get("you", "r1")
     with pytest.raises(AlreadyExists):
         await h.init(owner="you")
-    info = h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))
+    info = await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))
     assert (info.state, info.undelivered) == (RolloutState.COMPLETED, False)
     assert plain(info.completion) == plain(completion)
     assert info.last_number == len(h.names())
@@ -248,18 +251,18 @@ async def test_lists_go_over_memory_and_disk_in_order_of_acceptance(folder):
         assert h.in_memory == ["other", "r1", "r3", "r5"]
         pages, place = [], 0
         while True:
-            rows, place = h.engine.rollouts.page("me", place, 3)
+            rows, place = await h.engine.rollouts.page("me", place, 3)
             pages.append([row.rollout_id for row in rows])
             if not place:
                 break
         assert pages == [["r0", "r1", "r2"], ["r3", "r4", "r5"], ["r6"]]
-        rows, _ = h.engine.rollouts.page("me", states=[RolloutState.RUNNING])
+        rows, _ = await h.engine.rollouts.page("me", states=[RolloutState.RUNNING])
         assert [row.rollout_id for row in rows] == ["r1", "r3", "r5"]
-        assert [row.rollout_id for row in h.engine.rollouts.page("me", group_id="g")[0]] == ["r0", "r3", "r6"]
-        _, place = h.engine.rollouts.page("me", 0, 3)
+        assert [row.rollout_id for row in (await h.engine.rollouts.page("me", group_id="g"))[0]] == ["r0", "r3", "r6"]
+        _, place = await h.engine.rollouts.page("me", 0, 3)
         copy = h.crash()
     async with keeping(copy, Talker(1)) as h:
-        assert [row.rollout_id for row in h.engine.rollouts.page("me", place)[0]] == ["r3", "r4", "r5", "r6"]
+        assert [row.rollout_id for row in (await h.engine.rollouts.page("me", place))[0]] == ["r3", "r4", "r5", "r6"]
 
 
 async def _slow(request):
@@ -350,7 +353,7 @@ async def test_a_rollout_goes_on_where_it_was(folder):
         assert h.trainer.results("r1") == [info.completion.result_id]
         assert h.in_memory == []
     async with keeping(copy, Talker()) as h:
-        assert h.engine.rollouts.info(h.engine.rollouts.get("me", "r1")).completion == info.completion
+        assert (await h.engine.rollouts.info(h.engine.rollouts.get("me", "r1"))).completion == info.completion
 
 
 async def test_two_crashes_in_a_row(folder):
@@ -505,7 +508,9 @@ async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
         assert not (await h.init("r1", trainer=h.trainer))[1]
         assert (await h.run("unknown")).status is CompletionStatus.CANCELLED
         clock.ahead += 3700.0
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        async with asyncio.timeout(PATIENCE):
+            while (await h.engine.rollouts.page("me"))[0]:
+                await asyncio.sleep(0.01)
 
 
 async def dies(folder, *names):
@@ -730,8 +735,8 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         assert (await h.run("newer")).status is CompletionStatus.COMPLETED
         assert h.in_memory == ["running"]
         assert (
-            h.engine.rollouts.info(h.engine.rollouts.get("me", "running")).completion.result_id == completion.result_id
-        )
+            await h.engine.rollouts.info(h.engine.rollouts.get("me", "running"))
+        ).completion.result_id == completion.result_id
 
 
 async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
@@ -756,7 +761,8 @@ def unreadable(store):
     """Every read gives an error of SQLite's, and writing goes on."""
     store._database.set_progress_handler(lambda: 1, 1)
     try:
-        yield
+        with patch.object(osmosis_grpc.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")):
+            yield
     finally:
         store._database.set_progress_handler(None, 0)
 
@@ -788,7 +794,6 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
             for ask in (
                 lambda: engine.rollouts.get("me", "over"),
                 lambda: engine.rollouts.get("me", "nobody"),
-                lambda: engine.rollouts.page("me"),
                 lambda: engine.cancel("me", rollout_id="over"),
                 lambda: h.names("over"),
                 lambda: engine.rollouts.knows("me", "over", 1),
@@ -796,6 +801,8 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
                 with pytest.raises(Unavailable, match=CANNOT) as refused:
                     ask()
                 assert refused.value.retry_after
+            with pytest.raises(Unavailable, match=CANNOT):
+                await engine.rollouts.page("me")
             for more in ({}, {"idempotency_key": "k"}):
                 with pytest.raises(Unavailable, match=CANNOT):
                     await h.init("new", **more)
@@ -814,7 +821,7 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
             engine.cancel("me", rollout_id=record.rollout_id)
             await h.settled(record)
         h.clock.ahead = 10_000.0
-        await h.until(lambda: not engine.rollouts.page("me")[0])
+        await h.until_listed()
 
 
 async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder):

@@ -119,7 +119,7 @@ async def test_it_expires_with_its_record(hosting):
         tries = len(h.trainer.completions)
         assert (record.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
-        await h.until(lambda: not h.engine.rollouts.page("me")[0])
+        await h.until_listed()
         assert len(h.trainer.completions) == tries
 
 
@@ -178,17 +178,17 @@ async def test_while_it_is_undelivered_it_is_told(hosting):
         await h.until(lambda: h.trainer.completions)
         other = h.Trainer()
         await h.settled(await h.start("r2", trainer=other))
-        info = h.engine.rollouts.info(record)
+        info = await h.engine.rollouts.info(record)
         assert (info.state, info.undelivered, info.activity.description) == (RolloutState.COMPLETED, True, "delivering")
         assert info.completion.reward == 1.0
-        assert [row.rollout_id for row in h.engine.rollouts.page("me", undelivered=True)[0]] == ["r1"]
+        assert [row.rollout_id for row in (await h.engine.rollouts.page("me", undelivered=True))[0]] == ["r1"]
         assert h.engine.capacity().undelivered == 1
         assert h.engine.capacity().completed == 2
         h.trainer.answers = []
         await h.settled(record)
         info = record.info()
         assert (info.undelivered, info.activity.description, info.completion) == (False, "ended", None)
-        assert h.engine.rollouts.page("me", undelivered=True) == ([], 0)
+        assert (await h.engine.rollouts.page("me", undelivered=True)) == ([], 0)
 
 
 # To another place

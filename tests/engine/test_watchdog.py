@@ -7,6 +7,7 @@ import time
 import pytest
 
 from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.supervise import Supervisor
 
 LIMIT = 0.05
 
@@ -24,7 +25,7 @@ def watch(main, selector=selectors.DefaultSelector):
     watchdog = Watchdog(LIMIT)
 
     async def watched():
-        watchdog.start()
+        watchdog.start(Supervisor("the test"))
         await main(watchdog)
         watchdog.stop()
 

@@ -108,7 +108,7 @@ async def test_where_a_callback_may_not_lead(canary, tmp_path):
             filled = target.format(port=canary.port, path=tmp_path / "canary.sock", dns=canary.dns)
             error = await refused(stub.Init(init(filled)))
             assert (error.code(), violations(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["callback.target"]), filled
-        assert not server.engine.rollouts.page("")[0]
+        assert not (await server.engine.rollouts.page(""))[0]
         await asyncio.sleep(0.05)
     assert not canary.seen
 

@@ -36,9 +36,19 @@ def test_a_killed_server_leaves_no_lock(tmp_path):
 
 
 @pytest.mark.slow
+def test_x16_a_server_whose_lock_is_removed_ends_before_it_writes_beside_another(tmp_path):
+    state = ("--state-dir", str(tmp_path / "state"))
+    with server_process(*CALCULATOR, *state) as (process, _):
+        (tmp_path / "state" / "lock").unlink()
+        with server_process(*CALCULATOR, *state) as (second, _):
+            assert process.wait(30) == 1
+            assert second.poll() is None
+
+
+@pytest.mark.slow
 def test_a_second_server_on_one_port_is_refused(tmp_path):
     with server_process(*CALCULATOR) as (_, address):
         result = second("--grpc-port", address.rpartition(":")[2], "--state-dir", str(tmp_path / "state"))
     assert result.returncode == 2
-    assert f"cannot listen on {address}: in use" in result.stderr
+    assert f"cannot listen on {address}: the port is in use" in result.stderr
     assert "--grpc-port chooses another" in result.stderr

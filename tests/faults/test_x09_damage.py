@@ -179,7 +179,7 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):
-        await until(lambda: not any((c := server.engine.capacity()).undelivered + c.running + c.queued for _ in [0]))
+        await until(lambda: all(row.end_time and not row.undelivered for row in server.engine.rollouts.page("")[0]))
         for name in DONE:
             try:
                 found[name] = (await client.get(name)).completion

@@ -192,7 +192,7 @@ async def test_a_certificate_is_an_owner(files, name):
         body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
         answer = await session.post("/v1/rollout/init", json=body | {"rollout_id": "h"})
         assert answer.status_code == 202
-        assert {record.rollout_id for record in server.engine.rollouts.page(owner)[0]} == {"r", "h"}
+        assert {record.rollout_id for record in (await server.engine.rollouts.page(owner))[0]} == {"r", "h"}
         await asyncio.wait_for(trainer.completion("r"), PATIENCE)
 
 

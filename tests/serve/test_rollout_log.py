@@ -167,7 +167,7 @@ async def test_t18_a_summary_while_there_is_load(caplog):
         server.engine.end_sinks.append(rollout_log)
         async with attach([server.address], slow) as trainer:
             running = asyncio.create_task(trainer.rollout(rollout_id="r", messages=QUESTION, label="3"))
-            async with rollout_log.summaries(server.engine.capacity, every=0.02):
+            async with rollout_log.summaries(server.engine.capacity, server.supervisor, every=0.02):
                 while not any(row.running for row in summaries()):
                     await asyncio.sleep(0.01)
                 assert not any(row.ended for row in summaries())

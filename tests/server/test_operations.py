@@ -116,7 +116,7 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
         with pytest.raises(Unavailable):
             await asyncio.wait_for(asking, 30)
         await closing
-        assert server.engine.rollouts.page("")[0] == []
+        assert (await server.engine.rollouts.page(""))[0] == []
 
 
 async def test_a_large_completion_can_be_read_everywhere(serve, train):

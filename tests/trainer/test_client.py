@@ -7,7 +7,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
@@ -172,7 +172,6 @@ async def test_messages_are_checked_before_they_travel(pair):
 async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(serve, train, stack):
     server = await serve(outbox_delay=(0.05, 0.1))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    first = await train(ScriptedPolicy([]))
     request = {"rollout_id": "r", "messages": QUESTION, "label": "20"}
     hold = asyncio.Event()
 
@@ -180,7 +179,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
         await hold.wait()
         raise AssertionError("the chat was asked elsewhere")
 
-    first._book._policy = slow
+    first = await train(slow)
     await client.init(**request, callback=first.callback())
     second = await train(ToolCallingMock())
     assert not (await client.init(**request, callback=second.callback())).started

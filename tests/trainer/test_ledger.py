@@ -331,7 +331,7 @@ async def test_callbacks_a_higher_attempt_takes_the_place_of_what_is_not_confirm
     server = await serve(agent)
     async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
         await client.init(requests(1)[0], callback=trainer.callback())
-        await until(lambda: trainer._recorded)
+        await until(lambda: rows(path, "SELECT count(*) FROM rollout WHERE result_id IS NOT NULL") == [(1,)])
     async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
         await client.init(replace(requests(1)[0], attempt=2), callback=trainer.callback())
         completion = await trainer.completion("r0", PATIENCE, attempt=2)

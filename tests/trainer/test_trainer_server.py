@@ -13,6 +13,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.calls import call
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
@@ -238,13 +239,14 @@ async def test_waiting_for_a_completion_can_end(ask):
         await ask.trainer.completion("nobody", timeout=0.01)
 
 
-async def test_a_completion_is_kept_when_its_waiter_goes(ask):
-    waiting = asyncio.ensure_future(ask.trainer.completion("r"))
+async def test_a_completion_is_kept_when_its_waiter_goes():
+    inbox = Inbox(counts=lambda completion: None, expects=lambda rollout_id: True)
+    waiting = asyncio.ensure_future(inbox.take("r", 0, None))
     await asyncio.sleep(0)
-    ask.trainer._record(ended())
+    inbox.put(ended())
     waiting.cancel()
     await asyncio.wait({waiting})
-    assert (await ask.trainer.completion("r", timeout=1)).result_id == "one"
+    assert (await inbox.take("r", 0, 1.0)).result_id == "one"
 
 
 async def test_a_higher_attempt_is_waited_for(ask):

@@ -1,0 +1,112 @@
+"""Background work without a Supervisor: tasks that their starter awaits, and work outside of a server or trainer."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
+
+log = logging.getLogger(__name__)
+
+BACKOFF = 0.1, 10.0
+"""Seconds before a failed job runs again: the first pause, and the longest."""
+
+failures: Counter[str] = Counter()
+"""How often each job without a Supervisor has failed, by its name. Jobs with OnFailure.RAISE are not counted."""
+
+T = TypeVar("T")
+
+
+def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
+    """A task that its starter awaits: what it raises is raised there (OnFailure.RAISE).
+
+    `options` are those of create_task; the task has the job's name unless they name it.
+    """
+    error = injected(job)
+    if error is not None:
+        work.close()
+        work = cast("Coroutine[Any, Any, T]", _raise(error))
+    options.setdefault("name", job.name)
+    return asyncio.get_running_loop().create_task(work, **options)
+
+
+def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
+    """A future that its starter awaits: `work` itself if it is one, otherwise a child() that awaits it."""
+    if asyncio.isfuture(work):
+        return work
+    return child(job, work if asyncio.iscoroutine(work) else _await(work))
+
+
+def thread(
+    job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None
+) -> threading.Thread:
+    """Call `step()` on a daemon thread until it returns False.
+
+    If a step raises, a job with OnFailure.RESTART logs it and calls the next step after a backoff. Any other job ends
+    its thread, and calls `failed` with the error, on the thread.
+    """
+
+    def again(error: BaseException, pause: float) -> None:
+        failures[job.name] += 1
+        log.error("%s failed; runs again in %.1f s", job.name, pause, exc_info=error)
+
+    def ended(error: BaseException) -> None:
+        failures[job.name] += 1
+        log.error("%s failed", job.name, exc_info=error)
+        if failed is not None:
+            failed(error)
+
+    return run_thread(job, step, again, ended)
+
+
+def run_thread(
+    job: Job, step: Callable[[], bool], again: Callable[[BaseException, float], None],
+    ended: Callable[[BaseException], None],
+) -> threading.Thread:  # fmt: skip
+    """Start a thread that calls `step()`; `again` and `ended` are called on it after a step has raised."""
+
+    def run() -> None:
+        pause = BACKOFF[0]
+        while True:
+            try:
+                raise_injected(job)
+                if not step():
+                    return
+                pause = BACKOFF[0]
+            except BaseException as error:
+                if job.on_failure is not OnFailure.RESTART:
+                    ended(error)
+                    return
+                again(error, pause)
+                time.sleep(pause)
+                pause = min(BACKOFF[1], pause * 2)
+
+    made = threading.Thread(target=run, name=job.name, daemon=True)
+    made.start()
+    return made
+
+
+def call_later(job: Job, seconds: float, callback: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
+    """Call `callback(*args)` after a pause. An error is logged and counted. Cancel the handle to prevent the call."""
+
+    def fire() -> None:
+        try:
+            raise_injected(job)
+            callback(*args)
+        except Exception as error:
+            failures[job.name] += 1
+            log.error("%s failed", job.name, exc_info=error)
+
+    return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+async def _await(work: Awaitable[T]) -> T:
+    return await work

@@ -1,0 +1,151 @@
+"""An exception at one line of engine, server, journal, trainer or ledger leaves no rollout without an end.
+
+The lines are drawn by a seed from those that an undisturbed run executes. If the agent server or the trainer has failed
+then, both are started again on their journal and ledger, as a supervisor of processes would do.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+
+from osmosis_grpc.engine import EngineConfig
+from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from tests.faults.lines import Injected, executed, raising
+from tests.supervise.house import FAST, USER, Hangs, SlowTools, Talk
+
+FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
+SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
+LINES = 40
+PATIENCE = 15.0
+"""Seconds after which a caller counts as one that waits for ever."""
+ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
+CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
+
+
+class House:
+    """An agent server, an attached trainer with a ledger, a callback trainer, and rollouts of both."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.stack = AsyncExitStack()
+
+    async def __aenter__(self):
+        config = EngineConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0}))
+        loops = [Talk(), SlowTools(), Hangs()]
+        enter = self.stack.enter_async_context
+        self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))
+        self.trainer = await enter(
+            attach([self.server.address], policy, ledger=self.folder / "ledger.db", lost_after=5.0, longest_pause=0.5)
+        )
+        self.called = await enter(TrainerServer(policy))
+        self.client = await enter(RolloutClient(self.server.address, timeout=PATIENCE / 3))
+        return self
+
+    async def __aexit__(self, *exc):
+        with contextlib.suppress(Injected):
+            await self.stack.aclose()
+
+    async def attached(self, rollout_id, agent_loop):
+        """A rollout over the attachment: its completion, or the error that its caller gets."""
+        return await self.trainer.rollout(
+            rollout_id=rollout_id,
+            agent_loop=agent_loop,
+            messages=[USER],
+            agent_timeout=0.5 if agent_loop == "hangs" else 30.0,
+        )
+
+    async def called_back(self, rollout_id, agent_loop):
+        """A rollout with a callback, asked for until its Init is taken or refused for good."""
+        timeout = 0.5 if agent_loop == "hangs" else 30.0
+        await self.client.init(
+            rollout_id=rollout_id, agent_loop=agent_loop, messages=[USER], agent_timeout=timeout,
+            callback=self.called.callback(),
+        )  # fmt: skip
+        return await self.called.completion(rollout_id)
+
+    async def all_end(self):
+        """Run all rollouts. Returns the names of those whose callers still wait after PATIENCE."""
+        asked = {name: self.attached(name, loop) for name, loop in ATTACHED.items()}
+        asked |= {name: self.called_back(name, loop) for name, loop in CALLED_BACK.items()}
+        tasks = {name: asyncio.create_task(work) for name, work in asked.items()}
+        done, waiting = await asyncio.wait(tasks.values(), timeout=PATIENCE)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for task in done:
+            error = task.exception()
+            if error is not None and not isinstance(error, OsmosisRolloutError | Injected):
+                raise error
+        return sorted(name for name, task in tasks.items() if task in waiting)
+
+    @property
+    def failed(self):
+        """Whether a process of its own would have ended with exit code 1."""
+        return self.server.supervisor.failure is not None
+
+    async def unended(self):
+        """The rollouts of the server that have not ended, after a while."""
+        for _ in range(200):
+            left = [record.rollout_id for record in self.server.engine._table.live()]
+            if not left:
+                break
+            await asyncio.sleep(0.05)
+        return left
+
+
+async def policy(request):
+    await asyncio.sleep(0.01)
+    return answer(request, f"reply {request.number}", tokens=3)
+
+
+async def known_lines(folder):
+    """The lines that rollouts execute while nothing is wrong."""
+    async with House(folder) as house:
+        with executed(FOLDERS) as seen:
+            assert await house.all_end() == []
+    return sorted(seen)
+
+
+async def inject(folder, line):
+    """Raise at this line. Returns what is wrong after that, an empty text when nothing is."""
+    async with House(folder) as house:
+        with raising(line) as fired:
+            waiting = await house.all_end()
+        failed = house.failed
+        unended = [] if failed else await house.unended()
+    if failed:
+        async with House(folder) as house:
+            waiting, unended = await house.all_end(), await house.unended()
+    if waiting or unended:
+        return f"{line[0]}:{line[1]} in {fired}: {waiting} wait, {unended} have no end, failed {failed}"
+    return ""
+
+
+async def run(folder, count, seed=SEED):
+    lines = await known_lines(folder / "undisturbed")
+    drawn = random.Random(seed).sample(lines, count)
+    wrong = []
+    for number, line in enumerate(drawn):
+        (folder / str(number)).mkdir()
+        wrong.append(await inject(folder / str(number), line))
+    assert [text for text in wrong if text] == [], f"seed {seed}"
+
+
+@pytest.mark.timeout(300)
+async def test_x04_an_exception_at_any_of_four_lines_ends_every_rollout(tmp_path):
+    (tmp_path / "undisturbed").mkdir()
+    await run(tmp_path, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_x04_an_exception_at_any_of_forty_lines_ends_every_rollout(tmp_path):
+    (tmp_path / "undisturbed").mkdir()
+    await run(tmp_path, LINES)

@@ -1,0 +1,148 @@
+"""How each job outside of a server is made to run, and what its failure does: gateway, commands, log, policies."""
+
+import asyncio
+import logging
+import os
+import signal
+
+import pytest
+
+from osmosis_gateway.door import HttpServer
+from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.relay import Relay
+from osmosis_gateway.routes import gateway_app
+from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.validator import validate_agent_loop
+from osmosis_grpc.cli.aside import run_aside
+from osmosis_grpc.cli.trial import try_out
+from osmosis_grpc.console.logs import BackgroundHandler
+from osmosis_grpc.policies.threads import DaemonThreads
+from osmosis_grpc.serve.rollout_log import RolloutLog
+from tests.processes import run
+from tests.supervise.house import PATIENCE, SlowTools, Talk
+
+
+async def tool_call(h, fail):
+    async def executor(call):
+        return "5"
+
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        await execute_tool_calls([{"id": "c", "function": {"name": "add", "arguments": "{}"}}], executor)
+
+
+async def validate_tools(h, fail):
+    fail()
+    findings = await asyncio.to_thread(validate_agent_loop, SlowTools())
+    assert "injected" in next(row for row in findings.findings if row.code == "GET_TOOLS_EXCEPTION").message
+
+
+async def demo(h, fail, name):
+    source = (
+        "import osmosis_grpc.cli.jobs, sys\nfrom osmosis_grpc import supervise\n"
+        f"supervise.inject({name!r}, OSError('injected'))\nsys.argv[1:] = ['demo']\n"
+        "import runpy; runpy.run_module('osmosis_grpc', run_name='__main__')\n"
+    )
+    result = await asyncio.to_thread(run, "-c", source)
+    assert result.returncode not in (0, -signal.SIGKILL)
+    assert "injected" in result.stdout + result.stderr
+
+
+async def run_in_a_thread(h, fail):
+    async def main():
+        return 5
+
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        await asyncio.to_thread(run_aside, main)
+
+
+async def pulse(h, fail):
+    fail()
+    trial = await asyncio.to_thread(try_out, Talk(), 10.0)
+    assert trial.completion is not None
+
+
+async def write_log(h, fail):
+    reads, writes = os.pipe()
+    fail()
+    handler = BackgroundHandler(writes)
+    handler.emit(logging.LogRecord("x", logging.INFO, __file__, 1, "a line", None, None))
+    await asyncio.to_thread(handler.flush)
+    line = await asyncio.wait_for(asyncio.to_thread(os.read, reads, 100), PATIENCE)
+    assert b"a line" in line
+
+
+async def await_head(h, fail):
+    fail()
+    before, BoundedProtocol.head_seconds = BoundedProtocol.head_seconds, 0.05
+    try:
+        async with HttpServer(gateway_app("test")) as http:
+            _, writes = await asyncio.open_connection("127.0.0.1", http.port)
+            await h.until(lambda: h.failed("gateway.await_head"))
+            writes.close()
+    finally:
+        BoundedProtocol.head_seconds = before
+
+
+async def relay_chat(h, fail):
+    relay = Relay()
+    fail()
+
+    async def gone():
+        return False
+
+    with pytest.raises(OSError, match="injected"):
+        await asyncio.wait_for(relay.chat([], {}, gone), PATIENCE)
+
+
+async def serve_http(h, fail):
+    fail()
+    with pytest.raises(OSError, match="did not start"):
+        async with HttpServer(gateway_app("test"), supervisor=h.supervisor):
+            pass
+
+
+async def work(h, fail):
+    threads = DaemonThreads("test")
+    fail()
+    assert await asyncio.wait_for(threads.run(lambda: 5), PATIENCE) == 5
+    threads.close()
+
+
+async def summary(h, fail):
+    fail()
+    async with RolloutLog().summaries(h.server.engine.capacity, h.supervisor, every=0.02):
+        await h.until(lambda: h.failed("serve.summary"))
+
+
+async def end(h, fail):
+    """In a process of its own, which the job ends."""
+    source = (
+        "import time\nfrom osmosis_grpc import supervise\nfrom osmosis_grpc.serve import process\n"
+        "supervise.inject('serve.end', OSError('injected'))\nprocess.EXIT_AFTER_LIMIT = 0.0\n"
+        "process.end_after(0.0)\ntime.sleep(60)\n"
+    )
+    child = await asyncio.to_thread(run, "-c", source)
+    assert child.returncode == 1
+    assert "serve.end failed; runs again" in child.stderr
+
+
+SCENARIOS = {
+    "agent.tool_call": tool_call,
+    "agent.validate_tools": validate_tools,
+    "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
+    "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
+    "cli.pulse": pulse,
+    "cli.run_aside": run_in_a_thread,
+    "console.write_log": write_log,
+    "gateway.await_head": await_head,
+    "gateway.relay_chat": relay_chat,
+    "gateway.serve_http": serve_http,
+    "policies.work": work,
+    "serve.end": end,
+    "serve.summary": summary,
+}
+"""By job: makes it run after fail(), and checks what its failure does to those who wait."""
+ELSEWHERE = {"cli.demo_server", "cli.demo_trainer", "serve.end"}
+"""Jobs that fail in another process."""

@@ -1,0 +1,233 @@
+"""How each job of engine, journal, server and link is made to run, and what its failure does."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc import supervise
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
+from osmosis_grpc.errors import Internal, Unavailable
+from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing import collect_rollout
+from osmosis_grpc.trainer import attach
+from osmosis_grpc.types import CompletionStatus
+from tests.server.raw_trainer import init
+from tests.supervise.house import PATIENCE, USER, SlowTools, Talk
+
+FRAME = attach_pb2.TrainerFrame
+
+
+async def goes_on(h, fail):
+    """A job that runs again and again, or at once: it fails, and a rollout goes well."""
+    fail()
+    await h.completes("r1")
+
+
+async def fails_its_rollout(h, fail, agent_loop="talk", **fields):
+    fail()
+    await h.ends_as_ours("r1", agent_loop, **fields)
+
+
+async def refuses_the_init(h, fail, agent_loop="talk"):
+    fail()
+    with pytest.raises(Internal):
+        await h.start("r1", agent_loop)
+
+
+async def fails_the_agents_chat(h, fail):
+    fail()
+    completion, _ = await collect_rollout(Talk(), lambda request: EchoPolicy()(request), [USER])
+    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "agent")
+    assert "injected" in completion.failure.message
+
+
+async def decide(h, fail):
+    await h.start("r1", "hangs")
+    fail()
+    await h.client.cancel("r1")
+    completion = await h.end("r1")
+    assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "server")
+
+
+async def deliver(h, fail):
+    supervise.inject("engine.complete", OSError("the first try"))
+    await goes_on(h, fail)
+
+
+async def resend(h, fail):
+    await h.completes("r1")
+    await h.until(lambda: not h.server.engine.capacity().undelivered)
+    fail()
+    assert not (await h.start("r1")).started
+
+
+async def fails_the_writer(h, fail):
+    fail()
+
+    async def ask():
+        for number in range(1000):
+            await h.start(f"r{number}", "hangs")
+
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(ask(), PATIENCE)
+
+
+async def barrier(h, fail):
+    await h.start("r1", "hangs")
+    fail()
+    await asyncio.wait_for(h.client.cancel("r1"), PATIENCE)  # the client asks again
+    assert (await h.end("r1")).status is CompletionStatus.CANCELLED
+
+
+async def start_server(h, fail):
+    fail()
+    with pytest.raises(OSError, match="injected"):
+        async with AgentServer([Talk()], port=0):
+            pass
+
+
+async def breaks_the_stream(h, fail):
+    async with h.raw() as raw:
+        stream = raw.open()
+        fail()
+        await stream.send(raw.hello())
+        assert await stream.ended() in ("INTERNAL", "UNKNOWN")
+        await raw.attach()
+        await raw.start("r1")
+        await raw.finish()
+
+
+async def ask_again(h, fail):
+    async with h.raw() as raw:
+        fail()
+        await raw.attach()
+        await h.until(lambda: h.failed("server.ask_again"))
+        await raw.start("r1")
+        await raw.finish()
+
+
+async def dial(h, fail):
+    async with attach([], lambda request: answer(request, "fine"), listen_on="127.0.0.1:0") as trainer:
+        fail()
+        async with AgentServer([Talk()], port=0, connect=[trainer.address]) as server:
+            h.supervisor = server.supervisor
+            async with asyncio.timeout(PATIENCE):
+                completion = await trainer.rollout(rollout_id="r1", messages=[USER])
+            assert completion.status is CompletionStatus.COMPLETED
+
+
+async def follow_events(h, fail):
+    async with h.raw() as raw:
+        stream = await raw.attach()
+        await raw.start("r1", agent_loop="hangs")
+        fail()
+        request = control_pb2.StreamEventsRequest(rollout_id="r1")
+        await raw.send(FRAME(subscribe=attach_pb2.Subscribe(id="s", request=request)))
+        assert (await stream.next("unsubscribed")).status.code == 13
+
+
+async def tell_accepted(h, fail):
+    async with h.raw() as raw:
+        stream = await raw.attach()
+        fail()
+        await raw.send(init("r1"))
+        assert await stream.ended() == "INTERNAL"
+        await raw.attach()
+        await raw.send(init("r1"))
+        assert (await raw.stream.next("init_reply")).WhichOneof("result") == "response"
+        await raw.finish()
+
+
+async def tell_cancelled(h, fail):
+    async with h.raw() as raw:
+        stream = await raw.attach()
+        fail()
+        request = control_pb2.CancelRequest(group_id="g")
+        await raw.send(FRAME(cancel=attach_pb2.CancelAsk(id="c", request=request)))
+        assert await stream.ended() == "INTERNAL"
+        await raw.attach()
+        await raw.barrier()
+
+
+async def serve_grpc(h, fail):
+    fail()
+    async with AgentServer([Talk()], port=0) as server:
+        h.server, h.supervisor = server, server.supervisor
+        await h.until(lambda: server.supervisor.failure is not None)
+        await not_serving(h)
+
+
+async def not_serving(h):
+    async with asyncio.timeout(PATIENCE):
+        while await h.health() != "NOT_SERVING":
+            await asyncio.sleep(0.01)
+
+
+async def tell_health(h, fail):
+    fail()
+    h.supervisor.failed(supervise.declared()["server.serve_grpc"], OSError("for the health"))
+    await not_serving(h)
+
+
+async def trainer_grace(h, fail):
+    async with h.raw() as raw:
+        stream = await raw.attach()
+        await raw.start("r1", agent_loop="hangs")
+        fail()
+        await stream.cut()
+        await h.until(lambda: not h.server.engine.capacity().running)
+        await raw.attach()
+        assert (await raw.completion()).failure.message.startswith("the trainer was away")
+
+
+async def usual_tools(h, fail):
+    fail()
+    async with AgentServer([SlowTools()], port=0) as server:
+        assert server.address
+
+
+def agent_loop(scenario, name, **fields):
+    return lambda h, fail: scenario(h, fail, name, **fields)
+
+
+SCENARIOS = {
+    "engine.abandon": agent_loop(fails_its_rollout, "stubborn", agent_timeout=0.05),
+    "engine.accept": refuses_the_init,
+    "engine.accept_later": agent_loop(refuses_the_init, "slow tools"),
+    "engine.agent": fails_its_rollout,
+    "engine.agent_over": fails_its_rollout,
+    "engine.chat": fails_the_agents_chat,
+    "engine.committed": fails_its_rollout,
+    "engine.complete": goes_on,
+    "engine.deadline": agent_loop(fails_its_rollout, "hangs", agent_timeout=0.05),
+    "engine.decide": decide,
+    "engine.deliver": deliver,
+    "engine.first_delivery": goes_on,
+    "engine.get_tools": agent_loop(refuses_the_init, "slow tools"),
+    "engine.resend": resend,
+    "engine.start": fails_its_rollout,
+    "engine.stop_again": agent_loop(fails_its_rollout, "stubborn", agent_timeout=0.05),
+    "engine.sum_up": goes_on,
+    "engine.sweep": goes_on,
+    "engine.watchdog": goes_on,
+    "journal.barrier": barrier,
+    "journal.commit": fails_the_writer,
+    "journal.flush": fails_the_writer,
+    "link.read_stream": breaks_the_stream,
+    "link.start_server": start_server,
+    "link.watch_stream": breaks_the_stream,
+    "link.write_stream": breaks_the_stream,
+    "server.ask_again": ask_again,
+    "server.dial": dial,
+    "server.follow_events": follow_events,
+    "server.serve_grpc": serve_grpc,
+    "server.tell_accepted": tell_accepted,
+    "server.tell_cancelled": tell_cancelled,
+    "server.tell_health": tell_health,
+    "server.trainer_grace": trainer_grace,
+    "server.usual_tools": usual_tools,
+}
+"""By job: makes it run after fail(), and checks what its failure does to those who wait."""
+ENDS_BADLY = {"server.tell_health"}
+"""Jobs whose scenario makes the owner fail by another job."""

@@ -1,0 +1,50 @@
+"""Every declared job is made to raise once, and is seen to run again or to be reported.
+
+Those of the trainer and its ledger are in tests/trainer/test_supervised.py.
+"""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import osmosis_gateway
+import osmosis_grpc
+from osmosis_grpc import supervise
+from osmosis_grpc.supervise import OnFailure
+from tests.supervise import process_jobs, server_jobs
+from tests.supervise.house import house
+from tests.trainer import test_supervised as trainer_jobs
+
+for package in (osmosis_grpc, osmosis_gateway):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if "_gen" not in module.name and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS
+JOBS = {name: job for name, job in supervise.declared().items() if not name.startswith("test.")}
+
+
+def test_every_declared_job_has_a_scenario():
+    assert set(SCENARIOS) | set(trainer_jobs.SCENARIOS) == set(JOBS)
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, caplog):
+    def fail():
+        supervise.inject(name, OSError(f"injected into {name}"))
+
+    job = JOBS[name]
+    supervise.failures.clear()
+    async with house(tmp_path / "state") as h:
+        before = h
+        await SCENARIOS[name](h, fail)
+        if name in process_jobs.ELSEWHERE:
+            return
+        if job.on_failure is not OnFailure.RAISE:
+            await h.until(lambda: f"{name} failed" in caplog.text)
+        if job.on_failure is OnFailure.FAIL_OWNER:
+            assert str(h.supervisor.failure) == f"injected into {name}"
+        elif name not in server_jobs.ENDS_BADLY:
+            assert h.supervisor.failure is None
+            await before.completes("afterwards")

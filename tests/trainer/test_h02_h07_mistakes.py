@@ -1,0 +1,80 @@
+"""A mistake in a frame handler ends one stream and no dialling; one in a sweep ends that sweep and no retention."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.server import attachment as server_attachment
+from osmosis_grpc.trainer import TrainerServer, attach
+from osmosis_grpc.trainer import attachment as trainer_attachment
+from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.types import CompletionStatus
+from tests.trainer.conftest import PATIENCE, reply, talker, until
+
+
+def within(awaitable):
+    return asyncio.wait_for(awaitable, PATIENCE)
+
+
+@pytest.fixture
+def mistake(monkeypatch):
+    """Makes a function of a module raise once, and counts its calls."""
+
+    def make(owner, name):
+        usual, calls = getattr(owner, name), []
+
+        def mistaken(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyError("a mistake on purpose")
+            return usual(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, mistaken)
+        return calls
+
+    return make
+
+
+async def test_h02_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
+    server = await serve(talker())
+    calls = mistake(trainer_attachment, "completion_from_wire")
+    async with attach([server.address], reply) as trainer:
+        outcome = await within(trainer.rollout(rollout_id="r"))
+    assert outcome.status is CompletionStatus.COMPLETED
+    assert len(calls) > 1
+    assert "a mistake on purpose" in caplog.text
+
+
+async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
+    server = await serve(talker())
+    calls = mistake(server_attachment, "check_served")
+    async with attach([], reply, listen_on="127.0.0.1:0") as trainer:
+        server.attachments.dial(trainer.address)
+        outcome = await within(trainer.rollout(rollout_id="r"))
+    assert outcome.status is CompletionStatus.COMPLETED
+    assert len(calls) > 1
+    assert "a mistake on purpose" in caplog.text
+
+
+async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(serve, mistake, caplog):
+    server = await serve(talker())
+    calls = mistake(ChatBook, "sweep")
+    async with attach([server.address], reply, ttl=0.1) as trainer:
+        await within(trainer.rollout(rollout_id="r"))
+        await until(lambda: calls)
+        async with asyncio.timeout(PATIENCE):
+            while True:  # a rollout that is forgotten may be asked for again; to ask is to remember
+                try:
+                    await trainer.rollout(rollout_id="r")
+                    break
+                except AlreadyExists:
+                    await asyncio.sleep(0.5)
+    assert "a mistake on purpose" in caplog.text
+
+
+async def test_h07_a_callback_trainer_sweeps_again_after_a_sweep_that_failed(mistake, caplog):
+    calls = mistake(ChatBook, "sweep")
+    async with TrainerServer(reply, ttl=0.1):
+        await until(lambda: len(calls) >= 3)
+    assert "a mistake on purpose" in caplog.text

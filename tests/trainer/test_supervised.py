@@ -1,0 +1,349 @@
+"""Each background job of the trainer and its ledger fails once: it runs again, or the call that waits gets the error.
+
+A job that is declared without a scenario here fails its test.
+"""
+
+import asyncio
+import io
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from osmosis_grpc import supervise
+from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach, completions
+from osmosis_grpc.trainer import progress as progress_file
+from osmosis_grpc.trainer import unreached as unreached_file
+from osmosis_grpc.trainer.loop_thread import LoopThread
+from osmosis_grpc.trainer.progress import Progress
+from osmosis_grpc.types import CompletionStatus
+from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.raw_agent_server import complete, init_reply, referring, status
+
+JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
+INJECTED = OSError("injected on purpose")
+NOWHERE = "127.0.0.1:1"
+COMPLETED, FAILED = CompletionStatus.COMPLETED, CompletionStatus.FAILED
+SCENARIOS = {}
+
+
+def scenario(name):
+    def add(function):
+        SCENARIOS[name] = function
+        return function
+
+    return add
+
+
+@pytest.fixture
+def tools(serve, train, attach_to, listening, stack, monkeypatch, tmp_path, caplog):
+    return SimpleNamespace(
+        serve=serve, train=train, attach_to=attach_to, listening=listening, stack=stack, monkeypatch=monkeypatch,
+        path=tmp_path, caplog=caplog, text=lambda: caplog.text,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+async def test_a_job_that_fails_runs_again_or_is_reported(name, tools):
+    assert name in SCENARIOS, f"write a scenario in which {name} fails"
+    try:
+        await SCENARIOS[name](tools, name)
+    finally:
+        supervise.inject(name, INJECTED)
+        supervise.jobs.injected(supervise.declared()[name])  # what was not raised is forgotten
+
+
+def within(awaitable):
+    return asyncio.wait_for(awaitable, PATIENCE)
+
+
+def inject(name):
+    supervise.inject(name, INJECTED)
+
+
+def restarted(tools, name):
+    return f"{name} failed; runs again" in tools.text() and "injected on purpose" in tools.text()
+
+
+async def collect(values):
+    return [value async for value in values]
+
+
+def reported(name):
+    """The caller's exception names the job and tells why it failed."""
+    return pytest.raises(Internal, match=f"{name} failed: OSError: injected on purpose")
+
+
+# Jobs that run again.
+
+
+@scenario("trainer.sweep")
+async def sweep(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()), ttl=0.04)
+    inject(name)
+    await until(lambda: restarted(tools, name))
+    await within(trainer.rollout(rollout_id="r"))
+    async with asyncio.timeout(PATIENCE):
+        while True:  # a rollout that is forgotten may be asked for again; to ask is to remember
+            try:
+                await trainer.rollout(rollout_id="r")
+                return
+            except AlreadyExists:
+                await asyncio.sleep(0.2)
+
+
+@scenario("trainer.warn_unreached")
+async def warn_unreached(tools, name):
+    tools.monkeypatch.setattr(unreached_file, "EVERY", 0.05)
+    inject(name)
+    async with attach([NOWHERE], reply, longest_pause=3600.0):
+        await until(lambda: restarted(tools, name))
+        tools.caplog.clear()
+        await until(lambda: f"server {NOWHERE} cannot be reached" in tools.text())
+
+
+@scenario("trainer.dial")
+async def dial(tools, name):
+    server = await tools.serve(talker())
+    inject(name)
+    async with attach([server.address], reply) as trainer:
+        assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
+    assert restarted(tools, name)
+
+
+@scenario("trainer.follow_ends")
+async def follow_ends(tools, name):
+    server, trainer = await tools.serve(talker()), await tools.train(reply)
+    inject(name)
+    async with RolloutClient(server.address) as client:
+        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+        assert (await within(client.wait("r"))).status is COMPLETED
+    assert restarted(tools, name)
+
+
+@scenario("trainer.draw_progress")
+async def draw_progress(tools, name):
+    tools.monkeypatch.setattr(progress_file.Lines, "period", 0.01)
+    inject(name)
+    file = io.StringIO()
+    with Progress(1, file=file) as progress:
+        await until(lambda: restarted(tools, name))
+        done = asyncio.get_running_loop().create_future()
+        progress.watch(done)
+        done.cancel()
+        await until(lambda: "1 of 1 done" in file.getvalue())
+
+
+# Jobs whose failure one rollout, one call, gets.
+
+
+@scenario("trainer.take_outcome")
+async def take_outcome(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()))
+    inject(name)
+    with reported(name):
+        await within(trainer.rollout(rollout_id="r"))
+    assert (await within(trainer.rollout(rollout_id="s"))).status is COMPLETED
+
+
+@scenario("trainer.send_again")
+async def send_again(tools, name):
+    house = await tools.listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.stream.next("init")
+    inject(name)
+    full = status(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    full.details.add().Pack(error_details_pb2.RetryInfo(retry_delay={"nanos": 1000}))
+    await server.send(init_reply(request, status=full))
+    with reported(name):
+        await done
+
+
+async def refer_to_nothing(tools):
+    """A rollout whose outcome refers to chats that were never made."""
+    house = await tools.listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    await server.send(complete(await server.accept(), **referring(1, runs=(1, 2))))
+    return done
+
+
+@scenario("trainer.read_events")
+async def read_events(tools, name):
+    inject(name)
+    with reported(name):
+        await (await refer_to_nothing(tools))
+
+
+@scenario("trainer.overdue_outcome")
+async def overdue_outcome(tools, name):
+    tools.monkeypatch.setattr(completions, "READING_LIMIT", 0.1)
+    inject(name)
+    with reported(name):
+        await (await refer_to_nothing(tools))
+
+
+@scenario("trainer.lost_server")
+async def lost_server(tools, name):
+    house = await tools.listening(lost_after=0.2)
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    await server.accept()
+    inject(name)
+    await server.stream.cut()
+    with reported(name):
+        await done
+
+
+@scenario("trainer.feed")
+async def feed(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()))
+    for values in (
+        lambda: trainer.run([RolloutRequest(rollout_id="r")]),
+        lambda: trainer.groups([RolloutRequest(rollout_id="g")], group_size=2),
+    ):
+        inject(name)
+        with reported(name):
+            await within(collect(values()))
+
+
+@scenario("trainer.sample")
+async def sample(tools, name):
+    async def policy(request):
+        return reply(request)
+
+    trainer = await tools.attach_to(policy, await tools.serve(talker()))
+    inject(name)
+    outcome = await within(trainer.rollout(rollout_id="r"))
+    assert (outcome.status, outcome.failure.boundary) == (FAILED, "trainer")
+    assert "injected on purpose" in outcome.failure.message
+
+
+@scenario("trainer.keep_reply")
+async def keep_reply(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()))
+    inject(name)
+    outcome = await within(trainer.rollout(rollout_id="r"))
+    assert (outcome.status, outcome.failure.boundary) == (FAILED, "trainer")
+    assert "injected on purpose" in outcome.failure.message
+    assert f"{name} failed" in tools.text()
+
+
+@scenario("trainer.recorder")
+async def recorder(tools, name):
+    recorded = []
+
+    async def record(completion, state, credential):
+        recorded.append(completion.rollout_id)
+
+    server = await tools.serve(talker())
+    async with TrainerServer(reply, recorder=record) as trainer, RolloutClient(server.address) as client:
+        inject(name)
+        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+        await until(lambda: recorded == ["r"] and not server.engine.capacity().undelivered)
+    assert "injected on purpose" in tools.text(), "the call that reported the outcome failed, and was made again"
+
+
+@scenario("ledger.after_commit")
+async def after_commit(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()), ledger=tools.path / "ledger")
+    inject(name)
+    with pytest.raises(LedgerError, match=f"{name}.* failed: OSError: injected on purpose"):
+        await within(trainer.rollout(rollout_id="r"))
+    outcome = await within(trainer.rollout(rollout_id="s"))
+    await outcome.confirm()
+
+
+# Jobs that the trainer cannot do without.
+
+
+def failed(name):
+    return pytest.raises(TrainerFailed, match=f"{name}: OSError: injected on purpose")
+
+
+@scenario("trainer.no_server")
+async def no_server(tools, name):
+    inject(name)
+    async with attach([NOWHERE], reply, lost_after=0.3) as trainer:
+        waiting = [
+            asyncio.ensure_future(within(trainer.rollout(rollout_id="r"))),
+            asyncio.ensure_future(within(collect(trainer.run([RolloutRequest(rollout_id="s")])))),
+            asyncio.ensure_future(within(collect(trainer.groups([RolloutRequest(rollout_id="t")], group_size=2)))),
+            asyncio.ensure_future(within(collect(trainer.events("r")))),
+            asyncio.ensure_future(within(trainer.evaluate([RolloutRequest(rollout_id="u")]))),
+            asyncio.ensure_future(within(collect(trainer.run(endless())))),
+        ]
+        for task in waiting:
+            with failed(name):
+                await task
+        with failed(name):
+            await within(trainer.rollout(rollout_id="later"))
+        with failed(name):
+            await within(collect(trainer.events("r")))
+    assert f"{name} failed; the trainer has failed" in tools.text()
+
+
+async def endless():
+    """Requests that never come."""
+    await asyncio.sleep(3600)
+    yield RolloutRequest(rollout_id="never")
+
+
+@scenario("ledger.commit")
+async def commit(tools, name):
+    async with attach([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
+        running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
+        await asyncio.sleep(0)
+        inject(name)
+        with failed(name):
+            await running
+    async with TrainerServer(reply, ledger=tools.path / "callback") as trainer:
+        waiting = [asyncio.ensure_future(within(trainer.completion("r")))]
+        waiting.append(asyncio.ensure_future(within(anext(trainer.completions()))))
+        await asyncio.sleep(0)
+        inject(name)
+        for task in waiting:
+            with failed(name):
+                await task
+
+
+@scenario("trainer.loop")
+async def loop(tools, name):
+    inject(name)
+    with failed(name):
+        await within(asyncio.to_thread(SyncTrainer([NOWHERE], reply).open))
+    trainer = SyncTrainer([NOWHERE], reply)
+    await within(asyncio.to_thread(trainer.open))
+    await within(asyncio.to_thread(trainer.close))
+
+
+@scenario("trainer.close_iterator")
+async def close_iterator(tools, name):
+    """The collector closes a generator on the loop's own thread."""
+
+    async def values():
+        yield 1
+        yield 2
+
+    def use():
+        thread = LoopThread("test")
+        thread.start()
+        generators = [thread.iterate(values)]
+        assert next(generators[0]) == 1
+
+        async def drop():
+            generators.clear()
+            await asyncio.sleep(0.05)
+
+        thread.call(drop)
+        thread.stop()
+
+    inject(name)
+    await within(asyncio.to_thread(use))
+    assert f"{name} failed" in tools.text()

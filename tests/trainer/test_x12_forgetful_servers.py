@@ -1,0 +1,88 @@
+"""A server that accepts a rollout and forgets it, again and again."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.trainer import RolloutRequest
+from osmosis_grpc.types import CompletionStatus
+from tests.trainer.raw_agent_server import accepted
+
+
+async def forget(server, seen):
+    """Accept every Init, and say of each that it is not known."""
+    while True:
+        request = await server.stream.next("init")
+        seen.append(request.attempt)
+        ref = attach_pb2.RolloutRef(rollout_id=request.rollout_id, attempt=request.attempt)
+        unknown = attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref]))
+        await server.send(accepted(request), unknown)
+
+
+@pytest.fixture
+def forgetting(listening):
+    async def start(**options):
+        house = await listening(**options)
+        server = await house.server()
+        await server.attach()
+        server.stream.patience = 30.0
+        seen = []
+        task = asyncio.create_task(forget(server, seen))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return house, seen
+
+    return start
+
+
+async def test_x12_a_rollout_that_is_forgotten_again_and_again_ends_with_the_reasons(forgetting):
+    house, seen = await forgetting()
+    with pytest.raises(Unavailable, match=r"lost 5 times.*attempt 1: .*forgotten it.*attempt 5: .*forgotten it"):
+        await asyncio.wait_for(house.trainer.rollout(rollout_id="r", agent_loop="talk"), 30)
+    assert seen == [1, 2, 3, 4, 5]
+
+
+async def test_x12_run_yields_it_as_failed_and_the_number_of_attempts_is_an_option(forgetting):
+    house, seen = await forgetting(max_attempts=2)
+    requests = [RolloutRequest(rollout_id="r", agent_loop="talk")]
+    outcomes = [outcome async for outcome in house.trainer.run(requests)]
+    assert seen == [1, 2]
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.failure.boundary) == (CompletionStatus.FAILED, "server")
+    assert "lost 2 times" in outcome.failure.message
+
+
+async def test_x12_other_rollouts_run_while_one_waits_for_its_next_attempt(listening):
+    house = await listening()
+    server = await house.server()
+    await server.attach(max_open_rollouts=1)
+    lost = house.run("lost")
+    request = await server.accept()
+    other = house.run("other")
+    ref = attach_pb2.RolloutRef(rollout_id="lost", attempt=1)
+    await server.send(attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref])))
+    request = await server.accept()
+    assert request.rollout_id == "other"
+    await server.complete(request)
+    await other
+    request = await server.accept()
+    assert (request.rollout_id, request.attempt) == ("lost", 2)
+    await server.complete(request)
+    assert (await lost).attempt == 2
+
+
+async def test_x12_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forgetting):
+    house, seen = await forgetting(max_attempts=100)
+    running = asyncio.create_task(house.trainer.rollout(rollout_id="r", agent_loop="talk"))
+    while len(seen) < 4:
+        await asyncio.sleep(0.01)
+    await house.trainer.cancel("r")
+    outcome = await asyncio.wait_for(running, 10)
+    assert outcome.status is CompletionStatus.CANCELLED
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+async def test_x12_at_least_one_attempt_is_made(listening, attempts):
+    with pytest.raises(ValueError, match="max_attempts"):
+        await listening(max_attempts=attempts)

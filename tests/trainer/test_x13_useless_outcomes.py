@@ -1,0 +1,113 @@
+"""An outcome that the trainer cannot use ends its rollout for the caller, too."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc.errors import Internal, InvalidArgument
+from osmosis_grpc.link.calls import call
+from osmosis_grpc.trainer import RolloutRequest, completions
+from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.wire.rollout import completion_to_wire
+from tests.trainer.conftest import PATIENCE, reply
+from tests.trainer.house import CODE
+from tests.trainer.raw_agent_server import complete, referring, status
+
+
+def within(awaitable):
+    return asyncio.wait_for(awaitable, PATIENCE)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(completions, "READING_LIMIT", 0.5)
+
+
+@pytest.mark.parametrize("events", ["silent", "gone"])
+async def test_x13_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(listening, short, events):
+    house = await listening()
+    async with house.innocent():
+        server = await house.server()
+        await server.attach()
+        done = house.run("r")
+        request = await server.accept()
+        await server.send(complete(request, **referring(1, runs=(1, 2))))
+        wanted = await server.stream.next("subscribe")
+        if events == "gone":
+            gone = attach_pb2.Unsubscribed(id=wanted.id, status=status(grpc.StatusCode.OUT_OF_RANGE, "gone"))
+            await server.send(attach_pb2.ServerFrame(unsubscribed=gone))
+            assert (await server.stream.next("complete_reply")).status.code == CODE["UNAVAILABLE"], "it may come again"
+        with pytest.raises(Internal, match="refers to chats that are not known here"):
+            await done
+        final = await server.stream.next("complete_reply")
+        assert final.status.code == CODE["INVALID_ARGUMENT"], "the server need not send it again"
+
+
+async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    request = await server.accept()
+    outcome = complete(request, **referring(1, runs=(1, 2)))
+    await server.send(outcome)
+    await server.stream.next("subscribe")
+    await server.stream.cut()
+    await asyncio.sleep(1.5)
+    assert not done.done()
+    await server.attach()
+    await server.send(complete(request))
+    assert (await within(done)).status is CompletionStatus.COMPLETED
+
+
+async def test_x13_a_refusal_that_is_final_for_the_server_is_final_for_the_caller(listening):
+    house = await listening()
+    server = await house.server()
+    await server.attach()
+    done = house.run("r")
+    others = house.trainer.run([RolloutRequest(rollout_id="s", agent_loop="talk")])
+    ended = asyncio.ensure_future(within(anext(others)))
+    requests = [await server.accept() for _ in range(2)]
+    for request in requests:
+        refused = await server.complete(request, status=0)
+        assert refused.status.code == CODE["INVALID_ARGUMENT"]
+    with pytest.raises(Internal, match=r"the outcome of rollout r .*completion\.status"):
+        await done
+    outcome = await ended
+    assert (outcome.status, outcome.failure.boundary) == (CompletionStatus.FAILED, "server")
+    assert "completion.status" in outcome.failure.message
+    await others.aclose()
+
+
+async def test_x13_only_the_server_that_runs_a_rollout_can_end_it_so(listening):
+    house = await listening()
+    server, other = await house.server(), await house.server()
+    await server.attach()
+    await other.attach(agent_loops=["other"])
+    done = house.run("r")
+    request = await server.accept()
+    refused = await other.complete(request, status=0)
+    assert refused.status.code == CODE["INVALID_ARGUMENT"]
+    await server.complete(request)
+    assert (await done).status is CompletionStatus.COMPLETED
+
+
+async def test_x13_a_callback_trainer_fails_the_call_that_waits(train):
+    trainer = await train(reply)
+    message = completion_to_wire(Completion(rollout_id="r", attempt=1, status=CompletionStatus.COMPLETED))
+    message.status = 0
+    async with grpc.aio.insecure_channel(trainer.address) as channel:
+        stub = TrainerServiceStub(channel)
+        waiting = [asyncio.ensure_future(within(trainer.completion("r"))) for _ in range(2)]
+        with pytest.raises(InvalidArgument):
+            await call(stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE)
+        for task in waiting:
+            with pytest.raises(Internal, match=r"the outcome of rollout r: completion\.status"):
+                await task
+        good = Completion(rollout_id="r", attempt=2, result_id="two", status=CompletionStatus.COMPLETED)
+        message = completion_to_wire(good)
+        await call(stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE)
+        assert (await within(trainer.completion("r"))).result_id == "two"
