@@ -179,7 +179,9 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):
-        await until(lambda: all(row.end_time and not row.undelivered for row in server.engine.rollouts.page("")[0]))
+        async with asyncio.timeout(PATIENCE):
+            while not all([row.end_time and not row.undelivered async for row in client.rollouts()]):
+                await asyncio.sleep(0.005)
         for name in DONE:
             try:
                 found[name] = (await client.get(name)).completion
