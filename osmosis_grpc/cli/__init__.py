@@ -1,4 +1,4 @@
-"""osmosis-grpc: serve, validate, demo, replay."""
+"""osmosis-grpc: serve, validate, demo, replay, doctor."""
 
 import sys
 from typing import Any
@@ -17,6 +17,7 @@ def build() -> Any:
 
     from osmosis_grpc import __version__
     from osmosis_grpc.cli.demo import demo
+    from osmosis_grpc.cli.doctor import doctor
     from osmosis_grpc.cli.replay import replay
     from osmosis_grpc.cli.validate import validate
     from osmosis_grpc.serve.command import serve
@@ -41,4 +42,5 @@ def build() -> Any:
     app.command()(validate)
     app.command()(demo)
     app.command()(replay)
+    app.command()(doctor)
     return app

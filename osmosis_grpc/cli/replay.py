@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from osmosis_grpc.cli.state import state_folder
+
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
     from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row
@@ -47,7 +49,11 @@ def replay(
     from osmosis_grpc.serve.records import records
 
     with records(json) as out:
-        recorded = _recorded(_folder(state_dir), rollout, attempt)
+        try:
+            folder = state_folder(state_dir)
+        except ValueError as error:
+            _usage(str(error))
+        recorded = _recorded(folder, rollout, attempt)
         agent_loop = _agent_loop(module or [], recorded.entry)
         code = _Report(out, json, recorded).run(agent_loop, until_turn)
     raise typer.Exit(code)
@@ -58,27 +64,12 @@ def _usage(problem: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _folder(state_dir: str | None) -> Path:
-    if state_dir is None:
-        from pydantic import ValidationError
-
-        from osmosis_grpc.settings import get_settings, problems
-
-        try:
-            state_dir = get_settings().server.state_dir
-        except ValidationError as error:
-            _usage(problems(error))
-    if state_dir == ":memory:":
-        _usage("a journal in memory is gone with its server; --state-dir DIR names one on disk")
-    return Path(state_dir)
-
-
 def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
     """What the journal knows of the rollout."""
     import sqlite3
 
     from osmosis_grpc.cli.rerun import Recorded
-    from osmosis_grpc.errors import InvalidArgument
+    from osmosis_grpc.errors import DataLoss, InvalidArgument
     from osmosis_grpc.journal import JournalError, Reader
 
     try:
@@ -91,12 +82,14 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
             if entry is None:
                 known = ", ".join(map(str, sorted(entries)))
                 _usage(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+            if entry.damage:
+                _usage(f"rollout {rollout_id} is damaged: {entry.damage}; osmosis-grpc doctor tells more")
             return Recorded(entry, reader.trajectory)
         finally:
             reader.close()
     except JournalError as error:
         _usage(f"{error}; --state-dir names the folder that serve was given")
-    except (sqlite3.Error, InvalidArgument) as error:
+    except (sqlite3.Error, InvalidArgument, DataLoss) as error:
         _usage(f"{folder} cannot be read: {error}")
 
 

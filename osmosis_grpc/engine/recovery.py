@@ -15,6 +15,7 @@ from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
 from osmosis_grpc.types import Entry, FailureReason, events
+from osmosis_grpc.types.reasons import DATA_LOSS
 
 
 class Recovery:
@@ -63,6 +64,11 @@ class Recovery:
         record.counted = True
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
+        elif entry.damage:
+            why = f"the journal's record of the rollout is damaged: {entry.damage}"
+            reason = FailureReason.DATA_LOSS
+            lost = verdicts.failed("server", why, retryable=True, reason=reason, finish_reason=DATA_LOSS)
+            self._runner.decide(record, lost)
         else:
             recording = Recording(self._log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))

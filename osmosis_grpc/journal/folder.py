@@ -1,19 +1,19 @@
 """A journal's folder while this process has it: its lock, connections and secrets, and what stood there at first."""
 
 import sqlite3
-import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 from osmosis_grpc.journal import schema
 from osmosis_grpc.journal.database import connect, open_database
 from osmosis_grpc.journal.lock import Lock, Locked
+from osmosis_grpc.journal.mending import mend
 from osmosis_grpc.journal.reader import Reader
 from osmosis_grpc.journal.secrets import Secrets
 
 
 class Folder:
-    """Made and migrated where it has to be. Raises JournalError."""
+    """Made or mended where it has to be. Raises JournalError."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / schema.FILE
@@ -37,8 +37,7 @@ class Folder:
         stack.callback(self.lock.close)
         self.writes = open_database(self.path, schema.JOURNAL)
         stack.callback(self.writes.close)
-        facts = "INSERT OR IGNORE INTO facts VALUES ('journal_id', ?), ('forgotten_position', 0), ('clock', 0.0)"
-        made = self.writes.execute(facts, (uuid.uuid4().hex,)).rowcount
+        made = mend(self.writes, self.path)
         self.secrets = Secrets(folder / "credentials")
         self.reads = connect(self.path)
         stack.callback(self.reads.close)
@@ -53,4 +52,4 @@ class Folder:
         """The journal's time, as far as the process before has recorded it."""
         self.closed = bool(made or reader.fact("closed"))
         """Whether the process before has closed the journal, or there was none."""
-        self.writes.execute("INSERT OR REPLACE INTO facts VALUES ('closed', 0)")
+        self.writes.execute(schema.FACT, schema.fact("closed", 0))

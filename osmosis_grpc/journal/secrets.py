@@ -6,13 +6,17 @@ They stand nowhere else, and are gone with the acknowledgement of the rollout's 
 import base64
 import hashlib
 import json
+import logging
 import os
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.types import InitRequest
+
+log = logging.getLogger(__name__)
 
 
 class Secrets:
@@ -31,7 +35,7 @@ class Secrets:
             return
         new = path.with_suffix(".new")
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(found, file)
+            file.write(_signed(json.dumps(found)))
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -42,11 +46,18 @@ class Secrets:
             os.close(folder)
 
     def add_to(self, init: InitRequest) -> InitRequest:
-        """An Init with its secrets put back."""
+        """An Init with its secrets put back, as long as they are what was written."""
+        path = self._path(init.request.rollout_id, init.request.attempt)
         try:
-            found = json.loads(self._path(init.request.rollout_id, init.request.attempt).read_text())
-        except (FileNotFoundError, ValueError):
+            text = path.read_text()
+            if text != _signed(text[9:]):
+                raise ValueError("its checksum does not agree")
+        except FileNotFoundError:
             return init
+        except ValueError as error:
+            log.error("the credentials of rollout %s are damaged in %s: %s", init.request.rollout_id, path, error)
+            return init
+        found = json.loads(text[9:])
         if init.callback is not None:
             state = base64.b64decode(found["state"])
             init = replace(init, callback=replace(init.callback, credential=found["credential"], state=state))
@@ -72,6 +83,11 @@ class Secrets:
 def has_secrets(init: InitRequest) -> bool:
     """Whether there is anything to write."""
     return _of(init) is not None
+
+
+def _signed(text: str) -> str:
+    """A text with its checksum before it."""
+    return f"{zlib.crc32(text.encode()):08x} {text}"
 
 
 def _of(init: InitRequest) -> dict[str, str | None] | None:

@@ -8,6 +8,7 @@ read from here by whoever asks; of what is not, memory holds the positions.
 import asyncio
 import functools
 import json
+import logging
 import sqlite3
 import time
 from array import array
@@ -22,6 +23,7 @@ from osmosis_grpc.agent.ports import Trajectories
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.journal import schema
+from osmosis_grpc.journal.checksum import event_sum
 from osmosis_grpc.journal.clock import JournalClock
 from osmosis_grpc.journal.database import connect
 from osmosis_grpc.journal.folder import Folder
@@ -39,20 +41,26 @@ CACHED = 256
 """Rollouts that were asked for lately."""
 CACHED_BYTES = 64 * 1024
 """The most bytes of the Inits of one of them."""
-_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?)"
+_FACT = schema.FACT
 _VERSION = "agent version "
 """What the names of these facts begin with."""
 VERSIONS = 64
 """Versions of agents that are kept."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ? WHERE sequence = ?"
-_DEATHS = "UPDATE rollouts SET deaths = ? WHERE sequence = ?"
-_BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?)"
+_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ?, accept_sum = ? WHERE sequence = ?"
+_DEATHS = "UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?"
+_DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
+    AND sequence IN (SELECT value FROM json_each(?))"""
+_BURY = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
 Key = tuple[str, int]
+End = tuple[str, float | None, float | None, int | None, float | None]
+"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
 P = ParamSpec("P")
 R = TypeVar("R")
+
+log = logging.getLogger(__name__)
 
 
 def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Concatenate[JournalStore, P], R]":
@@ -63,7 +71,7 @@ def _reads(method: "Callable[Concatenate[JournalStore, P], R]") -> "Callable[Con
         try:
             try:
                 return method(self, *args, **named)
-            except schema.JournalError:  # a sweep has deleted rows between two statements, unless they are damaged
+            except schema.Damaged:  # unless it is, a sweep has deleted rows between two statements
                 with self._reader.snapshot():
                     return method(self, *args, **named)
         except _UNREADABLE as error:
@@ -86,12 +94,18 @@ class _Open:
     sequence: int
     key: Key
     owner: str
+    accepted: int
+    """The position of its first event."""
+    accepted_at: float
+    """By the journal's clock."""
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are."""
     size: int = 0
     """Bytes that its events take in the file, about."""
     start_time: float | None = None
+    end: End = ("ACCEPTED", None, None, None, None)
+    """As it stands in its row."""
     ended: bool = False
     settled: bool = False
     """Its last event is written."""
@@ -157,7 +171,7 @@ class JournalStore:
         """Commit what waits, and let others open the folder."""
         self._retention.close()
         self._record_clock(self._clock.now())
-        self._writer.batch().latest["closed"] = Latest(_FACT, ("closed", 1))
+        self._writer.batch().latest["closed"] = Latest(_FACT, schema.fact("closed", 1))
         self._writer.close()
         self._folder.close()
 
@@ -184,8 +198,8 @@ class JournalStore:
         key = event.rollout_id, event.attempt
         batch = self._writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key, entry.owner)
-            self._accept(batch, entry, position)
+            rollout = self._open[key] = _Open(entry.sequence, key, entry.owner, position, self._clock.now())
+            self._accept(batch, entry, rollout)
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
@@ -193,19 +207,20 @@ class JournalStore:
         now = self._clock.now()
         if now >= self._recorded + RECORDED:
             self._record_clock(now)
-        batch.rows[schema.EVENT].append((position, rollout.sequence, event.number, event.time, number, body))
+        row = position, rollout.sequence, event.number, event.time, number, body
+        batch.rows[schema.EVENT].append((*row, event_sum(*row)))
         batch.tokens.append((rollout, position, token))
         note = _NOTES.get(type(event.kind))
         if note is not None:
             note(self, batch, rollout, event)
 
-    def _accept(self, batch: Batch, entry: Entry, position: int) -> None:
-        init, request = entry.init, entry.init.request
+    def _accept(self, batch: Batch, entry: Entry, rollout: _Open) -> None:
+        init = entry.init
         self.last_sequence = max(self.last_sequence, entry.sequence)
+        state, rest = RolloutState.ACCEPTED.value, (1, 0, 0)
         batch.rows[schema.ACCEPT].append((
-            entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
-            entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, RolloutState.ACCEPTED.value,
-            position, 1, 0, self._clock.now(),
+            *_accepted(entry, rollout), state, *rest, schema.end_sum((entry.sequence, *rollout.end, None, *rest)),
+            0, schema.deaths_sum(entry.sequence, 0),
         ))  # fmt: skip
         if has_secrets(init):
             batch.before.append(lambda: self._secrets.put(init))
@@ -219,18 +234,21 @@ class JournalStore:
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
         rollout.ended = True
         self._live_size -= rollout.size
-        batch.rows[schema.END].append((
-            rollout.sequence, completion.status.value, rollout.start_time, event.time, rollout.positions[-1],
-            rollout.positions.tobytes(), event.number, rollout.size, rollout.settled, self._clock.now(),
-        ))  # fmt: skip
+        rollout.end = (
+            completion.status.value, rollout.start_time, event.time, rollout.positions[-1], self._clock.now()
+        )  # fmt: skip
+        row = (
+            rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled
+        )  # fmt: skip
+        batch.rows[schema.END].append((*row, schema.end_sum(row)))
         if rollout.settled:
             batch.after.append(lambda: self._secrets.drop(*rollout.key))
 
     def _settle(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
         rollout.settled = True
-        batch.rows[schema.SETTLE].append((
-            rollout.sequence, rollout.positions.tobytes(), event.number, rollout.size
-        ))  # fmt: skip
+        written = rollout.positions.tobytes(), event.number, rollout.size
+        end = schema.end_sum((rollout.sequence, *rollout.end, *written, 1))
+        batch.rows[schema.SETTLE].append((rollout.sequence, *written, end))
         batch.after.append(lambda: self._secrets.drop(*rollout.key))  # the acknowledgement is on disk
 
     def repoint(self, entry: Entry) -> None:
@@ -239,22 +257,26 @@ class JournalStore:
         rollout = self._open.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
-        values = (entry.place, *_address(init), entry.sequence)
+        *_, check = _accepted(entry, rollout)
+        values = (entry.place, *_address(init), check, entry.sequence)
         self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
     def count_deaths(self, entry: Entry, deaths: int) -> None:
         """See Journal."""
-        self._writer.batch().statements.append((_DEATHS, (deaths, entry.sequence)))
+        row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
+        self._writer.batch().statements.append((_DEATHS, row))
 
     def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
         """See Journal."""
         until = self._clock.now() + seconds if seconds > 0 else 0.0
-        self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, (owner, rollout_id, attempt, until))
+        row = schema.tombstone(owner, rollout_id, attempt, until)
+        self._writer.batch().latest[owner, rollout_id] = Latest(_BURY, row)
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """See Journal."""
         value = json.dumps({"time": time.time(), "parts": dict(parts)})
-        self._writer.batch().statements += [(_FACT, (_VERSION + digest, value)), (_OLD_VERSIONS, (VERSIONS,))]
+        fact = schema.fact(_VERSION + digest, value)
+        self._writer.batch().statements += [(_FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
         """See Store."""
@@ -283,7 +305,7 @@ class JournalStore:
 
     def _record_clock(self, now: float) -> None:
         self._recorded = now
-        self._writer.batch().latest["clock"] = Latest(_FACT, ("clock", now))
+        self._writer.batch().latest["clock"] = Latest(_FACT, schema.fact("clock", now))
 
     def _grow(self, rollout: _Open, size: int) -> None:
         rollout.size += size
@@ -307,9 +329,10 @@ class JournalStore:
         sequences = [row.sequence for row in rows]
         self.forgotten_position = max([self.forgotten_position, *places])
         batch.statements += [
-            ("DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))", (json.dumps(places.tolist()),)),
+            (_DELETE, (json.dumps(places.tolist()), json.dumps(sequences))),
             ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
-            (_FACT, ("forgotten_position", self.forgotten_position)), (_FACT, ("last_sequence", self.last_sequence)),
+            (_FACT, schema.fact("forgotten_position", self.forgotten_position)),
+            (_FACT, schema.fact("last_sequence", self.last_sequence)),
         ]  # fmt: skip
         batch.after.append(lambda: self._dropped(sequences))
         batch.shrinks = True
@@ -427,20 +450,27 @@ class JournalStore:
     @_reads
     def unsettled(self) -> Sequence[Entry]:
         """See Journal. From here on they are open again; secrets of anything else are gone."""
-        entries = {entry.sequence: self._told_secrets(entry) for entry in self._reader.unsettled()}
-        opened: dict[int, _Open] = {}
-        for sequence, entry in entries.items():
-            key = entry.init.request.rollout_id, entry.init.request.attempt
-            opened[sequence] = self._open[key] = _Open(
-                sequence, key, entry.owner, start_time=entry.start_time, ended=entry.end_time is not None
-            )
-        for position, sequence, size in self._reader.open_events():
-            rollout = opened[sequence]
-            rollout.positions.append(position)
-            rollout.committed += 1
-            self._grow(rollout, size + EVENT_BYTES)
-        self._secrets.keep(rollout.key for rollout in opened.values())
-        return [replace(entry, last_number=opened[sequence].committed) for sequence, entry in entries.items()]
+        found: list[Entry] = []
+        kept: list[Key] = []
+        for row, trail in self._reader.unsettled():
+            entry = self._told_secrets(self._reader.entry(row, trail))
+            request = entry.init.request
+            if entry.damage:
+                log.error(
+                    "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
+                    request.rollout_id, request.attempt, self._folder.path, entry.damage,
+                )  # fmt: skip
+            key = request.rollout_id, request.attempt
+            rollout = self._open[key] = _Open(
+                entry.sequence, key, entry.owner, row.accepted, row.accepted_at, trail.positions, len(trail.positions),
+                start_time=entry.start_time, end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+                ended=entry.end_time is not None,
+            )  # fmt: skip
+            self._grow(rollout, trail.size)
+            kept.append(key)
+            found.append(replace(entry, last_number=len(trail.positions)))
+        self._secrets.keep(kept)
+        return found
 
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
@@ -477,6 +507,17 @@ class JournalStore:
     def _told_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""
         return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
+
+
+def _accepted(entry: Entry, rollout: _Open) -> tuple[Any, ...]:
+    """What a rollout's row has from its acceptance on, its checksum last."""
+    init, request = entry.init, entry.init.request
+    row = (
+        entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
+        entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, rollout.accepted,
+        rollout.accepted_at,
+    )  # fmt: skip
+    return *row, schema.accept_sum(row)
 
 
 def _address(init: InitRequest) -> tuple[str, bool, str | None]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.journal.committer import Committer, disk_failed
 from osmosis_grpc.journal.lock import Lock
-from osmosis_grpc.journal.schema import ACCEPT, SEQUENCES
+from osmosis_grpc.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class Writer(Committer[Batch]):
         for batch in items:
             self._write(batch)
         if self._problem and not items:  # can it be written again?
-            self._write(Batch(statements=[("INSERT OR REPLACE INTO facts VALUES ('tried', strftime('%s'))", ())]))
+            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
         if self._problem:
             return
         if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURED):

@@ -1,6 +1,7 @@
 """What a ledger holds for the application, completions that it has not confirmed, and how it confirms them."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -8,9 +9,13 @@ from functools import partial
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
+from osmosis_grpc.trainer.ledger_rows import data_loss
 from osmosis_grpc.trainer.restore import completion_of, init_bytes, tools_of
 from osmosis_grpc.trainer.rollout_book import RolloutBook
 from osmosis_grpc.types import Completion, RolloutRequest
+from osmosis_grpc.types.completion import clip, describe
+
+log = logging.getLogger(__name__)
 
 
 class Held:
@@ -48,11 +53,23 @@ class Held:
             if kept is None or kept.completion is None:
                 raise AlreadyExists(f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
                                     rollout_id=rollout_id, attempt=kept.attempt if kept else 0)  # fmt: skip
-            if request is not None and kept.init is not None:
-                check_same(kept.init, request, kept.attempt)
-            future.set_result(replace(whole(kept), receipt=LedgerReceipt(self._ledger, completion_of(kept))))
+            future.set_result(replace(self._outcome(kept, request), receipt=LedgerReceipt(self._ledger, kept)))
         except Exception as problem:
             future.set_exception(problem)
+
+    def _outcome(self, kept: KeptRollout, request: RolloutRequest | None) -> Completion:
+        """A completion as it was; one of which anything is damaged has FAILED, and keeps no other one waiting."""
+        damage = kept.damage
+        if not damage:
+            if request is not None and kept.init is not None:
+                check_same(kept.init, request, kept.attempt)
+            try:
+                return whole(kept)
+            except Exception as error:
+                damage = clip(describe(error))
+        log.error("the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
+                  kept.rollout_id, self._ledger.path, damage)  # fmt: skip
+        return data_loss(kept.rollout_id, kept.attempt, kept.result_id or "", damage)
 
 
 class LedgerReceipt:
@@ -60,9 +77,9 @@ class LedgerReceipt:
 
     __slots__ = ("_ledger", "_name")
 
-    def __init__(self, ledger: Ledger, completion: Completion) -> None:
+    def __init__(self, ledger: Ledger, completion: Completion | KeptRollout) -> None:
         self._ledger = ledger
-        self._name = completion.rollout_id, completion.attempt, completion.result_id
+        self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
 
     async def confirm(self) -> None:
         """See Completion.confirm."""
@@ -93,7 +110,10 @@ def whole(kept: KeptRollout) -> Completion:
     book = RolloutBook(kept.attempt)
     book.tools = tools_of(kept)
     book.learn(kept.chats)
-    return book.complete(completion_of(kept))
+    completion = completion_of(kept)
+    if book.refers_beyond(completion):
+        raise LedgerError("a chat that it refers to is missing")
+    return book.complete(completion)
 
 
 def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:

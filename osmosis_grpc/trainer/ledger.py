@@ -10,40 +10,46 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.journal.checksum import row_sum
 from osmosis_grpc.journal.lock import Lock
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.ledger_file import open_file
+from osmosis_grpc.trainer.ledger_rows import Found, KeptChat, KeptRollout, end_sum, place_sum, restored, whole_rollout
 from osmosis_grpc.trainer.ledger_writer import Statement, Then, Writer
 from osmosis_grpc.types import Completion
 
+__all__ = ["KeptChat", "KeptRollout", "Ledger"]
+
 _PLACE = """
-INSERT INTO rollout (rollout_id, attempt, place, together, init) VALUES (?, ?, ?, ?, ?)
+INSERT INTO rollout (rollout_id, attempt, place, together, init, place_sum) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, place = excluded.place, together = excluded.together,
-    init = excluded.init, tools = NULL, result_id = NULL, completion = NULL, ended = NULL
+    init = excluded.init, place_sum = excluded.place_sum, tools = NULL, result_id = NULL, completion = NULL,
+    ended = NULL, tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt OR rollout.result_id IS NULL
 """
 _ENTER = """
-INSERT INTO rollout (rollout_id, attempt) VALUES (?, ?)
+INSERT INTO rollout (rollout_id, attempt, place, together, init, place_sum) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, place = '', together = '', init = NULL, tools = NULL,
-    result_id = NULL, completion = NULL, ended = NULL
+    place_sum = excluded.place_sum, result_id = NULL, completion = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt
 """
-_OPEN = "UPDATE rollout SET tools = ? WHERE rollout_id = ? AND attempt = ?"
+_OPEN = "UPDATE rollout SET tools = ?, tools_sum = ? WHERE rollout_id = ? AND attempt = ?"
 _CHAT = """
-INSERT OR REPLACE INTO chat (rollout_id, attempt, sample, number, continues, offered, question, reply)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR REPLACE INTO chat
+    (position, rollout_id, attempt, sample, number, continues, offered, question, reply, checksum)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _COMPLETE = """
-UPDATE rollout SET result_id = ?, completion = ?, ended = ? WHERE rollout_id = ? AND attempt = ? AND result_id IS NULL
+UPDATE rollout SET result_id = ?, completion = ?, ended = ?, end_sum = ?
+WHERE rollout_id = ? AND attempt = ? AND result_id IS NULL
 """
 _CONFIRM = """
 INSERT OR REPLACE INTO confirmed
-SELECT rollout_id, attempt, result_id, ? FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?
+SELECT rollout_id, attempt, result_id, ?, ? FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?
 """
 _CONFIRMED = "DELETE FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?"
 _ANEW = "DELETE FROM confirmed WHERE rollout_id = ? AND attempt < ?"
@@ -54,8 +60,9 @@ _ORPHANS = "DELETE FROM chat WHERE rollout_id = ? AND rollout_id NOT IN (SELECT 
 _LOWER_CHATS = "DELETE FROM chat WHERE rollout_id = ? AND attempt < ?"
 _CHATS_TO = "DELETE FROM chat WHERE rollout_id = ? AND attempt <= ?"
 _SEE = """
-INSERT INTO attachment VALUES (?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
-    attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen
+INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
+    attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen,
+    checksum = excluded.checksum
 """
 
 
@@ -63,64 +70,20 @@ _CALLBACKS = "callbacks"
 """The place of their secret among the attachments."""
 
 
-class KeptChat(NamedTuple):
-    """An answered chat, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    sample: str
-    number: int
-    continues: int
-    """The chat that its tokens continue."""
-    offered: str
-    """What stands for the tools that it offered, in its body."""
-    question: bytes
-    """A ChatRequest."""
-    reply: bytes
-    """A ChatResponse."""
-
-
-@dataclass(slots=True)
-class KeptRollout:
-    """A rollout, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    place: str
-    """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
-    together: str
-    init: bytes | None
-    """An InitRequest; None where a callback was, and once it is confirmed."""
-    tools: bytes | None
-    """A Tools message, once its Init was answered."""
-    result_id: str | None
-    completion: bytes | None
-    """A Completion as it came, until it is confirmed."""
-    confirmed: float | None
-    """When it was, by the wall clock."""
-    chats: list[KeptChat] = field(default_factory=list)
-    """In the order of their answers."""
-
-
-_Found = tuple[list[KeptRollout], dict[str, tuple[str, str]]]
-"""Rollouts, and by place an attachment id and a journal id."""
-_ROLLOUT = "rollout_id, attempt, place, together, {}, result_id, {}, NULL"
-_KEPT = _ROLLOUT.format("init, tools", "completion")
-_CHAT_COLUMNS = ", ".join(KeptChat._fields)
-
-
 class Ledger:
     """Open from open() to close(), by one process. Used on the event loop's thread."""
 
     def __init__(
-        self, path: Path, ttl: float, supervisor: Supervisor, lock: Lock, database: sqlite3.Connection, found: _Found
-    ) -> None:
+        self, path: Path, ttl: float, supervisor: Supervisor, lock: Lock, database: sqlite3.Connection, found: Found
+    ) -> None:  # fmt: skip
         self.path = path
         self.unconfirmed: dict[str, int] = {}
         """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
         self._lock = lock
         self._ttl = ttl
-        self._rollouts, self._attachments = found
+        self._rollouts, self._attachments = found.rollouts, found.attachments
+        self._position = found.last_position
+        """Of the chat that was answered last."""
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
         self._writer = Writer(database, path, lock, supervisor)
 
@@ -132,7 +95,7 @@ class Ledger:
             where,
             ttl,
             supervisor,
-            *await asyncio.to_thread(open_file, where, lambda database: _restored(database, ttl)),
+            *await asyncio.to_thread(open_file, where, lambda database: restored(database, where, ttl)),
         )
 
     def take_restored(self) -> list[KeptRollout]:
@@ -154,7 +117,8 @@ class Ledger:
         """A server has attached there."""
         attachment_id, _ = self._attachments[place]
         self._attachments[place] = attachment_id, journal_id
-        self._writer.write([(_SEE, (place, attachment_id, journal_id, time.time()))])
+        row = place, attachment_id, journal_id, time.time()
+        self._writer.write([(_SEE, (*row, row_sum(b"attachment.checksum", row)))])
 
     def callback_run(self) -> str:
         """The id of the run that callbacks name; it stays as long as anything of theirs stands here."""
@@ -173,16 +137,18 @@ class Ledger:
     def place(self, rollout_id: str, attempt: int, init: bytes, place: str, together: str, then: Then) -> None:
         """A rollout is about to be sent."""
         self.unconfirmed.pop(rollout_id, None)
-        self._writer.write([(_PLACE, (rollout_id, attempt, place, together, init)), *_lower(rollout_id, attempt)], then)
+        row = rollout_id, attempt, place, together, init
+        self._writer.write([(_PLACE, (*row, place_sum(row))), *_lower(rollout_id, attempt)], then)
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
         """Its Init was answered."""
-        self._writer.write([(_OPEN, (tools, rollout_id, attempt))])
+        check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
+        self._writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
 
     def chat(self, kept: KeptChat, then: Then, *, enter: bool) -> None:
         """A chat was answered. `enter` where its attempt is new here."""
         statements = self._entering(kept.rollout_id, kept.attempt) if enter else []
-        self._writer.write([*statements, (_CHAT, kept)], then)
+        self._writer.write([*statements, self._chat(kept)], then)
 
     def complete(
         self, completion: Completion, told: bytes, then: Then, *, enter: bool, confirmed: bool,
@@ -196,8 +162,9 @@ class Ledger:
         rollout_id, attempt, result_id = name = completion.rollout_id, completion.attempt, completion.result_id
         statements = self._entering(rollout_id, attempt) if enter else []
         if chats:
-            statements += [(_CHATS_TO, (rollout_id, attempt)), *((_CHAT, chat) for chat in chats)]
-        statements.append((_COMPLETE, (result_id, told, time.time(), rollout_id, attempt)))
+            statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
+        end = result_id, told, time.time()
+        statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
         if confirmed:
             statements += _confirming(*name)
         self._writer.write(statements, then)
@@ -219,7 +186,14 @@ class Ledger:
         """A new attempt: what was not confirmed of a lower one is dropped."""
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
-        return [(_ENTER, (rollout_id, attempt)), *_lower(rollout_id, attempt)]
+        row = rollout_id, attempt, "", "", None
+        return [(_ENTER, (*row, place_sum(row))), *_lower(rollout_id, attempt)]
+
+    def _chat(self, kept: KeptChat) -> Statement:
+        """Write a chat behind all others."""
+        self._position += 1
+        row = self._position, *kept
+        return _CHAT, (*row, row_sum(b"chat.checksum", row))
 
     def drop(self, rollout_id: str, attempt: int) -> None:
         """A rollout is over, and no completion comes."""
@@ -238,13 +212,7 @@ class Ledger:
         """Read a KeptRollout with its chats; None when it is not there."""
 
         def read(connection: sqlite3.Connection) -> KeptRollout | None:
-            row = connection.execute(f"SELECT {_KEPT} FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()  # noqa: S608
-            if row is None:
-                return None
-            kept = KeptRollout(*row)
-            query = f"SELECT {_CHAT_COLUMNS} FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY rowid"  # noqa: S608
-            kept.chats.extend(map(KeptChat._make, connection.execute(query, (rollout_id, kept.attempt))))
-            return kept
+            return whole_rollout(connection, rollout_id)
 
         self._writer.read(read, then)
 
@@ -271,29 +239,6 @@ def _lower(rollout_id: str, attempt: int) -> list[Statement]:
 
 def _confirming(rollout_id: str, attempt: int, result_id: str) -> list[Statement]:
     name = rollout_id, attempt, result_id
-    return [(_CONFIRM, (time.time(), *name)), (_CONFIRMED, name), (_CHATS_TO, (rollout_id, attempt))]
-
-
-def _restored(connection: sqlite3.Connection, ttl: float) -> _Found:
-    """What stands in the file, after what is too old in it has gone."""
-    old = time.time() - ttl
-    connection.execute("BEGIN")
-    connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
-    connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
-    connection.execute("DELETE FROM attachment WHERE seen < ? AND place NOT IN (SELECT place FROM rollout)", (old,))
-    connection.execute("COMMIT")
-    running = "CASE WHEN result_id IS NULL THEN {0} END"
-    light = _ROLLOUT.format(f"{running.format('init')}, {running.format('tools')}", "NULL")
-    rows = connection.execute(f"SELECT {light} FROM rollout ORDER BY ended, rowid")  # noqa: S608
-    rollouts = {row[0]: KeptRollout(*row) for row in rows}
-    over = connection.execute("SELECT rollout_id, attempt, '', '', NULL, NULL, result_id, NULL, time FROM confirmed")
-    confirmed = [KeptRollout(*row) for row in over]
-    chats = connection.execute(
-        f"SELECT {_CHAT_COLUMNS} FROM chat JOIN rollout USING (rollout_id, attempt) "  # noqa: S608
-        "WHERE result_id IS NULL ORDER BY chat.rowid"
-    )
-    for chat in map(KeptChat._make, chats):
-        rollouts[chat.rollout_id].chats.append(chat)
-    attachments = {place: (id_, journal) for place, id_, journal in connection.execute(
-        "SELECT place, attachment_id, journal_id FROM attachment")}  # fmt: skip
-    return [*confirmed, *rollouts.values()], attachments
+    now = time.time()
+    check = row_sum(b"confirmed.checksum", (*name, now))
+    return [(_CONFIRM, (now, check, *name)), (_CONFIRMED, name), (_CHATS_TO, (rollout_id, attempt))]

@@ -10,32 +10,42 @@ from pathlib import Path
 from typing import TypeVar
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.journal.database import Schema, open_database
+from osmosis_grpc.journal.database import open_database
 from osmosis_grpc.journal.lock import Lock, Locked
+from osmosis_grpc.journal.tables import Schema
 
 Found = TypeVar("Found")
 
-FIRST = """
+TABLES = """
 CREATE TABLE attachment (
-    place TEXT PRIMARY KEY, attachment_id TEXT NOT NULL, journal_id TEXT NOT NULL, seen REAL NOT NULL
-) WITHOUT ROWID;
+    place TEXT PRIMARY KEY, attachment_id TEXT NOT NULL, journal_id TEXT NOT NULL, seen REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE rollout (
-    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, place TEXT NOT NULL DEFAULT '',
-    together TEXT NOT NULL DEFAULT '', init BLOB, tools BLOB, result_id TEXT, completion BLOB,
-    ended REAL
+    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, place TEXT NOT NULL, together TEXT NOT NULL, init BLOB,
+    tools BLOB, result_id TEXT, completion BLOB, ended REAL,
+    place_sum INTEGER NOT NULL, tools_sum INTEGER, end_sum INTEGER -- a checksum for what each statement writes
 );
 CREATE TABLE confirmed (
-    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, result_id TEXT NOT NULL, time REAL NOT NULL
-) WITHOUT ROWID;
+    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, result_id TEXT NOT NULL, time REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE chat (
+    position INTEGER PRIMARY KEY,          -- the order of the answers
     rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, sample TEXT NOT NULL, number INTEGER NOT NULL,
     continues INTEGER NOT NULL, offered TEXT NOT NULL, question BLOB NOT NULL, reply BLOB NOT NULL,
-    PRIMARY KEY (rollout_id, attempt, sample, number)
+    checksum INTEGER NOT NULL, UNIQUE (rollout_id, attempt, sample, number)
 );
 """
 LEDGER = Schema(
-    migrations=(FIRST,), error=LedgerError, instead="another file", application_id=0x6F734C31,
-    pragmas=("wal_autocheckpoint = 4000",),
+    kind="ledger", tables_script=TABLES, error=LedgerError, instead="another file", known_table="chat",
+    page_size=4096, shrinks=False, legacy_id=0x6F734C31, pragmas=("wal_autocheckpoint = 4000",),
+    sums={"rollout": {
+        "place_sum": ("rollout_id", "attempt", "place", "together", "init"),
+        "tools_sum": ("rollout_id", "attempt", "tools"),
+        "end_sum": ("rollout_id", "attempt", "result_id", "completion", "ended"),
+    }},
+    rank={"rollout": ("attempt", "ended", "tools_sum"), "confirmed": ("attempt", "time"), "attachment": ("seen",)},
 )  # fmt: skip
 
 

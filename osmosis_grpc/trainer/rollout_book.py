@@ -160,7 +160,12 @@ class RolloutBook:
         return self._tools_digest or ""
 
     def lacks(self, completion: Completion) -> bool:
-        """Whether a completion refers to chats that are not known here: then its rollout's events are needed."""
+        """Whether a rollout's events are needed to make its completion whole."""
+        left_out = any(name.endswith("segments") or name == "messages" for name in completion.omitted)
+        return left_out or self.refers_beyond(completion)
+
+    def refers_beyond(self, completion: Completion) -> bool:
+        """Whether a completion refers to chats that are not known here."""
         refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
         for ref in refers:
             if ref is not None and not ref.covered:
@@ -171,7 +176,7 @@ class RolloutBook:
             numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
             if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
                 return True
-        return any(name.endswith("segments") or name == "messages" for name in completion.omitted)
+        return False
 
     def restore(self, trajectory: Iterable[TrajectoryEvent]) -> None:
         """Learn the chats that another process answered, from the rollout's events."""

@@ -13,6 +13,8 @@ from osmosis_grpc.errors import (
     ResourceExhausted,
 )
 
+DATA_LOSS = "data_loss"
+"""The finish reason of a rollout of which the journal or the ledger has lost something."""
 _WORDS = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 

@@ -67,6 +67,8 @@ class Entry:
     """No further event is possible."""
     last_number: int = 0
     """Of its newest committed event."""
+    damage: str = ""
+    """What of it is not what was written; then only its ids, owner and callback are used, and it ends FAILED."""
     accepted_at: float = 0.0
     """By the journal's clock, which stands still while no process has the journal."""
     deaths: int = 0

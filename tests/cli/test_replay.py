@@ -10,6 +10,7 @@ import sqlite3
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.journal.schema import JOURNAL
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import RolloutState
@@ -256,9 +257,9 @@ MISTAKES = [
     (["called"], {"-m": "raising:x"}, "ValueError: not today at "),
     (["called"], {"--state-dir": "elsewhere"}, "there is no journal elsewhere/journal.db; --state-dir names"),
     (["called"], {"--state-dir": ":memory:"}, "--state-dir DIR names one on disk"),
-    (["called"], {"--state-dir": "corrupt"}, "cannot be read as a journal"),
+    (["called"], {"--state-dir": "corrupt"}, "cannot be used as a journal"),
     (["called"], {"--state-dir": "newer"}, "was written by a newer version (schema 99"),
-    (["called"], {"--state-dir": "empty"}, "is of schema 0"),
+    (["called"], {"--state-dir": "empty"}, "empty/journal.db is empty"),
     (["called", "--until-turn", "0"], {}, "--until-turn"),
 ]
 ONE_AFTER_ANOTHER = """
@@ -279,7 +280,9 @@ def test_what_cannot_be_replayed(folder):
     for name in ("corrupt", "newer", "empty"):
         (folder / name).mkdir()
         with contextlib.closing(sqlite3.connect(folder / name / "journal.db")) as database:
-            database.execute(f"PRAGMA user_version = {99 if name == 'newer' else 0}")
+            if name == "newer":
+                database.execute("PRAGMA user_version = 99")
+                database.execute(f"PRAGMA application_id = {JOURNAL.application_id(99)}")
     (folder / "corrupt" / "journal.db").write_bytes(b"this is no database at all" * 100)
     (folder / "raising.py").write_text("raise ValueError('not today')")
     usual = {"-m": "agents:agents", "--state-dir": "state"}

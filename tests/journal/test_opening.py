@@ -7,12 +7,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.journal import JournalError, JournalStore, Reader, schema
+from osmosis_grpc.journal import JournalError, JournalStore, Reader
 from tests.journal.kept import CALLBACK, OWN, SECRETS, keeping
 from tests.processes import ROOT, run
 
@@ -39,11 +38,6 @@ async def refusal(folder):
     with pytest.raises(JournalError) as refused:
         JournalStore(folder)
     return str(refused.value)
-
-
-def migrated(statements):
-    """The schema with one more version."""
-    return replace(schema.JOURNAL, migrations=(*schema.JOURNAL.migrations, statements))
 
 
 async def test_a_folder_has_one_owner(tmp_path):
@@ -77,41 +71,23 @@ async def test_a_newer_file_is_refused_and_left_alone(tmp_path):
         database.execute("PRAGMA user_version = 99")
     before = (tmp_path / "journal.db").read_bytes()
     told = await refusal(tmp_path)
-    assert "was written by a newer version (schema 99, this one knows 1)" in told
+    assert "was written by a newer version (schema 99, this one reads 2): move it away, or use another folder" in told
     assert (tmp_path / "journal.db").read_bytes() == before
     with pytest.raises(JournalError, match="schema 99"):
         Reader.look(tmp_path)
 
 
-async def test_an_older_file_is_migrated(tmp_path, monkeypatch):
-    async with keeping(tmp_path) as kept:
-        journal_id = kept.store.journal_id
-        kept.accept()
-        await kept.all_told()
-    more = "CREATE TABLE grades (sequence INTEGER PRIMARY KEY, grade REAL);\nINSERT INTO grades VALUES (1, 0.5);"
-    monkeypatch.setattr(schema, "JOURNAL", migrated(more))
-    with pytest.raises(JournalError, match="let a server of this one open it first"):
+async def test_x09_an_older_file_is_refused_by_name_and_left_alone(tmp_path):
+    path = tmp_path / "journal.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")
+        database.execute("PRAGMA user_version = 1")
+    before = path.read_bytes()
+    told = f"{path} was written by an older version (schema 1, this one reads 2): move it away, or use another folder"
+    assert await refusal(tmp_path) == told
+    with pytest.raises(JournalError, match="schema 1"):
         Reader.look(tmp_path)
-    async with keeping(tmp_path) as kept:
-        assert kept.store.journal_id == journal_id
-        assert len(kept.store.unsettled()) == 1
-        assert kept.store._database.execute("SELECT grade FROM grades").fetchall() == [(0.5,)]
-        assert kept.store._database.execute("PRAGMA user_version").fetchone() == (2,)
-    async with keeping(tmp_path):
-        pass
-
-
-async def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
-    async with keeping(tmp_path) as kept:
-        kept.accept()
-        await kept.all_told()
-    broken = "CREATE TABLE grades (grade REAL);\nINSERT INTO nowhere VALUES (1);"
-    with monkeypatch.context() as patched:
-        patched.setattr(schema, "JOURNAL", migrated(broken))
-        assert "no such table: nowhere" in await refusal(tmp_path)
-    async with keeping(tmp_path) as kept:
-        assert len(kept.store.unsettled()) == 1
-        assert not kept.store._database.execute("SELECT 1 FROM sqlite_master WHERE name = 'grades'").fetchall()
+    assert path.read_bytes() == before
 
 
 async def test_a_file_that_is_no_journal(tmp_path):

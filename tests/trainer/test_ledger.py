@@ -18,8 +18,9 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.ledger_file import LEDGER, open_file
+from osmosis_grpc.trainer.ledger_file import LEDGER
 from osmosis_grpc.types import ChatRequest, CompletionStatus
+from tests.damaged import signed
 from tests.processes import run
 from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
 
@@ -50,11 +51,6 @@ async def collect(completions):
 
 
 # The file.
-
-
-def migrated(statements):
-    """The schema with one more version."""
-    return replace(LEDGER, migrations=(*LEDGER.migrations, statements))
 
 
 async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
@@ -95,34 +91,29 @@ async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
         connection.execute("CREATE TABLE mine (x)")
     with pytest.raises(LedgerError, match="is a database of another program: use another file"):
         await Ledger.open(tmp_path / "other", 60.0)
-    with pytest.raises(LedgerError, match="cannot be read: file is not a database"):
+    with pytest.raises(LedgerError, match="cannot be used as a ledger: file is not a database"):
         await Ledger.open(tmp_path / "text", 60.0)
     with pytest.raises(LedgerError, match="is a folder: name a file"):
         await Ledger.open(tmp_path, 60.0)
     assert rows(tmp_path / "other", "SELECT name FROM sqlite_schema") == [("mine",)]
 
 
-async def test_an_older_schema_is_migrated_and_a_newer_one_refused(tmp_path):
+@pytest.mark.parametrize(("version", "age"), [(1, "an older"), (99, "a newer")])
+async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, version, age):
     path = tmp_path / "ledger"
-    await (await Ledger.open(path, 60.0)).close()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO rollout (rollout_id, attempt, init) VALUES ('r', 3, x'00')")
-    newer = migrated("ALTER TABLE rollout ADD COLUMN more TEXT NOT NULL DEFAULT 'as before'")
-    lock, connection, _ = open_file(path, lambda database: None, newer)
-    connection.close()
-    lock.close()
-    assert rows(path, "SELECT rollout_id, attempt, more FROM rollout") == [("r", 3, "as before")]
-    assert rows(path, "PRAGMA user_version") == [(2,)]
-    with pytest.raises(LedgerError, match=r"was written by a newer version \(schema 2, this one knows 1\)"):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE chat (rollout_id TEXT)")
+        application = 0x6F734C31 if version == 1 else LEDGER.application_id(version)
+        connection.execute(f"PRAGMA application_id = {application}")
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError) as refused:
         await Ledger.open(path, 60.0)
-
-
-async def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path):
-    path = tmp_path / "ledger"
-    await (await Ledger.open(path, 60.0)).close()
-    with pytest.raises(LedgerError):
-        open_file(path, print, migrated("ALTER TABLE rollout ADD COLUMN more TEXT; ALTER TABLE nothing ADD COLUMN x"))
-    await (await Ledger.open(path, 60.0)).close()
+    told = (
+        f"{path} was written by {age} version (schema {version}, this one reads 2): move it away, or use another file"
+    )
+    assert str(refused.value) == told
+    assert path.read_bytes() == before
 
 
 async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path):
@@ -240,6 +231,8 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         port = (other := await serve(agent)).address
         connection.execute("UPDATE rollout SET place = ?", (f"target {port}",))
         connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
+        for name in ("rollout", "attachment"):
+            signed(connection, LEDGER, name)
     agent.let_go()
     async with attach([other.address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))

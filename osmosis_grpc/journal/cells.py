@@ -1,0 +1,133 @@
+"""The cells of a page of one of SQLite's tables, in which its rows stand. See https://sqlite.org/fileformat.html."""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+_INTEGERS = (0, 1, 2, 3, 4, 6, 8)
+"""Bytes of whole numbers, by their serial type."""
+
+
+class Cell(NamedTuple):
+    """A row."""
+
+    rowid: int
+    values: list[Any]
+    size: int
+    """Bytes that it takes in its page."""
+
+
+def pointers(page: bytes, head: int = 0) -> list[int]:
+    """Where a page's cells are said to be."""
+    count = int(struct.unpack_from(">H", page, head + 3)[0])
+    first = head + (12 if page[head] in (2, 5) else 8)
+    count = min(count, (len(page) - first) // 2)
+    return [at for (at,) in struct.iter_unpack(">H", page[first : first + 2 * count]) if first <= at < len(page) - 3]
+
+
+def accounted(page: bytes, sizes: Sequence[int]) -> bool:
+    """Whether cells of these sizes, and the holes between them, fill a leaf as its head says."""
+    free, count, content = struct.unpack_from(">3H", page, 1)
+    holes, seen = page[7], 0
+    while free and seen < len(page):
+        if free + 4 > len(page):
+            return False
+        following, size = struct.unpack_from(">2H", page, free)
+        holes += size
+        if following and following <= free:
+            return False
+        free, seen = following, seen + 4
+    return count == len(sizes) and (content or 65536) + holes + sum(sizes) == len(page)
+
+
+def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) -> Cell | None:
+    """The row that begins at a place; None where none can. `other` gives the pages on which it goes on."""
+    try:
+        size, body = _varint(page, at)
+        rowid, body = _varint(page, body)
+        if not 2 <= size <= 1 << 31:
+            return None
+        here = _local(size, page_size)
+        end = body + here + (4 if here < size else 0)
+        if end > page_size or page[body] > 127 or page[body] < 2:
+            return None
+        if here == size:
+            values = _values(page[body:end])
+        else:
+            parts, left = [page[body : end - 4]], size - here
+            number = int.from_bytes(page[end - 4 : end], "big")
+            types = _types(parts[0])
+            if types is None or sum(map(_bytes, types[0])) + types[1] != size:
+                return None
+            while left > 0:
+                data = other(number) if number else b""
+                if len(data) < page_size:
+                    return None
+                parts.append(data[4 : 4 + min(left, page_size - 4)])
+                left -= page_size - 4
+                number = int.from_bytes(data[:4], "big")
+            values = _values(b"".join(parts))
+    except (IndexError, struct.error, OverflowError, OSError):
+        return None
+    if values is None:
+        return None
+    return Cell(rowid if rowid < 1 << 63 else rowid - (1 << 64), values, max(4, end - at))
+
+
+def _local(size: int, page_size: int) -> int:
+    """How many bytes of a row stand in its leaf."""
+    most = page_size - 35
+    if size <= most:
+        return size
+    least = (page_size - 12) * 32 // 255 - 23
+    kept = least + (size - least) % (page_size - 4)
+    return kept if kept <= most else least
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(at, at + 8):
+        byte = data[place]
+        value = value << 7 | byte & 127
+        if byte < 128:
+            return value, place + 1
+    return value << 8 | data[at + 8], at + 9
+
+
+def _types(record: bytes) -> tuple[list[int], int] | None:
+    """The serial types of a record, and where its values begin; rows here have few columns, so a byte says where."""
+    end, at, types = record[0], 1, []
+    while at < end:
+        kind, at = _varint(record, at)
+        if kind in (10, 11):
+            return None
+        types.append(kind)
+    return (types, end) if at == end else None
+
+
+def _bytes(kind: int) -> int:
+    if kind >= 12:
+        return (kind - 12) // 2
+    return 8 if kind == 7 else 0 if kind > 7 else _INTEGERS[kind]
+
+
+def _values(record: bytes) -> list[Any] | None:
+    types = _types(record)
+    if types is None or types[1] + sum(map(_bytes, types[0])) != len(record):
+        return None
+    values: list[Any] = []
+    at = types[1]
+    for kind in types[0]:
+        data = record[at : at + _bytes(kind)]
+        at += len(data)
+        if kind >= 12:
+            values.append(data.decode("utf-8", "replace") if kind % 2 else data)
+        elif kind == 0:
+            values.append(None)
+        elif kind == 7:
+            values.append(struct.unpack(">d", data)[0])
+        elif kind >= 8:
+            values.append(kind - 8)
+        else:
+            values.append(int.from_bytes(data, "big", signed=True))
+    return values

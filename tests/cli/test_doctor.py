@@ -1,0 +1,112 @@
+"""X9: osmosis-grpc doctor names what is damaged, and changes nothing."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+from osmosis_grpc.types import Completion, CompletionStatus
+from tests.damaged import flip
+from tests.journal.kept import keeping
+from tests.journal.test_damage import TEXT, change, written
+from tests.processes import run
+
+
+def doctor(*arguments: object) -> tuple[int, str, str]:
+    done = run("-m", "osmosis_grpc", "doctor", *map(str, arguments))
+    return done.returncode, done.stdout, done.stderr
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def kept_ledger(path: Path) -> None:
+    """A ledger with three outcomes of two chats each."""
+    ledger = await Ledger.open(path, 60.0)
+    for name in ("a", "b", "c"):
+        ledger.place(name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None)
+        for number in (1, 2):
+            text = f"{TEXT} {name} {number}".encode()
+            chat = KeptChat(name, 1, "main", number, number - 1, "", text, text)
+            ledger.chat(chat, lambda value, error: None, enter=False)
+        completion = Completion(rollout_id=name, status=CompletionStatus.COMPLETED, result_id=f"result of {name}")
+        ledger.complete(completion, b"as it came", lambda value, error: None, enter=False, confirmed=False)
+    await ledger.close()
+
+
+async def test_x09_doctor_finds_nothing_in_sound_files(tmp_path):
+    await written(tmp_path / "state")
+    await kept_ledger(tmp_path / "ledger")
+    before = all_bytes(tmp_path)
+    code, stdout, stderr = doctor("--state-dir", tmp_path / "state", "--ledger", tmp_path / "ledger")
+    assert (code, stderr) == (0, "")
+    assert f"journal {tmp_path}/state/journal.db: sound" in stdout
+    assert "6 rollouts" in stdout
+    assert f"ledger {tmp_path}/ledger: sound" in stdout
+    assert "6 chat," in stdout
+    assert all_bytes(tmp_path) == before
+
+
+async def test_x09_doctor_names_rollouts_and_rows(tmp_path):
+    await written(tmp_path / "state")
+    await kept_ledger(tmp_path / "ledger")
+    journal, ledger = tmp_path / "state" / "journal.db", tmp_path / "ledger"
+    flip(journal, 8 * journal.read_bytes().index(f"{TEXT} r4 7 ".encode() * 9))
+    change(tmp_path / "state", "DELETE FROM events WHERE sequence = 6 AND number = 9")
+    flip(ledger, 8 * ledger.read_bytes().index(f"{TEXT} b 2".encode()))
+    before = all_bytes(tmp_path)
+    code, stdout, _ = doctor("--state-dir", tmp_path / "state", "--ledger", ledger)
+    assert code == 1
+    lines = stdout.splitlines()
+    assert re.search(r"^  r4 attempt 1: row \d+ of events: checksum does not agree$", stdout, re.MULTILINE)
+    assert "  r5 attempt 1: events: event 9 is missing" in lines
+    assert "  b attempt 1: row 4 of chat: checksum does not agree" in lines
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
+    code, stdout, _ = doctor("--state-dir", tmp_path / "state", "--ledger", ledger, "--json")
+    records = [json.loads(line) for line in stdout.splitlines()]
+    assert code == 1
+    named = [(record["rollout_id"], record["table"]) for record in records if record["event"] == "damaged"]
+    assert named == [("r4", "events"), ("r5", "events"), ("b", "chat")]
+    assert [record["damaged"] for record in records if record["event"] == "examined"] == [2, 1]
+    assert all_bytes(tmp_path) == before
+
+
+async def test_x09_doctor_reads_a_file_that_sqlite_does_not(tmp_path):
+    await written(tmp_path)
+    path = tmp_path / "journal.db"
+    flip(path, 8 * 18 + 4)
+    with pytest.raises(sqlite3.DatabaseError), closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM events")
+    before = all_bytes(tmp_path)
+    code, stdout, _ = doctor("--state-dir", tmp_path)
+    assert code == 1
+    assert "  the file: the format in its head" in stdout
+    assert "6 rollouts" in stdout
+    assert all_bytes(tmp_path) == before
+
+
+async def test_x09_doctor_says_what_it_cannot_read(tmp_path):
+    code, _, stderr = doctor("--state-dir", tmp_path)
+    assert (code, stderr) == (2, f"doctor: there is no journal {tmp_path}/journal.db\n")
+    (tmp_path / "journal.db").write_bytes(b"no journal at all" * 1000)
+    code, _, stderr = doctor("--state-dir", tmp_path)
+    assert code == 2
+    assert "file is not a database" in stderr
+    code, _, stderr = doctor("--ledger", tmp_path / "none")
+    assert (code, stderr) == (2, f"doctor: there is no ledger {tmp_path}/none\n")
+
+
+async def test_x09_doctor_looks_while_a_server_has_it(tmp_path):
+    async with keeping(tmp_path) as kept:
+        kept.accept("r0")
+        await kept.commit()
+        code, stdout, stderr = doctor("--state-dir", tmp_path)
+        assert (code, stderr) == (0, ""), stdout
+        assert "1 rollouts" in stdout
+        kept.end("r0")
+        await kept.commit()
