@@ -216,7 +216,8 @@ class Trainer:
         group ID; `together` keeps a group's members on one server. A rollout that is refused is
         yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
         stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
-        Raises TypeError and InvalidArgument for a request that cannot be sent.
+        Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
+        twice.
         """
         with shown(progress, requests, group_size) as bar:
             run = Run(
@@ -237,8 +238,9 @@ class Trainer:
         retry left, `on_failure` decides: "drop_group" cancels the other members and yields nothing,
         "drop_member" yields the group without it, as long as two members complete. Both are logged,
         and counted in `group_counts`. Leaving the loop cancels what is not over. Raises ValueError,
-        TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
-        dropped group cannot be confirmed.
+        TypeError and InvalidArgument for what cannot be run, AlreadyExists for an id that this trainer has
+        run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
+        cannot be confirmed.
         """
         with shown(progress, requests, group_size) as bar:
             grouping = Grouping(
@@ -267,7 +269,7 @@ class Trainer:
         """
         run = Run(
             self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together,
-            changes={"evaluation": True},
+            changes={"evaluation": True}, name="evaluate",
         )  # fmt: skip
         async with aclosing(run.ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))

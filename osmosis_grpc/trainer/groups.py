@@ -114,6 +114,8 @@ class Grouping:
             retries=retries,
             counts=counts,
             progress=progress,
+            name="groups",
+            raises_known=True,
         )
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:

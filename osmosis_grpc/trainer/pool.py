@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
-from osmosis_grpc.errors import AlreadyExists, CallError, LedgerError, Unavailable
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, Unavailable
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.completions import Completions
@@ -70,7 +70,13 @@ class Pool:
             if request.attempt > known.request.attempt:
                 self._supersede(known, request)
             return known
-        book = self.book.rollout(request.rollout_id, request.attempt, time.monotonic())
+        try:
+            book = self.book.rollout(request.rollout_id, request.attempt, time.monotonic())
+        except Aborted as error:
+            raise Aborted(
+                f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
+                rollout_id=request.rollout_id, attempt=error.attempt,
+            ) from None  # fmt: skip
         if book.result_id is not None:
             raise AlreadyExists(
                 f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",

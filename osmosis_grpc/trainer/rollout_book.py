@@ -45,6 +45,8 @@ class RolloutBook:
         self.result_id: str | None = None
         self.entered = False
         """Whether the ledger knows this attempt."""
+        self.restored = False
+        """Whether it comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
         """Who waits for the commit of its completion; None when none is under way."""
         self.last_used = 0.0

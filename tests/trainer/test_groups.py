@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
 from osmosis_grpc.types import CompletionStatus, Group
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, until
@@ -142,12 +142,31 @@ async def test_u01_what_is_refused_for_good_is_not_tried_again(serve, attach_to,
     assert "nobody" in caplog.text
 
 
-async def test_u01_an_id_that_is_over_is_not_trained_on_again(serve, attach_to, caplog):
+async def test_u01_an_id_that_is_over_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(requests(1), 2))) == 1
-    assert await collect(trainer.groups(requests(1), 2)) == []
-    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
-    assert "raise `attempt`" in caplog.text
+    with pytest.raises(AlreadyExists, match="rollout g0-0 attempt 1 is over; raise `attempt`"):
+        await collect(trainer.groups([*requests(1, "h"), *requests(1)], 2))
+    assert trainer.group_counts.dropped == 0
+    await until(lambda: trainer.servers[0].open == 0)
+
+
+async def test_u01_an_id_whose_retry_is_over_is_an_error(serve, attach_to):
+    trainer = await attach_to(reply, await serve(fallible()))
+    assert len(await collect(trainer.groups(failing(m0=(1,)), 2))) == 1
+    with pytest.raises(Aborted, match="rollout g0-0 is at attempt 2; use a new id, or attempt=3"):
+        await collect(trainer.groups(failing(m0=(1,)), 2))
+
+
+async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tmp_path, caplog):
+    """A trainer that was killed gets the whole list again: it cannot know which groups were dropped."""
+    server, ledger = await serve(fallible()), tmp_path / "run.ledger"
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        assert await collect(trainer.groups(failing(m0=(1, 2)), 3)) == []
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        groups = await collect(trainer.groups([*failing(m0=(1, 2)), *requests(1, "h")], 3))
+        assert [group.id for group in groups] == ["h0"]
+    assert "group g0 is dropped" in caplog.text
 
 
 async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attach_to):
@@ -225,14 +244,10 @@ async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to
 
 
 async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
-    agent = fallible()
-    agent.gate("g0-0", "g0-1")
-    trainer = await attach_to(reply, await serve(agent))
-    task = asyncio.ensure_future(collect(trainer.groups([*requests(1), *requests(1)], 2)))
-    await until(lambda: len(agent.started) == 2)
-    agent.let_go()
-    with pytest.raises(InvalidArgument, match=r"two requests .* g0"):
-        await task
+    trainer = await attach_to(reply, await serve(fallible()))
+    with pytest.raises(InvalidArgument, match=r"two requests of one groups\(\) have the id g0"):
+        await collect(trainer.groups([*requests(1), *requests(1)], 2))
+    await until(lambda: trainer.servers[0].open == 0)
 
 
 @pytest.mark.parametrize(
