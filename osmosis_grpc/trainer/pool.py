@@ -22,6 +22,7 @@ from osmosis_grpc.trainer.restore import init_bytes, request_of
 from osmosis_grpc.trainer.rollout import Rollout
 from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.servers import Servers
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Pool:
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
         self.earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
             lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, nobody=self._nobody
@@ -265,6 +267,7 @@ class Pool:
         """A rollout's completion is recorded."""
         self.forget(rollout)
         self.earlier.count(completion)
+        self._untrainable.count(completion)
         if not rollout.done.done():
             rollout.done.set_result(completion)
         self.changed()
@@ -296,6 +299,7 @@ class Pool:
         """Nothing more comes: whoever waits is told."""
         self._closed = True
         self.earlier.report()
+        self._untrainable.report()
         for timer in self._returning:
             timer.cancel()
         self._completions.close()

@@ -28,6 +28,7 @@ from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.trainer.sampler import entered
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
@@ -84,6 +85,7 @@ class TrainerServer:
         self._held: Held | None = None
         self._run_id = secrets.token_hex(16)
         self._earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
         self._resent: OrderedDict[str, Completion] = OrderedDict()
         """Completions that came again after they had been taken, for whoever asks for one by name."""
         self._book = ChatBook(policy)
@@ -206,6 +208,7 @@ class TrainerServer:
         for task in list(self._recording.values()):
             task.cancel()
         self._earlier.report()
+        self._untrainable.report()
         self._closed = True
         for waiting in self._waiting.values():
             for arrived in waiting:
@@ -285,6 +288,7 @@ class TrainerServer:
 
     def _record(self, completion: Completion) -> None:
         """Keep a completion until somebody takes it, and tell those who wait."""
+        self._untrainable.count(completion)
         self._recorded[completion.rollout_id] = completion
         self._resent.pop(completion.rollout_id, None)
         for arrived in (*self._waiting.get(completion.rollout_id, ()), self._arrived):
