@@ -28,8 +28,13 @@ class Security:
     """Whether a public address may do without."""
 
     @classmethod
-    def of(cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False) -> "Security":
-        """From tokens as text. Raises ValueError for one that is none."""
+    def of(
+        cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False, *,
+        tls_name: str = "tls",
+    ) -> "Security":  # fmt: skip
+        """From tokens as text. Raises ValueError for one that is none, TypeError naming `tls_name`."""
+        if tls is not None and not isinstance(tls, ServerTls):
+            raise TypeError(f"{tls_name}: {tls!r:.80} is not a ServerTls; pass ServerTls(cert=..., key=...)")
         return cls(tokens=Tokens(tokens), tls=tls, insecure=insecure)
 
     @property

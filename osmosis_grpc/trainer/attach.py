@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import NotFound
@@ -16,6 +16,7 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.connections import Connections
@@ -32,6 +33,8 @@ from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, Traject
 from osmosis_grpc.wire.control import cancelled_from_wire
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_OPEN_CHATS = 16_384
 
@@ -64,13 +67,14 @@ def attach(
     whoever waits for it, and a trainer that is killed forgets its rollouts.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError
-    for a target that is none or an address that is not guarded enough.
+    for a target that is none or an address that is not guarded enough, TypeError for a policy that
+    is not callable and for TLS that is not ClientTls or ServerTls.
     """
     named = [targets] if isinstance(targets, str) else targets
     return Trainer(
         named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
         access=Access(token=token, tls=tls, insecure=insecure),
-        security=Security.of(listen_tokens, listen_tls, insecure),
+        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
         ledger=ledger, longest_pause=longest_pause,
     )  # fmt: skip
 
@@ -113,6 +117,7 @@ class Trainer:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
             access.check_target(target)
+        check_policy(policy)
         self._access = access
         self._security = security
         self._targets = list(dict.fromkeys(targets))
@@ -124,14 +129,22 @@ class Trainer:
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
-        self._book: ChatBook
-        self._pool: Pool
+        self._opened_book: ChatBook | None = None
+        self._opened_pool: Pool | None = None
         self._connections: Connections
         self._sweeper: asyncio.Task[None]
         self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+
+    @property
+    def _book(self) -> ChatBook:
+        return _of_open(self._opened_book)
+
+    @property
+    def _pool(self) -> Pool:
+        return _of_open(self._opened_pool)
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
@@ -144,8 +157,8 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._book = ChatBook(self._policy, self._ledger)
-        self._pool = Pool(self._book, **self._options, ledger=self._ledger)
+        self._opened_book = ChatBook(self._policy, self._ledger)
+        self._opened_pool = Pool(self._book, **self._options, ledger=self._ledger)
         self._connections = Connections(
             self._pool, self._attachment, self._targets, access=self._access, security=self._security,
             pauses=self._pauses,
@@ -254,6 +267,7 @@ class Trainer:
     @property
     def group_counts(self) -> GroupCounts:
         """What became of the groups of groups() so far."""
+        _of_open(self._opened_pool)
         return GroupCounts(**self._group_counts)
 
     async def evaluate(
@@ -375,7 +389,7 @@ class Trainer:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
 
         Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
-        `rollouts/from_journal` (of these, outcomes of an earlier run of the server), `failures/BOUNDARY/REASON`,
+        `rollouts/from_journal` (of these, outcomes of an earlier run), `failures/BOUNDARY/REASON`,
         `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`.
         Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
@@ -399,3 +413,10 @@ class Trainer:
         while True:
             await asyncio.sleep(min(60.0, self._ttl / 4))
             self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+
+
+def _of_open(part: T | None) -> T:
+    """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
+    if part is None:
+        raise RuntimeError("the trainer is not open: use it inside `async with attach(...) as trainer:`")
+    return part

@@ -22,6 +22,7 @@ from osmosis_grpc.link.security import Guard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
@@ -62,7 +63,8 @@ class TrainerServer:
     With `tokens` (SECRET or NAME=SECRET) calls have to show one of them, or a credential that
     callback() made. `tls` has the files of a server that speaks TLS. Raises OSError when the port
     is taken, LedgerError when the ledger cannot be opened, ValueError when the host is public and
-    not guarded enough for that.
+    not guarded enough for that, TypeError for a policy that is not callable and for a `tls` that is
+    not ServerTls.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class TrainerServer:
     ) -> None:  # fmt: skip
         if recorder is not None and ledger is not None:
             raise ValueError("a recorder and a ledger: completions go to one of them")
+        check_policy(policy)
         self._security = Security.of(tokens, tls, insecure)
         self._security.check_host(host)
         self.port = port
