@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -390,7 +390,11 @@ class Trainer:
 
         Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
         `rollouts/from_journal` (of these, outcomes of an earlier run), `failures/BOUNDARY/REASON`,
-        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`.
+        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
+        `rollouts/not_trainable` (completed rollouts with nothing to train on), `samples/trainable`, `samples/segments`
+        (segments of these; more segments than samples means that prompts did not continue the tokens before them, for
+        example because the chat template drifts), `groups/yielded`, `/dropped`, `/dropped_members`, `/retried`,
+        `/zero_variance` (as in group_counts).
         Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
         `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
@@ -404,7 +408,8 @@ class Trainer:
 
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
-        return self._book.metrics.read(
+        groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
+        return groups | self._book.metrics.read(
             open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
             version=self._book.sampler.version,
         )  # fmt: skip

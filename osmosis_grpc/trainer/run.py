@@ -145,7 +145,7 @@ class Run:
         self._tries[rollout_id] += 1
         self._counts["retried"] += 1
         attempt = completion.attempt + 1
-        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, completion.not_trainable_reason)
+        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(completion))
         self._start(replace(rollout.request, attempt=attempt))
         return True
 
@@ -162,6 +162,16 @@ class Run:
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._pool.give_up(rollout)
+
+
+def reason_of(completion: Completion) -> str:
+    """Returns why a rollout is not trained on, with the exception's type and place where an agent raised one."""
+    failure = completion.failure
+    if failure is None:
+        return completion.not_trainable_reason
+    place = f"at {failure.file}:{failure.line}" if failure.file else ""
+    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", place]))
+    return completion.not_trainable_reason + (f" ({raised})" if raised else "")
 
 
 def _may_succeed(rollout: Rollout, completion: Completion) -> bool:

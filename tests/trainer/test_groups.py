@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import replace
@@ -110,9 +111,30 @@ async def test_u01_a_group_is_dropped_and_its_other_members_are_cancelled(serve,
     assert trainer.group_counts == GroupCounts(yielded=2, dropped=1, retried=1)
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
     assert "group g0 is dropped: rollout g0-1, attempt 2" in line
-    assert "the weather service is away" in line
+    assert re.search(r"the weather service is away \(RuntimeError at \S*test_groups\.py:\d+\)", line)
     await until(lambda: trainer.servers[0].open == 0)
     assert sum(agent.running.values()) == 0, "g0-2 was waiting at its gate"
+
+
+async def test_u01_where_every_group_is_dropped_one_line_has_a_hint(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+    fails = {"fails": {f"g{n}-0": [1] for n in range(3)}}
+    assert await collect(trainer.groups(requests(3, metadata=fails), 3, retries=0)) == []
+    lines = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
+    assert ['on_failure="drop_member"' in line for line in lines] == [True, False, False]
+
+
+async def test_u01_after_a_group_that_is_yielded_there_is_no_hint(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+
+    async def one_after_the_other():
+        yield requests(1, "h")[0]
+        await until(lambda: trainer.group_counts.yielded == 1)
+        yield failing(m0=(1,))[0]
+
+    assert len(await collect(trainer.groups(one_after_the_other(), 3, retries=0))) == 1
+    assert "group g0 is dropped" in caplog.text
+    assert "drop_member" not in caplog.text
 
 
 async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
@@ -125,6 +147,8 @@ async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
     assert not group.complete
     assert trainer.group_counts == GroupCounts(yielded=1, dropped_members=1)
     assert "group g0 goes without rollout g0-1: it ended FAILED" in caplog.text
+    assert re.search(r"the weather service is away \(RuntimeError at \S*test_groups\.py:\d+\)", caplog.text)
+    assert "drop_member" not in caplog.text
     assert len(advantages(group).values) == 2
 
 
