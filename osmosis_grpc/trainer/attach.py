@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.sampler import entered, version_text
+from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
@@ -77,22 +78,6 @@ def attach(
         security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
         ledger=ledger, longest_pause=longest_pause,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """An agent server, as the trainer sees it."""
-
-    name: str
-    """Its target, or where it dialled from."""
-    attached: bool
-    window: int
-    """How many rollouts may be open there."""
-    open: int
-    """How many are."""
-    agent_loops: tuple[str, ...]
-    version: str
-    journal_id: str
 
 
 class Trainer:
@@ -238,6 +223,8 @@ class Trainer:
             )  # fmt: skip
             async with aclosing(run.ended(requests)) as ended:
                 async for _, completion in ended:
+                    if bar is not None:
+                        bar.refresh()
                     yield completion
 
     async def groups(
@@ -262,6 +249,8 @@ class Trainer:
             )  # fmt: skip
             async with aclosing(grouping.groups(requests)) as groups:
                 async for group in groups:
+                    if bar is not None:
+                        bar.refresh()
                     yield group
 
     @property
