@@ -19,6 +19,9 @@ or by callbacks:
         completion = await trainer.completion("r1")
 """
 
+from osmosis_grpc.trainer import core_log  # noqa: F401 - before anything imports grpc
+
+# isort: split
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
