@@ -22,12 +22,14 @@ from osmosis_grpc.link.security import Guard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
 from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.trainer.sampler import entered
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
@@ -61,7 +63,8 @@ class TrainerServer:
     With `tokens` (SECRET or NAME=SECRET) calls have to show one of them, or a credential that
     callback() made. `tls` has the files of a server that speaks TLS. Raises OSError when the port
     is taken, LedgerError when the ledger cannot be opened, ValueError when the host is public and
-    not guarded enough for that.
+    not guarded enough for that, TypeError for a policy that is not callable and for a `tls` that is
+    not ServerTls.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class TrainerServer:
     ) -> None:  # fmt: skip
         if recorder is not None and ledger is not None:
             raise ValueError("a recorder and a ledger: completions go to one of them")
+        check_policy(policy)
         self._security = Security.of(tokens, tls, insecure)
         self._security.check_host(host)
         self.port = port
@@ -84,6 +88,7 @@ class TrainerServer:
         self._held: Held | None = None
         self._run_id = secrets.token_hex(16)
         self._earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
         self._resent: OrderedDict[str, Completion] = OrderedDict()
         """Completions that came again after they had been taken, for whoever asks for one by name."""
         self._book = ChatBook(policy)
@@ -206,6 +211,7 @@ class TrainerServer:
         for task in list(self._recording.values()):
             task.cancel()
         self._earlier.report()
+        self._untrainable.report()
         self._closed = True
         for waiting in self._waiting.values():
             for arrived in waiting:
@@ -285,6 +291,7 @@ class TrainerServer:
 
     def _record(self, completion: Completion) -> None:
         """Keep a completion until somebody takes it, and tell those who wait."""
+        self._untrainable.count(completion)
         self._recorded[completion.rollout_id] = completion
         self._resent.pop(completion.rollout_id, None)
         for arrived in (*self._waiting.get(completion.rollout_id, ()), self._arrived):

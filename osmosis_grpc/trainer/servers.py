@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.refusals import is_permanent
@@ -12,6 +13,22 @@ from osmosis_grpc.trainer.attachment import Attachment
 log = logging.getLogger(__name__)
 
 _PARTING = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An agent server, as the trainer sees it."""
+
+    name: str
+    """Its target, or where it dialled from."""
+    attached: bool
+    window: int
+    """How many rollouts may be open there."""
+    open: int
+    """How many are."""
+    agent_loops: tuple[str, ...]
+    version: str
+    journal_id: str
 
 
 class Servers:
