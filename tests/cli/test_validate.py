@@ -289,7 +289,7 @@ def test_what_the_module_prints_does_not_reach_stdout(outside):
         class Agent(Good):
             def get_tools(self, request):
                 noise("get_tools")
-                return [tool("\\udc80")]
+                return [tool(description="\\udc80")]
 
             async def run(self, ctx):
                 noise("run")
@@ -374,11 +374,17 @@ def test_result_not_returned(here, body):
     assert running(here, body) == [("RESULT_NOT_RETURNED", here.place("run"))]
 
 
-@pytest.mark.parametrize("reward", ["float('nan')", "float('-inf')", "True", "'1.0'"])
-def test_non_finite_reward(here, reward):
-    assert running(here, f"return ctx.complete(messages, reward={reward})") == [
-        ("NON_FINITE_REWARD", here.place("run"))
-    ]
+@pytest.mark.parametrize(
+    ("reward", "code"),
+    [
+        ("float('nan')", "NON_FINITE_REWARD"),
+        ("float('-inf')", "NON_FINITE_REWARD"),
+        ("True", "BAD_REWARD"),
+        ("'1.0'", "BAD_REWARD"),
+    ],
+)
+def test_a_reward_that_is_none(here, reward, code):
+    assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
 
 
 def test_tool_call_unanswered(here):
