@@ -88,7 +88,7 @@ class _Report:
             if trial is not None and trial.completion is not None:
                 from osmosis_grpc.cli.transcript import transcript
 
-                for line in transcript(trial.completion, trial.runs):
+                for line in transcript(trial.completion, trial.runs, trial.chats):
                     typer.echo(f"  {line}")
 
     def _run(self, spec: str, name: str | None, completion: "Completion") -> None:

@@ -505,3 +505,45 @@ def test_a_result_in_place_of_its_message_is_named(forked, tmp_path):
     )
     assert codes == [("error", "RUN_FAILED")]
     assert "a message is a dict, not a CompletionsResult; use its .message" in text
+
+
+def conversation(text):
+    lines = text.splitlines()
+    begins = next(index for index, line in enumerate(lines) if line.startswith("  conversation ("))
+    ends = next(index for index, line in enumerate(lines) if line.startswith(("  COMPLETED: ", "  CANCELLED: ")))
+    return [line.removeprefix("    ") for line in lines[begins + 1 : ends]]
+
+
+def test_each_branch_of_a_conversation_is_shown(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, chats(
+        "first = await ctx.chat(messages)",
+        "await ctx.chat([*messages, first.message, {'role': 'user', 'content': 'one way'}])",
+        "another = [*messages, first.message, {'role': 'user', 'content': 'another way'}]",
+        "another.append((await ctx.chat(another)).message)",
+        "other = [{'role': 'user', 'content': 'quite different'}]",
+        "other.append((await ctx.chat(other)).message)",
+        "messages = [*another, {'role': 'user', 'content': 'the end'}]",
+    ))  # fmt: skip
+    reply = "assistant: I called every tool."
+    assert conversation(text) == [
+        "user: What is (2 + 3) * 4?", f"1 {reply}", "  #### 20", "user: one way", f"2 {reply}", "  #### 20",
+        "-- chat 3 begins another branch --", "user: another way", f"3 {reply}", "  #### 20", "user: the end",
+        "-- chat 4 begins another branch --", "user: quite different", f"4 {reply}", "  #### 20",
+    ]  # fmt: skip
+
+
+def test_turns_that_repeat_are_counted(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, AGENTS["an endless one"].body)
+    assert conversation(text) == [
+        "user: What is (2 + 3) * 4?", '1 assistant calls get_weather {"city": "text"}', "    no result", "user: go on",
+        "2 assistant: I called every tool.", "  #### 20", "user: go on",
+        f"... and the same {MOST_CHATS - 3} more times",
+        f"{MOST_CHATS} assistant: I called every tool.", "  #### 20",
+    ]  # fmt: skip
+
+
+def test_a_long_conversation_is_cut(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, chats(
+        "messages += [{'role': 'user', 'content': str(number)} for number in range(40)]",
+    ))  # fmt: skip
+    assert conversation(text)[-2:] == ["user: 28", "... 11 more messages"]
