@@ -94,6 +94,9 @@ class RolloutSettings(BaseSettings):
     server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)
 
 
+_FAMILY = "OSMOSIS_"
+"""Begins our prefix, and the variables of the Osmosis SDK."""
+
 _configured: RolloutSettings | None = None
 
 
@@ -135,12 +138,17 @@ def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
 def unknown_variables() -> Iterator[tuple[str, str]]:
     """Yield each variable of the environment and of .env that has our prefix and that nothing reads.
 
-    With the nearest known name; empty when none is near.
+    With the nearest known name; empty when none is near. A variable whose prefix is misspelt comes
+    only with a known name that is very near: OSMOSIS_ alone also begins variables of other projects.
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
-    for name in sorted(name.upper() for name in here if name.upper().startswith(option.PREFIX)):
-        if name not in FIELDS:
+    for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
+        if name.startswith(option.PREFIX) and name not in FIELDS:
             yield name, _nearest(name)
+        elif not name.startswith(option.PREFIX):
+            short = {known.replace(option.PREFIX, _FAMILY, 1): known for known in FIELDS}
+            for near in difflib.get_close_matches(name, [*FIELDS, *short], 1, 0.93):
+                yield name, short.get(near, near)
 
 
 def _nearest(name: str) -> str:

@@ -242,6 +242,27 @@ def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unkno
     assert found == {f"OSMOSIS_ROLLOUT_{unknown}": f"OSMOSIS_ROLLOUT_{nearest}" if nearest else ""}
 
 
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [
+        ("OSMOSIS_ROLOUT_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"), ("OSMOSIS_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"),
+        ("OSMOSIS_ROLLOUTS_CLIENT_TOKEN", "CLIENT_TOKEN"), ("OSMOSIS_SERVER_TOKN", "SERVER_TOKEN"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_prefix_is_named_with_the_nearest(monkeypatch, unknown, nearest):
+    monkeypatch.setenv(unknown, "x")
+    assert dict(unknown_variables()) == {unknown: f"OSMOSIS_ROLLOUT_{nearest}"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OSMOSIS_API_KEY", "OSMOSIS_TOKEN", "OSMOSIS_LOG_LEVEL", "OSMOSIS_FAILPOINT", "OSMOSIS_SERVER_URL", "OSMOSIS_"],
+)
+def test_variables_of_other_projects_are_left_alone(monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    assert dict(unknown_variables()) == {}
+
+
 def test_t20_the_page_of_settings_is_fresh():
     done = subprocess.run(
         [sys.executable, "scripts/settings.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
