@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 
 def validate(
+    unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[
-        list[str], typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.")
-    ],
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.  [required]"),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
     ] = False,
@@ -41,6 +43,10 @@ def validate(
     """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
     from osmosis_grpc.serve.records import records
 
+    if unnamed or not module:
+        meant = " ".join(f"-m {spec}" for spec in unnamed or ["MODULE:ATTR"])
+        typer.echo(_printable(f"validate: -m or --module names an agent loop: validate {meant}"), err=True)
+        raise typer.Exit(2)
     if not 0 < timeout <= LONGEST:
         typer.echo(f"validate: --timeout {timeout:g}: is not between 0 and {LONGEST:g} seconds", err=True)
         raise typer.Exit(2)

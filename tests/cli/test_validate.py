@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -155,6 +156,24 @@ def test_what_cannot_be_loaded(here, spec, says):
     (line,) = done.stderr.splitlines()
     assert line.startswith("validate: ")
     assert says in line
+
+
+def test_an_agent_loop_without_its_option_is_named_with_it(here):
+    done = here.validate("three:agent_loop", "four:agent")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(": validate -m three:agent_loop -m four:agent\n")
+
+
+@pytest.mark.parametrize("command", ["validate", "replay", "demo"])
+def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command):
+    done = forked.run("-m", "osmosis_grpc", command, "--help")
+    assert done.returncode == 0
+    assert "<bool>" not in done.stdout
+    assert re.search(r"--json +\w", done.stdout)
+    if command != "demo":
+        assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
+    if command == "replay":
+        assert "The agent's tools do run again" in done.stdout
 
 
 def test_without_a_module_the_usage_is_shown(here):
