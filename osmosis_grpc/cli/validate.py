@@ -20,6 +20,7 @@ LONGEST = 86_400.0
 """Seconds that --timeout may be."""
 
 if TYPE_CHECKING:
+    from osmosis_grpc.agent.loader import LoadError
     from osmosis_grpc.agent.validator import Finding, ValidationResult
     from osmosis_grpc.cli.trial import Trial
     from osmosis_grpc.serve.records import Records
@@ -129,7 +130,7 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
     except LoadError as error:
         told = _told_by(error.__cause__)
         if told is None:
-            raise _NotLoadedError(error) from error
+            raise _NotLoadedError(_why(spec, error)) from error
         report.add(spec, told)
         return
     items = list(found) if isinstance(found, list | tuple) else [found]
@@ -162,18 +163,27 @@ def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Findi
     names |= {name} if name is not None else set()
 
 
-def _told_by(error: BaseException | None) -> "ValidationResult | None":
-    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+def _why(spec: str, error: "LoadError") -> str:
+    """Return why a specification cannot be loaded; of a class without a usable name, the class, its line and a hint."""
     import linecache
 
-    from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
-    from osmosis_grpc.agent.validator import ValidationResult, make, place_of_error, statement, validate_agent_loop
+    from osmosis_grpc.agent.loop import AgentNameError
+    from osmosis_grpc.agent.validator import HINTS, place_of_error, statement
 
-    if isinstance(error, AgentNameError):
-        file, line = place_of_error(error)
-        if file is not None and line is not None:
-            line += statement(linecache.getlines(file)[line - 1 :])
-        return ValidationResult(None, (make(error.code, str(error), (file, line)),))
+    cause = error.__cause__
+    if not isinstance(cause, AgentNameError):
+        return str(error)
+    file, line = place_of_error(cause)
+    if file is not None and line is not None:
+        line += statement(linecache.getlines(file)[line - 1 :])
+    return f"{spec}: the module cannot be imported: {cause.code}: class {cause} at {file}:{line}; {HINTS[cause.code]}"
+
+
+def _told_by(error: BaseException | None) -> "ValidationResult | None":
+    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+    from osmosis_grpc.agent.loop import RolloutAgentLoop
+    from osmosis_grpc.agent.validator import validate_agent_loop
+
     abstract = re.match(r"Can't instantiate abstract class (\w+)", str(error))
     if isinstance(error, TypeError) and abstract:
         for cls in _subclasses(RolloutAgentLoop):

@@ -145,13 +145,21 @@ def test_warnings_do_not_fail(here):
         ("nowhere:agent", "there is no module 'nowhere'"),
         ("agent:nothing", "agent has no attribute 'nothing'"),
         ("agent", "'agent' is not MODULE:ATTRIBUTE"),
+        ("agent:nothing", "agent has no attribute 'nothing'; it has: Good ("),
+        ("json:agent", "json has no attribute 'agent', and no agent loop ("),
+        ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
+        ("./three.py:agent", "name the module: three:agent"),
+        ("own/three.py", "name the module: own.three:ATTRIBUTE"),
+        ("{folder}/own/three.py:agent", "name the module: own.three:agent"),
+        ("../three.py:agent", "name the module: three:agent, from the folder .."),
+        ("own.three.agent", "'own.three.agent' is not MODULE:ATTRIBUTE; own.three:agent is"),
         ("agent:none", "agent:none is empty"),
         (".agent:none", "TypeError"),
     ],
 )
 def test_what_cannot_be_loaded(here, spec, says):
     here.write("none = []")
-    done = here.validate("-m", spec, "--json")
+    done = here.validate("-m", spec.format(folder=here.folder), "--json")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("validate: ")
@@ -259,7 +267,12 @@ class Named:
     get_tools = Good.get_tools
     run = Good.run
     """)
-    assert here.findings("-m", "agent:Agent") == [(code, here.place("here"))]
+    done = here.validate("-m", "agent:Good")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"validate: agent:Good: the module cannot be imported: {code}: class Agent: ")
+    assert line.endswith(f" at {here.place('here')}; {HINTS[code]}")
+    assert done.stdout.splitlines() == ["0 agents, 0 errors, 0 warnings, 1 not loaded"]
 
 
 @pytest.mark.parametrize("how", ["Agent", "Agent()", "make()"])
