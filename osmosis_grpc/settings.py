@@ -7,6 +7,7 @@ raises pydantic's ValidationError; `problems` names the option or the variable t
 
 import difflib
 import os
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,8 +184,26 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
         told = name if field is None else field.variable
         if field is not None and line is not None and line.has(part, name):
             told = field.option.flags[-1]
-        rows.append(f"{told}: {row['msg'].removeprefix('Value error, ')}")
+        rows.append(f"{told}: {_plain(row, field)}")
     return "; ".join(rows)
+
+
+_KINDS = {
+    "int_parsing": "a whole number", "int_from_float": "a whole number", "int_type": "a whole number",
+    "int_parsing_size": "a whole number of a sensible size", "float_parsing": "a number", "float_type": "a number",
+    "finite_number": "a finite number", "bool_parsing": "true or false", "bool_type": "true or false",
+}  # fmt: skip
+"""What a value is not, by pydantic's type of the error."""
+
+
+def _plain(row: Any, field: option.Field | None) -> str:
+    """Return what is wrong with a value in plain words, with the value where it is a number or a switch."""
+    kind, value = row["type"], reprlib.repr(row["input"])
+    if kind in _KINDS:
+        return f"{value} is not {_KINDS[kind]}"
+    if kind in ("greater_than_equal", "less_than_equal") and field is not None and field.bounds:
+        return f"{str(row['input'])[:40]} is not in the range {field.bounds}"
+    return str(row["msg"]).removeprefix("Value error, ")
 
 
 def _lines(tokens: SecretStr) -> list[str]:
