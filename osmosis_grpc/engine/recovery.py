@@ -39,8 +39,8 @@ class Recovery:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
         return self._journal.unsettled() if self._journal is not None else ()
 
-    def go_on(self, entry: Entry, peer: Peer) -> None:
-        """Deliver it, start it, run it again on what is recorded, or end it."""
+    def go_on(self, entry: Entry, peer: Peer) -> str:
+        """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
         now = self._clock.monotonic()
         elapsed = max(0.0, self._clock.time() - entry.accept_time)
         record = Record.of(entry, peer, peer.tenant or self._callbacks, now, elapsed)
@@ -53,12 +53,16 @@ class Recovery:
                 self._outbox.give_up(record)
             else:
                 self._outbox.put(record)
-            return
+            return "delivered again"
         record.tenant.open += 1
         if superseded:  # the process before did not come to end it
             self._runner.supersede(record)
         else:
             self._run(record, Recording(self._log.trajectory(record.rollout_id, record.attempt)))
+        if record.verdict is None:
+            return "queued" if record.recording is None else "run again"
+        failure = record.verdict.failure
+        return f"ended: {failure.message if failure else record.verdict.finish_reason}"
 
     def _run(self, record: Record, recording: Recording) -> None:
         loop = self._agent_loops.get(record.agent_loop)
@@ -68,6 +72,7 @@ class Recovery:
             self._runner.cancel(record, CANCELLED_EARLY)
         elif recording.began and (loop is None or not loop.replayable):
             why = "the server was started again while it ran" if loop else f"agent loop {record.agent_loop!r} is gone"
+            recording.count(record.meter)
             self._runner.decide(record, verdicts.failed("server", why, retryable=True, reason="restart"))
         elif loop is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -124,13 +125,14 @@ class AgentServer:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        left_over = self.engine.recovery.left_over()
-        for entry in left_over:
+        left_over: Counter[str] = Counter()
+        for entry in self.engine.recovery.left_over():
             attached = entry.place and not entry.init.callback
             peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
-            self.engine.recovery.go_on(entry, peer)
+            left_over[self.engine.recovery.go_on(entry, peer)] += 1
         if left_over:
-            log.info("going on with %d rollouts of the process before", len(left_over))
+            told = ", ".join(f"{count} {what}" for what, count in left_over.items())
+            log.info("rollouts of the process before: %s", told)
         await start(self._server)
         await self._health.set(LIVENESS, _Status.SERVING)
         await self._tell_health()
