@@ -68,7 +68,7 @@ def tokens_of(text: str) -> TokenBlock:
 class Policy:
     """Gives the same reply to the same chat however often it is asked, or a random one each time."""
 
-    def __init__(self, history: History, replies: str) -> None:
+    def __init__(self, history: History, replies: str = "fixed") -> None:
         self._history = history
         self._random = replies == "random"
 

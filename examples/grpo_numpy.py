@@ -4,6 +4,7 @@ python examples/grpo_numpy.py                   starts an agent server of its ow
 python examples/grpo_numpy.py 127.0.0.1:50051   uses one that serves the calculator
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -111,7 +112,8 @@ def agent_server():
             server.terminate()
 
 
-if len(sys.argv) > 2:
-    sys.exit(__doc__)
-with contextlib.nullcontext(sys.argv[1]) if len(sys.argv) == 2 else agent_server() as address:
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("target", nargs="?", help="HOST:PORT of an agent server that serves the calculator")
+target = parser.parse_args().target
+with contextlib.nullcontext(target) if target else agent_server() as address:
     asyncio.run(main(address))

@@ -3,9 +3,9 @@
 python examples/trainer_minimal.py 127.0.0.1:50051 examples/calculator/test_data.jsonl
 """
 
+import argparse
 import asyncio
 import json
-import sys
 import uuid
 from pathlib import Path
 
@@ -18,12 +18,10 @@ async def main(target: str, rows: list[dict]) -> None:
     async with TrainerServer(policy) as trainer, RolloutClient(target) as client:
 
         async def rollout(row: dict) -> None:
-            rollout_id = f"row-{uuid.uuid4().hex}"  # an id runs once
+            rollout_id, callback = f"row-{uuid.uuid4().hex}", trainer.callback()  # an id runs once
             system, user = ("system", row["system_prompt"]), ("user", row["user_prompt"])
             messages = [{"role": role, "content": text} for role, text in (system, user)]
-            await client.init(
-                rollout_id=rollout_id, messages=messages, label=row["ground_truth"], callback=trainer.callback()
-            )
+            await client.init(rollout_id=rollout_id, messages=messages, label=row["ground_truth"], callback=callback)
             completion = await trainer.completion(rollout_id, timeout=600)
             if completion.failure:
                 print(user[1], completion.status, completion.failure.message)
@@ -34,6 +32,8 @@ async def main(target: str, rows: list[dict]) -> None:
         await asyncio.gather(*map(rollout, rows))
 
 
-if len(sys.argv) != 3:
-    sys.exit(__doc__)
-asyncio.run(main(sys.argv[1], [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()]))
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("target", help="HOST:PORT of the agent server")
+parser.add_argument("data", type=Path, help="a file with a JSON object on each line")
+arguments = parser.parse_args()
+asyncio.run(main(arguments.target, [json.loads(line) for line in arguments.data.read_text().splitlines()]))

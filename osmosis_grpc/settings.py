@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import difflib
 import os
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,9 @@ class RolloutSettings(BaseSettings):
     server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)
 
 
+_FAMILY = "OSMOSIS_"
+"""Begins our prefix, and the variables of the Osmosis SDK."""
+
 _configured: RolloutSettings | None = None
 
 
@@ -198,12 +202,17 @@ def shown_secrets(line: Line) -> list[tuple[str, str]]:
 def unknown_variables() -> Iterator[tuple[str, str]]:
     """Yield each variable of the environment and of .env that has our prefix and that nothing reads.
 
-    With the nearest known name; empty when none is near.
+    With the nearest known name; empty when none is near. A variable whose prefix is misspelt comes
+    only with a known name that is very near: OSMOSIS_ alone also begins variables of other projects.
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
-    for name in sorted(name.upper() for name in here if name.upper().startswith(option.PREFIX)):
-        if name not in FIELDS:
+    for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
+        if name.startswith(option.PREFIX) and name not in FIELDS:
             yield name, _nearest(name)
+        elif not name.startswith(option.PREFIX):
+            short = {known.replace(option.PREFIX, _FAMILY, 1): known for known in FIELDS}
+            for near in difflib.get_close_matches(name, [*FIELDS, *short], 1, 0.93):
+                yield name, short.get(near, near)
 
 
 def _nearest(name: str) -> str:
@@ -246,8 +255,26 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
         told = name if field is None else field.variable
         if field is not None and line is not None and line.has(part, name):
             told = field.option.flags[-1]
-        rows.append(f"{told}: {row['msg'].removeprefix('Value error, ')}")
+        rows.append(f"{told}: {_plain(row, field)}")
     return "; ".join(rows)
+
+
+_KINDS = {
+    "int_parsing": "a whole number", "int_from_float": "a whole number", "int_type": "a whole number",
+    "int_parsing_size": "a whole number of a sensible size", "float_parsing": "a number", "float_type": "a number",
+    "finite_number": "a finite number", "bool_parsing": "true or false", "bool_type": "true or false",
+}  # fmt: skip
+"""What a value is not, by pydantic's type of the error."""
+
+
+def _plain(row: Any, field: option.Field | None) -> str:
+    """Return what is wrong with a value in plain words, with the value where it is a number or a switch."""
+    kind, value = row["type"], reprlib.repr(row["input"])
+    if kind in _KINDS:
+        return f"{value} is not {_KINDS[kind]}"
+    if kind in ("greater_than_equal", "less_than_equal") and field is not None and field.bounds:
+        return f"{str(row['input'])[:40]} is not in the range {field.bounds}"
+    return str(row["msg"]).removeprefix("Value error, ")
 
 
 def _lines(tokens: SecretStr) -> list[str]:

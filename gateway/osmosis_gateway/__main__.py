@@ -136,6 +136,6 @@ gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
 """The command."""
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     gateway.add_to(app, "osmosis_gateway")
     app()

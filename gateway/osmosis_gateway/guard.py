@@ -3,6 +3,7 @@
 Where nobody is asked, at least not every page in a browser may.
 """
 
+import logging
 import re
 from ipaddress import ip_address
 from typing import Any
@@ -11,8 +12,12 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from osmosis_grpc.link.security import refusal_text, token_problem
 from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.throttled import Throttled
 from osmosis_grpc.link.tokens import WRONG, Tokens
+
+log = logging.getLogger(__name__)
 
 OPEN = frozenset(("/health",))
 """What anyone may ask."""
@@ -27,6 +32,7 @@ class Guarded:
         self.app = app
         self._tokens = tokens
         self._certificates = certificates
+        self._refused = Throttled(log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["path"].removeprefix(scope.get("root_path", "")) in OPEN:
@@ -34,14 +40,20 @@ class Guarded:
             return
         state = scope.setdefault("state", {})
         owner = certificate = state.get("certificate")
+        problem = ""
         if self._tokens:
-            owner = self._tokens.owner(Headers(scope=scope).get("authorization", ""))
+            given = Headers(scope=scope).get("authorization", "")
+            owner = self._tokens.owner(given)
+            problem = token_problem(given)
         if self._certificates and certificate is None:
-            owner = None
+            owner, problem = None, "it shows no certificate"
         if owner is not None:
             state["owner"] = owner
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
+            return
+        peer = ":".join(map(str, scope.get("client") or ("unknown",)))
+        self._refused.warn(refusal_text(f"{peer} over HTTP", problem))
+        if scope["type"] == "http":
             refused = JSONResponse({"detail": WRONG}, 401, {"WWW-Authenticate": "Bearer"})
             await refused(scope, receive, send)
         else:

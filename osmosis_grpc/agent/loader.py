@@ -22,18 +22,19 @@ class LoadError(ValueError):
 def load_object(spec: str) -> Any:
     """Returns what "module:attribute" names. The working directory is on the path. Raises LoadError."""
     module_name, colon, attribute = spec.partition(":")
-    if not colon or not module_name or not attribute:
-        raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE, for example server:agent_loop")
     if module_name.endswith(".py") or "/" in module_name:
-        name = os.path.basename(module_name).removesuffix(".py")
-        raise LoadError(f"{spec!r} names a file; name the module: {name}:{attribute}")
+        raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
+    if not colon or not module_name or not attribute:
+        before, _, last = module_name.rpartition(".")
+        meant = f"; {before}:{last} is" if before and not colon else ", for example server:agent_loop"
+        raise LoadError(f"{spec!r} is not MODULE:ATTRIBUTE{meant}")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with _own_code(spec):
         found = _import(module_name)
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise LoadError(f"{_name(found)} has no attribute {part!r}; it has: {_suggest(found)}")
+                raise LoadError(f"{_name(found)} has no attribute {part!r}{_suggest(found)}")
             found = getattr(found, part)
     return found
 
@@ -91,10 +92,19 @@ def _name(found: Any) -> str:
 
 
 def _suggest(found: Any) -> str:
-    """Returns the agent loops that a module or an object has, and a module's file."""
+    """Return the agent loops that a module or an object has, and a module's file."""
     loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
     file = getattr(found, "__file__", None)
-    return (", ".join(sorted(loops)) or "no agent loop") + (f" ({file})" if isinstance(file, str) else "")
+    told = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
+    return told + (f" ({file})" if isinstance(file, str) else "")
+
+
+def _as_module(path: str, attribute: str) -> str:
+    """Return the MODULE:ATTRIBUTE for a file, and the folder to be in where it is not in this one."""
+    inner = os.path.relpath(path).removesuffix(".py")
+    if not inner.startswith(os.pardir):
+        return f"{inner.replace(os.sep, '.')}:{attribute}"
+    return f"{os.path.basename(inner)}:{attribute}, from the folder {os.path.dirname(path)}"
 
 
 def _is_loop(value: Any, module: Any) -> bool:

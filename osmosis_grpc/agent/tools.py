@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import sys
 import time
@@ -20,6 +21,10 @@ TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
 """How the names of tasks begin in which a tool runs; its name follows."""
+
+
+class ToolRunnerNotAsyncError(TypeError):
+    """The executor of execute_tool_calls is not async: it would block every rollout of the process."""
 
 
 def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
@@ -83,7 +88,8 @@ async def execute_tool_calls(
 
     `executor` is awaited with each call and returns its tool message. A call that raises or
     returns nothing becomes an error message of its own, and the others' results stay. Each
-    call and its return are trajectory events, and the metrics count and time them.
+    call and its return are trajectory events, and the metrics count and time them. Raises a
+    TypeError when `executor` is not async.
     """
     return list(await asyncio.gather(*map(_in_a_task(executor), tool_calls)))
 
@@ -103,11 +109,16 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     done = session.tool_running(run.name) if session else _stopwatch()
     answered = run.call_id
     try:
-        message = _message(call_id or "unknown", await executor(call))
+        asked = executor(call)
+        if not inspect.isawaitable(asked):
+            called = getattr(executor, "__name__", type(executor).__name__)
+            text = f"{called} must be async def: execute_tool_calls awaits it, and it returned a {type(asked).__name__}"
+            raise ToolRunnerNotAsyncError(text)
+        message = _message(call_id or "unknown", await asked)
         answered = str(message.get("tool_call_id") or "")
         if run.error_text and message.get("content") != f"Error: {run.error_text}":  # it was not the last word
             run.error, run.error_text = None, ""
-    except RolloutEndedError:
+    except (RolloutEndedError, ToolRunnerNotAsyncError):
         raise
     except Exception as raised:
         run.error, run.error_text = raised, clip(describe(raised))

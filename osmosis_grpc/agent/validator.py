@@ -1,13 +1,14 @@
 """Looks at an agent loop before anything runs it, and tells everything that is wrong at once.
 
-The codes are those of the Osmosis SDK; HINTS has them all, each with what to do about it. Five
-are ours: MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, and, told by the
-command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
+The codes are those of the Osmosis SDK; HINTS has them all, each with what to do about it. Seven
+are ours: MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME,
+MISSPELT_KEY, and, told by the command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
 """
 
 import asyncio
 import inspect
 import os
+import re
 import reprlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import RolloutRequest, jsontext
@@ -44,6 +46,8 @@ HINTS = {
     "INVALID_FUNCTION_TYPE": 'make "function" a dict with name, description and parameters',
     "MISSING_FUNCTION_NAME": 'add the "name" that the model calls the function by',
     "INVALID_FUNCTION_NAME": "make the function's name a str that is not blank",
+    "UNUSUAL_FUNCTION_NAME": "use 1 to 64 ASCII letters, digits, _ and - for the name: model servers refuse others",
+    "MISSPELT_KEY": "correct the key; an unknown key is sent as it is, and model servers ignore it",
     "MISSING_FUNCTION_DESCRIPTION": "say in a sentence what the function does; the model chooses by it",
     "INVALID_PARAMETERS_TYPE": 'make "parameters" a JSON Schema: {"type": "object", "properties": {...}}',
     "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
@@ -62,7 +66,15 @@ HINTS = {
 }
 """What to do, by code."""
 
-WARNINGS = frozenset({"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_NOT_AWAITED"})
+WARNINGS = frozenset(
+    {
+        "MISSING_FUNCTION_DESCRIPTION",
+        "GET_TOOLS_RETURNS_NONE",
+        "GET_TOOLS_NOT_AWAITED",
+        "UNUSUAL_FUNCTION_NAME",
+        "MISSPELT_KEY",
+    }
+)
 """The codes that do not stop an agent from working."""
 
 
@@ -299,6 +311,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def _is_usual(value: object) -> bool:
+    """Whether every model server accepts a name; what is no name at all has a finding of its own."""
+    return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
+
+
 def _is(text: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and value == text
 
@@ -322,6 +339,7 @@ _CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[object], bool], str], ...] 
     ("INVALID_FUNCTION_TYPE", ("function",), _unless_missing(_is_dict), "a dict"),
     ("MISSING_FUNCTION_NAME", ("function", "name"), _present, "a str"),
     ("INVALID_FUNCTION_NAME", ("function", "name"), _unless_missing(_is_text), "a str that is not blank"),
+    ("UNUSUAL_FUNCTION_NAME", ("function", "name"), _is_usual, "1 to 64 of a-z, A-Z, 0-9, _ and -"),
     ("MISSING_FUNCTION_DESCRIPTION", ("function", "description"), _is_text, "a sentence"),
     ("INVALID_PARAMETERS_TYPE", ("function", "parameters"), _unless_missing(_is_dict), "a dict"),
     ("PARAMETERS_TYPE_NOT_OBJECT", ("function", "parameters", "type"), _is("object"), "'object'"),
@@ -347,6 +365,8 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     for code, path, good, expected in _CHECKS:
         if _is_dict(_field(plain, path[:-1])) and not good(value := _field(plain, path)):
             yield make(code, f"{called}: {'.'.join(path)} is {reprlib.repr(value)}, not {expected}", place)
+    for key, near in misspelt_keys(plain):
+        yield make("MISSPELT_KEY", f"{called}: the key {key} is unknown; is {near} meant?", place)
     try:
         jsontext.copy(plain, label)
     except InvalidArgument as error:

@@ -24,7 +24,7 @@ def build() -> Any:
 
     app = typer.Typer(
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-        help="Remote agent rollouts over gRPC.",
+        rich_markup_mode=None, help="Remote agent rollouts over gRPC.",
     )  # fmt: skip
 
     def show_version(wanted: bool) -> None:

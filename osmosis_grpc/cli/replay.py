@@ -26,7 +26,8 @@ LOOKED_AT = 10_000
 def replay(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
     module: Annotated[
-        list[str] | None, typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.")
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.  [required]"),
     ] = None,
     until_turn: Annotated[
         int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")

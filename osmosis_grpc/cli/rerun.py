@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 """Characters of a line of a difference."""
+MESSAGE = 4 * WIDTH
+"""Characters of a message that is shown on one line."""
 LINES = 40
 """Lines of a difference."""
 _ABSENT = object()
@@ -294,10 +296,18 @@ def _lines(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         found = []
         for item in value:
-            inner = _lines(item) or [""]
+            inner = _message(item) or _lines(item) or [""]
             found += [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
         return found or ["[]"]
     return [json.dumps(value)]
+
+
+def _message(item: Any) -> list[str]:
+    """Return a message as one line of JSON, so that a difference shows whole messages; nothing for a long one."""
+    if not isinstance(item, dict) or "role" not in item:
+        return []
+    text = json.dumps(item, ensure_ascii=False, sort_keys=True)
+    return [text] if len(text) <= MESSAGE else []
 
 
 def _pieces(line: str) -> list[str]:

@@ -3,13 +3,17 @@
 The text is an agent's and a model's: nothing in it reaches the terminal as a control character.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.types import Completion
+    from osmosis_grpc.types import ChatRequest, Completion, Message
+
+    Chats = Sequence[tuple[ChatRequest, Message]]
+    Part = tuple[int, Sequence[Mapping[str, Any]]]
 
 MOST_MESSAGES = 30
 """Messages of a conversation that are shown."""
@@ -19,16 +23,22 @@ MOST_CHARS = 200
 """Characters of a line."""
 
 
-def transcript(completion: "Completion", runs: "Sequence[ToolRun]") -> Iterator[str]:
-    """The lines of a completion's samples, and of how it ended."""
+def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chats" = ()) -> Iterator[str]:
+    """Yield the lines of a completion's samples, and of how it ended.
+
+    `chats` are the requests with their replies: a sample whose chats branch is shown branch by branch.
+    """
     latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
     samples = {name: sample.messages for name, sample in completion.samples.items()}
     if len(samples) < 2:
         samples = {next(iter(samples), "no chat"): completion.messages}
     for name, messages in samples.items():
         yield f"conversation ({_line(name)})"
-        for line in _conversation(messages, latencies):
-            yield f"  {line}"
+        for number, part in _branches([chat for chat in chats if chat[0].sample == name], messages):
+            if number > 1:
+                yield f"  -- chat {number} begins another branch --"
+            for line in _conversation(part, latencies, number):
+                yield f"  {line}"
     metrics = completion.metrics
     counts = f"{_count(metrics.num_llm_calls, 'turn')}, {_count(metrics.num_tool_calls, 'tool call')}"
     reward = "no reward" if completion.reward is None else f"reward {completion.reward:g}"
@@ -38,35 +48,92 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]") -> Iterator[
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
-def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str, float]) -> Iterator[str]:
+def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence["Part"]:
+    """Return each branch of a conversation: the chat that begins it, and its messages from there on.
+
+    `messages` is what the agent reported; it replaces the branch that it continues.
+    """
+    begins: dict[int, int] = {}  # from the newest chat of a branch to its first
+    known: dict[int, int] = {}  # how many of the first chat's messages an earlier branch shows
+    whole: dict[int, Sequence[Mapping[str, Any]]] = {}
+    for request, reply in chats:
+        number, history = request.number, [*request.messages, reply]
+        first = begins.pop(request.continues, number)
+        if first == number:
+            known[first] = request.covered
+        begins[number], whole[first] = first, history
+    if len(whole) < 2:
+        return [(1, messages)]
+    for first in reversed(whole):
+        if list(messages[: len(whole[first])]) == whole[first]:
+            whole[first] = messages
+            break
+    return [(first, history[known[first] :]) for first, history in whole.items()]
+
+
+def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str, float], first: int) -> Iterator[str]:
+    """Yield the lines of messages. `first` is the number of their first reply; repeated turns are counted."""
     results = [message for message in messages if message.get("role") == "tool"]
     paired: list[int] = []
-    turn = 0
-    for message in messages[:MOST_MESSAGES]:
-        role = message.get("role")
-        if role == "tool":
-            if id(message) not in paired:
-                yield from _text(f"tool ({message.get('tool_call_id')})", message.get("content"))
+    number, shown, seen = first - 1, 0, 0
+    for turn, times in _turns(messages):
+        number += turn[0].get("role") == "assistant"
+        for message in turn[: MOST_MESSAGES - shown]:
+            yield from _message(message, number, results, paired, latencies)
+        shown += len(turn)
+        if shown > MOST_MESSAGES:
+            yield f"... {len(messages) - seen - MOST_MESSAGES + shown - len(turn)} more messages"
+            return
+        if times > 1:
+            yield f"... and the same {_count(times - 1, 'more time')}"
+        number += times - 1
+        seen += len(turn) * times
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], int]]:
+    """Yield each turn, a reply with what follows it, and how often it comes in a row, call ids aside."""
+    turns: list[list[Mapping[str, Any]]] = []
+    for message in messages:
+        if not turns or message.get("role") == "assistant":
+            turns.append([])
+        turns[-1].append(message)
+    for _, same in itertools.groupby(turns, lambda turn: [_what(message) for message in turn]):
+        found = list(same)
+        yield found[0], len(found)
+
+
+def _what(message: Mapping[str, Any]) -> str:
+    """Return what a message says and calls: equal for messages that differ in call ids only."""
+    functions = [call.get("function") for call in _dicts(message.get("tool_calls"))]
+    return json.dumps([message.get("role"), message.get("content"), functions], default=str)
+
+
+def _message(
+    message: Mapping[str, Any], number: int, results: Sequence[Mapping[str, Any]], paired: list[int],
+    latencies: Mapping[str, float],
+) -> Iterator[str]:  # fmt: skip
+    """Yield the lines of one message and of the results of its calls, which are added to `paired`."""
+    role = message.get("role")
+    if role == "tool":
+        if id(message) not in paired:
+            yield from _text(f"tool ({message.get('tool_call_id')})", message.get("content"))
+        return
+    label = f"{number} assistant" if role == "assistant" else str(role)
+    if message.get("content") or not message.get("tool_calls"):
+        yield from _text(label, message.get("content"))
+    for call in _dicts(message.get("tool_calls")):
+        function = _dict(call.get("function"))
+        yield _line(f"{label} calls {function.get('name')} {function.get('arguments')}")
+        wanted = call.get("id")
+        result = next((r for r in results if r.get("tool_call_id") == wanted and id(r) not in paired), None)
+        if result is None:
+            yield "    no result"
             continue
-        turn += role == "assistant"
-        label = f"{turn} assistant" if role == "assistant" else str(role)
-        if message.get("content") or not message.get("tool_calls"):
-            yield from _text(label, message.get("content"))
-        for call in _dicts(message.get("tool_calls")):
-            function = _dict(call.get("function"))
-            yield _line(f"{label} calls {function.get('name')} {function.get('arguments')}")
-            wanted = call.get("id")
-            result = next((r for r in results if r.get("tool_call_id") == wanted and id(r) not in paired), None)
-            if result is None:
-                yield "    no result"
-                continue
-            paired.append(id(result))
-            latency = latencies.get(str(wanted))
-            took = "" if latency is None else f" ({latency * 1000:.1f} ms)"
-            for line in _text(f"result{took}", result.get("content")):
-                yield f"    {line}"
-    if len(messages) > MOST_MESSAGES:
-        yield f"... {len(messages) - MOST_MESSAGES} more messages"
+        paired.append(id(result))
+        latency = latencies.get(str(wanted))
+        took = "" if latency is None else f" ({latency * 1000:.1f} ms)"
+        for line in _text(f"result{took}", result.get("content")):
+            yield f"    {line}"
 
 
 def _text(label: str, content: Any) -> Iterator[str]:

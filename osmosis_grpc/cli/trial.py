@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.current import ToolRun
     from osmosis_grpc.engine import Engine
     from osmosis_grpc.engine.watchdog import Watchdog
-    from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
+    from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Message, Outcome
 
 QUESTION = "What is (2 + 3) * 4?"
 """What --run asks."""
@@ -36,7 +36,7 @@ MOST_CHATS = 100
 """Chats of a sample after which an agent counts as endless: ten times its max_turns."""
 
 MOST_RUNS = 1000
-"""Tool calls that are kept."""
+"""Tool calls, and chats, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Trial:
     """Names of the tools that get_tools returned or a chat offered."""
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
     """What the model called: name and arguments, by the call's id."""
+    chats: "list[tuple[ChatRequest, Message]]" = field(default_factory=list)
+    """Each chat and its reply."""
     blocks: list[Block] = field(default_factory=list)
 
 
@@ -110,6 +112,8 @@ class _Watched:
             trial.endless = True
             self.stop()
         response = await self._model(request)
+        if len(trial.chats) < MOST_RUNS:
+            trial.chats.append((request, response.message))
         for call in response.message.get("tool_calls") or ():
             trial.called[f"{request.sample}/{call['id']}"] = call["function"]["name"], call["function"]["arguments"]
         return response

@@ -4,6 +4,8 @@ Tools are seen where osmosis_grpc.rollout.tools runs them or makes their error m
 ctx.record_tool_call is called while an exception is handled. Of other tools only their answers are seen.
 """
 
+import difflib
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,26 +19,48 @@ if TYPE_CHECKING:
 HINTS = {
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
+    "BAD_REWARD": "make the reward an int or a float, or None to leave it to a grader",
     "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
     "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
     "RUN_FAILED": "mend what it raised, or give up on purpose with return ctx.error(text)",
+    "NOT_AWAITED": "write await before the call: reply = await ctx.chat(messages)",
     "MESSAGE_IS_A_DICT": 'messages and tool calls are dicts: message["content"], call["function"]["name"]',
     "RUN_TIMED_OUT": "give every wait a timeout of its own; --timeout SECONDS gives a slow agent longer",
     "MAX_TURNS_IGNORED": "end the loop after ctx.request.max_turns chats: for _ in range(ctx.request.max_turns): ...",
-    "TOOL_RAISED": "mend the tool; if it is right to refuse these arguments, give its schema `examples` that it takes",
+    "TOOL_RAISED": "mend the tool; a tool that refuses its arguments raises ValueError",
+    "TOOL_REFUSED": "fine if it is right to refuse; to see it run, give the property of its schema `examples` it takes",
+    "TOOL_NOT_ASYNC": "write async def, and await asyncio.to_thread(...) in it for code that blocks",
     "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
     "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",
-    "TOOL_FAILED": "see whether it needs what is not here; `examples` in its schema choose other arguments",
-    "TOOL_ANSWERED_ERROR": "see whether the tool is right; `examples` in its schema choose other arguments",
+    "TOOL_FAILED": "see whether it needs what is not here; `examples` on a property of the schema choose another value",
+    "TOOL_ANSWERED_ERROR": "see whether the tool is right; `examples` on a property of the schema choose another value",
     "TOOLS_NEVER_CALLED": "let the model reply until it calls no tool; a tool that is never offered is not needed",
+    "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
+    "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
 }
 """What to do, by code of --run. The other codes are in osmosis_grpc.agent.validator."""
 
-WARNINGS = frozenset({"TOOL_FAILED", "TOOL_ANSWERED_ERROR", "TOOLS_NEVER_CALLED"})
+WARNINGS = frozenset(
+    {
+        "TOOL_FAILED", "TOOL_REFUSED", "TOOL_ANSWERED_ERROR", "TOOLS_NEVER_CALLED", "HISTORY_REWRITTEN",
+        "UNKNOWN_PARAMETER",
+    }
+)  # fmt: skip
 """The codes that may be as the author means it."""
 
 _UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
 _A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
+_PARAMETERS = frozenset(
+    """
+    temperature top_p top_k min_p typical_p max_tokens max_completion_tokens min_tokens stop stop_token_ids ignore_eos
+    seed n best_of frequency_penalty presence_penalty repetition_penalty length_penalty logit_bias logprobs top_logprobs
+    prompt_logprobs tool_choice parallel_tool_calls response_format reasoning_effort verbosity user store metadata
+    service_tier modalities prediction safety_identifier prompt_cache_key extra_body chat_template_kwargs guided_json
+    guided_regex guided_choice guided_grammar structured_outputs include_stop_str_in_output skip_special_tokens
+    spaces_between_special_tokens add_generation_prompt continue_final_message bad_words regex ebnf json_schema
+    """.split()  # noqa: SIM905
+)
+"""Sampling parameters of OpenAI, vLLM and SGLang."""
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
 _LONGEST = 200  # characters of a text in a finding
 
@@ -52,7 +76,7 @@ def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
         place = place_of(agent_loop.get_tools, type(agent_loop))
         return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
     place = place_of(agent_loop.run, type(agent_loop))
-    rows = [*_end(trial), *_tools(trial), *_blocks(trial)]
+    rows = [*_end(trial), *_tools(trial), *_chats(trial), *_blocks(trial)]
     return [
         Finding(code, text, HINTS[code], *(at or place), severity="warning" if code in WARNINGS else "error")
         for code, text, at in dict.fromkeys(rows)
@@ -79,7 +103,7 @@ def _end(trial: Trial) -> Iterator[Row]:
     if failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):
-        yield "NON_FINITE_REWARD", text, None
+        yield "NON_FINITE_REWARD" if type(result.reward) in (int, float) else "BAD_REWARD", text, None
     elif completion.status is CompletionStatus.DEADLINE_EXCEEDED:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
     elif completion.status is not CompletionStatus.COMPLETED:
@@ -90,6 +114,7 @@ def _end(trial: Trial) -> Iterator[Row]:
 
 
 def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
+    from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
     from osmosis_grpc.agent.validator import one_line
 
     error = trial.error
@@ -98,10 +123,48 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
     code = "RUN_FAILED"
     if isinstance(error, AttributeError) and isinstance(error.obj, dict):
         code = "MESSAGE_IS_A_DICT"
+    elif isinstance(error, ToolRunnerNotAsyncError):
+        code = "TOOL_NOT_ASYNC"
+    elif _is_about_a_coroutine(error):
+        code = "NOT_AWAITED"
     answered = {run.call_id for run in trial.runs}
     newest = [name for key, (name, _) in trial.called.items() if key.partition("/")[2] not in answered]
     after = f", after a reply that calls {', '.join(newest)}" if newest else ""
     return code, f"run raised {one_line(error)}{after}", _place(error)
+
+
+def _is_about_a_coroutine(error: BaseException) -> bool:
+    """Whether the agent used the coroutine of a call that it did not await."""
+    if isinstance(error, AttributeError):
+        return inspect.iscoroutine(error.obj)
+    return isinstance(error, TypeError | ValueError) and "coroutine" in str(error)
+
+
+def _chats(trial: Trial) -> Iterator[Row]:
+    """What the agent asked."""
+    from osmosis_grpc.types import ChatPurpose
+
+    asked: dict[str, list[Any]] = {}
+    rewritten: list[str] = []
+    unknown: dict[str, None] = {}
+    for request, _ in trial.chats:
+        unknown |= dict.fromkeys(name for name in request.params if name not in _PARAMETERS)
+        if request.purpose is ChatPurpose.JUDGE:
+            continue
+        earlier = asked.setdefault(request.sample, [])
+        if earlier and not request.continues and request.messages not in earlier:
+            rewritten.append(f"chat {request.number} of sample {request.sample}")
+        earlier.append(request.messages)
+    if rewritten:
+        others = f" ({len(rewritten) - 1} more like it)" if len(rewritten) > 1 else ""
+        text = (
+            "does not continue an earlier chat of its sample: its history is cut or changed, and begins a new segment"
+        )
+        yield "HISTORY_REWRITTEN", f"{rewritten[0]} {text}{others}", None
+    for name in unknown:
+        near = difflib.get_close_matches(name, _PARAMETERS, 1, 0.7)
+        meant = f"; is {near[0]} meant?" if near else ""
+        yield "UNKNOWN_PARAMETER", f"ctx.chat got {name}, which is not a known sampling parameter{meant}", None
 
 
 def _tools(trial: Trial) -> Iterator[Row]:
@@ -149,12 +212,31 @@ def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
         unknown = _UNKNOWN.search(text) and _A_TOOL.search(text)
         code = "TOOL_UNKNOWN" if unknown else "TOOL_ANSWERED_ERROR"
         return code, f"{tool} answered with an error: {_short(text)!r}{given}", None
+    if _is_unknown_tool(error, name):
+        text = f"the agent does not know {tool}, which the model is offered: it raised {_short(one_line(error))}"
+        return "TOOL_UNKNOWN", f"{text}{given}", _place(error)
     code = "TOOL_RAISED"
     if isinstance(error, TypeError) and re.search(r"\bargument", str(error)):
         code = "TOOL_ARGUMENTS_DIFFER"
     elif isinstance(error, ToolExecutionError | OSError):
         code = "TOOL_FAILED"
+    elif isinstance(error, ValueError):
+        code = "TOOL_REFUSED"
     return code, f"{tool} raised {_short(one_line(error))}{given}", _place(error)
+
+
+def _is_unknown_tool(error: BaseException, name: str) -> bool:
+    """Whether an exception says that there is no tool of that name."""
+    from osmosis_grpc.types.completion import describe
+
+    if isinstance(error, KeyError):
+        return bool(name) and error.args == (name,)
+    if isinstance(error, AttributeError):
+        return bool(name) and error.name == name
+    text, tool = describe(error), re.escape(name)
+    before = rf"\b(no|no such|unknown|unsupported|undefined|invalid)\W+(tool|function)\W.{{0,9}}\b{tool}\b"
+    after = rf"\b(tool|function)\W+{tool}\W.{{0,5}}\b(unknown|unsupported|undefined|not found|does not exist)\b"
+    return bool(name) and (text == name or re.search(f"{before}|{after}", text, re.IGNORECASE) is not None)
 
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:

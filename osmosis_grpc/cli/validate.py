@@ -20,6 +20,7 @@ LONGEST = 86_400.0
 """Seconds that --timeout may be."""
 
 if TYPE_CHECKING:
+    from osmosis_grpc.agent.loader import LoadError
     from osmosis_grpc.agent.validator import Finding, ValidationResult
     from osmosis_grpc.cli.trial import Trial
     from osmosis_grpc.serve.records import Records
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
 
 def validate(
+    unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[
-        list[str], typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.")
-    ],
+        list[str] | None,
+        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Agent loop to check; may be repeated.  [required]"),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
     ] = False,
@@ -41,6 +44,10 @@ def validate(
     """Check agent loops. Exit codes: 0 without errors, 1 with errors, 2 when there is nothing to check."""
     from osmosis_grpc.serve.records import records
 
+    if unnamed or not module:
+        meant = " ".join(f"-m {spec}" for spec in unnamed or ["MODULE:ATTR"])
+        typer.echo(_printable(f"validate: -m or --module names an agent loop: validate {meant}"), err=True)
+        raise typer.Exit(2)
     if not 0 < timeout <= LONGEST:
         typer.echo(f"validate: --timeout {timeout:g}: is not between 0 and {LONGEST:g} seconds", err=True)
         raise typer.Exit(2)
@@ -88,7 +95,7 @@ class _Report:
             if trial is not None and trial.completion is not None:
                 from osmosis_grpc.cli.transcript import transcript
 
-                for line in transcript(trial.completion, trial.runs):
+                for line in transcript(trial.completion, trial.runs, trial.chats):
                     typer.echo(f"  {line}")
 
     def _run(self, spec: str, name: str | None, completion: "Completion") -> None:
@@ -123,7 +130,7 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
     except LoadError as error:
         told = _told_by(error.__cause__)
         if told is None:
-            raise _NotLoadedError(error) from error
+            raise _NotLoadedError(_why(spec, error)) from error
         report.add(spec, told)
         return
     items = list(found) if isinstance(found, list | tuple) else [found]
@@ -156,18 +163,27 @@ def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Findi
     names |= {name} if name is not None else set()
 
 
-def _told_by(error: BaseException | None) -> "ValidationResult | None":
-    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+def _why(spec: str, error: "LoadError") -> str:
+    """Return why a specification cannot be loaded; of a class without a usable name, the class, its line and a hint."""
     import linecache
 
-    from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
-    from osmosis_grpc.agent.validator import ValidationResult, make, place_of_error, statement, validate_agent_loop
+    from osmosis_grpc.agent.loop import AgentNameError
+    from osmosis_grpc.agent.validator import HINTS, place_of_error, statement
 
-    if isinstance(error, AgentNameError):
-        file, line = place_of_error(error)
-        if file is not None and line is not None:
-            line += statement(linecache.getlines(file)[line - 1 :])
-        return ValidationResult(None, (make(error.code, str(error), (file, line)),))
+    cause = error.__cause__
+    if not isinstance(cause, AgentNameError):
+        return str(error)
+    file, line = place_of_error(cause)
+    if file is not None and line is not None:
+        line += statement(linecache.getlines(file)[line - 1 :])
+    return f"{spec}: the module cannot be imported: {cause.code}: class {cause} at {file}:{line}; {HINTS[cause.code]}"
+
+
+def _told_by(error: BaseException | None) -> "ValidationResult | None":
+    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+    from osmosis_grpc.agent.loop import RolloutAgentLoop
+    from osmosis_grpc.agent.validator import validate_agent_loop
+
     abstract = re.match(r"Can't instantiate abstract class (\w+)", str(error))
     if isinstance(error, TypeError) and abstract:
         for cls in _subclasses(RolloutAgentLoop):

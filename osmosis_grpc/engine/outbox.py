@@ -58,7 +58,9 @@ class Outbox:
             self._supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
 
     def _try(self, record: Record) -> None:
-        answered = partial(self._supervisor.call, TRIED, self._answered, record, report=partial(self._go_on, record))
+        peer = record.peer
+        go_on = partial(self._go_on, record, peer)
+        answered = partial(self._supervisor.call, TRIED, self._answered, record, peer, report=go_on)
         self._call(record).add_done_callback(answered)
 
     def give_up(self, record: Record) -> None:
@@ -103,34 +105,37 @@ class Outbox:
     async def _complete_whole(self, peer: Peer, completion: Completion) -> Outcome:
         return await peer.complete(await read_whole(completion, self._log.store))
 
-    def _answered(self, record: Record, call: "asyncio.Future[Outcome]") -> None:
-        """The first try is over."""
+    def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
+        """The first try, at `peer`, is over."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
             self.absences.reached(record.peer.trainer)
             self._settle(record, events.Delivered(call.result(), tries=1))
         else:
-            self._go_on(record, call=call)
+            self._go_on(record, peer, call=call)
 
     def _go_on(
-        self, record: Record, problem: BaseException | None = None, *, call: "asyncio.Future[Outcome] | None" = None
-    ) -> None:
-        """Deliver in a task: the first try was in vain, or raised `problem` here."""
+        self, record: Record, peer: Peer, problem: BaseException | None = None, *,
+        call: "asyncio.Future[Outcome] | None" = None,
+    ) -> None:  # fmt: skip
+        """Deliver in a task: the first try, at `peer`, was in vain, or raised `problem` here."""
         if not self._closed:
-            task = self._supervisor.start(DELIVER, partial(self._deliver, record, [call] if call else []))
+            task = self._supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
 
-    async def _deliver(self, record: Record, first: "list[asyncio.Future[Outcome]]") -> None:
+    async def _deliver(self, record: Record, peer: Peer, first: "list[asyncio.Future[Outcome]]") -> None:
         """Go on from the first try until it is settled. Cancelled, it stays undelivered.
 
-        `first` has that try, unless it is to be made anew.
+        `first` has that try, which went to `peer`, unless it is to be made anew.
         """
         assert record.ended is not None
+        if not first:
+            peer = record.peer
         call = first.pop() if first else self._call(record)
         gives_up = record.ended + self._config.record_ttl
         delay, longest = self._config.outbox_delay
-        tries, peer, woken = 1, record.peer, False
+        tries, woken = 1, False
         while True:
             reached, told = False, False
             try:

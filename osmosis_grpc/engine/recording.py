@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.types import ChatResponse, TrajectoryEvent, events, jsontext
 
 ChatName = tuple[str, int]
@@ -24,6 +25,7 @@ class Reply(NamedTuple):
 
     response: ChatResponse
     number: int
+    latency: float = 0.0
 
 
 class Recording:
@@ -49,7 +51,8 @@ class Recording:
                 self._questions[kind.sample, kind.number] = question(kind)
             elif isinstance(kind, events.ChatAnswered):
                 self.progressed = self.progressed or not kind.recorded_number
-                self._replies[kind.sample, kind.number] = Reply(kind.response, kind.recorded_number or event.number)
+                number = kind.recorded_number or event.number
+                self._replies[kind.sample, kind.number] = Reply(kind.response, number, kind.latency)
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason
 
@@ -57,6 +60,12 @@ class Recording:
     def replies(self) -> int:
         """How many replies there are."""
         return len(self._replies)
+
+    def count(self, meter: Meter) -> None:
+        """Count the recorded replies in the metrics of a rollout that ends without being run again."""
+        for response, _, latency in self._replies.values():
+            prompt_ids = 0 if response.prompt_ids is None else response.prompt_prefix + len(response.prompt_ids)
+            meter.answered(response, prompt_ids, latency)
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
         """What this chat was answered; None for one that was not. Raises Diverged for another question."""

@@ -45,8 +45,8 @@ class Recovery:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
         return self._journal.unsettled() if self._journal is not None else ()
 
-    def go_on(self, entry: Entry, peer: Peer) -> None:
-        """Deliver it, start it, run it again on what is recorded, or end it."""
+    def go_on(self, entry: Entry, peer: Peer) -> str:
+        """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
         now = self._clock.monotonic()
         elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
         record = Record.of(entry, peer, peer.tenant or self._callbacks(entry.owner), now, elapsed)
@@ -59,7 +59,7 @@ class Recovery:
                 self._outbox.give_up(record)
             else:
                 self._outbox.put(record)
-            return
+            return "delivered again"
         record.tenant.open += 1
         record.counted = True
         if superseded:  # the process before did not come to end it
@@ -72,6 +72,10 @@ class Recovery:
         else:
             recording = Recording(self._log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))
+        if record.verdict is None:
+            return "queued" if record.recording is None else "run again"
+        failure = record.verdict.failure
+        return f"ended: {failure.message if failure else record.verdict.finish_reason}"
 
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
         loop = self._agent_loops.get(record.agent_loop)
@@ -83,6 +87,7 @@ class Recovery:
             why = f"there is no agent loop {record.agent_loop!r} any more"
             self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
         elif recording.began and not loop.replayable:
+            recording.count(record.meter)
             self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
         else:
             record.left_over = True
@@ -96,6 +101,7 @@ class Recovery:
         if deaths >= CONVICTED:
             why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
             reason = FailureReason.CRASHED_SERVER
+            recording.count(record.meter)
             crashed = verdicts.failed("agent", why, reason=reason, finish_reason="crashed_server")
             self._runner.decide(record, crashed)
             return

@@ -67,7 +67,8 @@ def expired(record: Record) -> Verdict:
         boundary = "server"
     elif doing.startswith("chat "):
         boundary = "trainer"
-    message += f"; it was doing: {doing}"
+    own_code = "; it was in its own code, not in a chat or a tool"
+    message += own_code if doing == "agent" else f"; it was doing: {doing}"
     if record.did:
         message += f", and before that: {' '.join(map(str, record.did))}"
     failure = Failure(boundary, message, True, reason=FailureReason.AGENT_TIMEOUT)

@@ -24,7 +24,7 @@ class Folder:
                 """Lets others open it."""
             return
         except Locked as lock:
-            problem = f"{folder} is in use by process {lock.holder}: stop it, or choose another folder"
+            problem = f"{folder} is in use by process {lock.holder}: stop it"
         except OSError as error:
             problem = f"{folder} cannot be used for a journal: {error.strerror}"
         except sqlite3.Error as error:

@@ -55,6 +55,8 @@ class Access:
         if self.token:
             check_token(self.token)
         if self.tls is not None:
+            if not isinstance(self.tls, ClientTls):
+                raise TypeError(f"tls: {self.tls!r:.80} is not a ClientTls; pass ClientTls(ca=...)")
             read_pems(self.tls.cert, self.tls.key, self.tls.ca)
 
     def check_target(self, target: str) -> None:

@@ -37,7 +37,7 @@ def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
         raise ValueError(f"{address!r} is not HOST:PORT, for example 127.0.0.1:60051")
     security.check_host(host)
     shown = f"[{host}]" if ":" in host else host
-    _check_free(host, int(port), shown)
+    check_free(host, int(port))
     try:
         if security.tls is None:
             bound = server.add_insecure_port(f"{shown}:{port}")
@@ -61,11 +61,12 @@ async def start(server: grpc.aio.Server) -> None:
         raise
 
 
-def _check_free(host: str, port: int, shown: str) -> None:
-    """Binds a plain socket first, and lets go of it. Raises OSError with the reason.
+def check_free(host: str, port: int) -> None:
+    """Binds a plain socket, and lets go of it. Raises OSError with the reason.
 
     gRPC writes a line of its own to stderr when it cannot bind, and its exception has no reason.
     """
+    shown = f"[{host}]" if ":" in host else host
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

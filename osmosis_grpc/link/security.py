@@ -1,5 +1,6 @@
 """How a server is guarded: TLS, tokens, and where it may listen without them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,12 @@ from osmosis_grpc.errors import PermissionDenied, Unauthenticated
 from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.throttled import Throttled
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import WRONG, Tokens, bearer
+from osmosis_grpc.types.completion import clip, printable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +33,11 @@ class Security:
     @classmethod
     def of(
         cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False, *,
-        admin: str | Sequence[str] = (),
+        admin: str | Sequence[str] = (), tls_name: str = "tls",
     ) -> "Security":  # fmt: skip
-        """From tokens as text. Raises ValueError for one that is none."""
+        """From tokens as text. Raises ValueError for one that is none, TypeError naming `tls_name`."""
+        if tls is not None and not isinstance(tls, ServerTls):
+            raise TypeError(f"{tls_name}: {tls!r:.80} is not a ServerTls; pass ServerTls(cert=..., key=...)")
         return cls(tokens=Tokens(tokens), admin=Tokens(admin), tls=tls, insecure=insecure)
 
     @property
@@ -86,14 +93,20 @@ class Guard:
     def __init__(self, security: Security) -> None:
         self._tokens = security.tokens
         self._admin = security.admin
+        self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> str:
         """The owner of what a call asks for, by a name that tells no secret. Raises Unauthenticated."""
         if not self._tokens:
-            return certificate_owner(context.peer_identities(), context.auth_context())
+            try:
+                return certificate_owner(context.peer_identities(), context.auth_context())
+            except Unauthenticated as error:
+                self._refused.warn(refusal_text(unquote(context.peer()), str(error)))
+                raise
         given = metadata_value(context, "authorization")
         owner = self._tokens.owner(given) or self._admin.owner(given)
         if owner is None:
+            self._refused.warn(refusal_text(unquote(context.peer()), token_problem(given)))
             raise Unauthenticated(WRONG)
         return owner
 
@@ -107,6 +120,7 @@ class CallbackGuard:
     def __init__(self, security: Security, keys: CallbackKeys) -> None:
         self._security = security
         self._keys = keys
+        self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> None:
         """Raises Unauthenticated."""
@@ -114,12 +128,23 @@ class CallbackGuard:
             certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
         if self._security.tokens.owner(given) is None and not self._keys.made(bearer(given)):
+            self._refused.warn(refusal_text(unquote(context.peer()), token_problem(given)))
             raise Unauthenticated(WRONG)
 
 
 def peer_host(peer: str) -> str:
     """The address in what grpc calls a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+
+
+def refusal_text(peer: str, reason: str) -> str:
+    """Returns the line of a server's log about a caller that it refuses."""
+    return f"the server refuses caller {printable(clip(peer, 256))}: {reason}"
+
+
+def token_problem(header: str) -> str:
+    """Returns what is wrong with an Authorization header that is not accepted, without the header's text."""
+    return "its token is not accepted" if bearer(header) else "it shows no token"
 
 
 def check_for_rollout(credential: str, rollout_id: str) -> None:

@@ -186,5 +186,6 @@ def _refused(status: int, text: str, at: str, retry_after: str | None) -> CallEr
     if status >= 500 or status == 408:
         return Unavailable(message, retry_after=pause)
     if status in (401, 403):
-        return (Unauthenticated if status == 401 else PermissionDenied)(f"the model server answered {status}{at}")
-    return InvalidArgument("", message)
+        kind = Unauthenticated if status == 401 else PermissionDenied
+        return kind(f"the model server answered {status}{at}; check api_key")
+    return Internal(f"{message}; check base_url and model" if status == 404 else message)

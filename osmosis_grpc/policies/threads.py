@@ -59,6 +59,7 @@ class ThreadedPolicy:
     def __init__(
         self, policy: Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]], *, threads: int = 1
     ) -> None:
+        check_policy(policy)
         self._policy = policy
         self._threads = DaemonThreads("osmosis-policy", threads)
         self._users = 0
@@ -75,6 +76,13 @@ class ThreadedPolicy:
         self._users -= 1
         if not self._users:
             self._threads.close()
+
+
+def check_policy(policy: object) -> None:
+    """Raise TypeError for a policy that is not callable."""
+    if not callable(policy):
+        raise TypeError(f"policy: {policy!r:.80} is not callable; pass a function from ChatRequest to ChatResponse, "
+                        "for example EchoPolicy()")  # fmt: skip
 
 
 def is_async(policy: Callable[..., Any]) -> bool:

@@ -31,6 +31,6 @@ def single(name: str, module: str, function: str) -> Any:
     """A typer application with one command."""
     import typer
 
-    app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False, rich_markup_mode=None)
     getattr(importlib.import_module(module), function).add_to(app, name)
     return app

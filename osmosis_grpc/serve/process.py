@@ -23,6 +23,7 @@ from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.journal import JournalError
 from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.targets import is_loopback
 from osmosis_grpc.serve.records import Records
@@ -60,7 +61,8 @@ async def run_process(
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     failpoints.arm(settings.failpoint)
-    stop = _stop_on_signals(options.drain_timeout)
+    servers: list[AgentServer] = []
+    stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:
         importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
     async with AsyncExitStack() as stack:
@@ -70,6 +72,7 @@ async def run_process(
         if len(set(names)) < len(names):
             raise NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
         server = await _grpc(stack, hosted, config, options, security, trainers)
+        servers.append(server)
         http = await _http(stack, server, settings)
         doors = {"grpc": server.address} | ({"http": http.address} if http else {})
         if options.metrics_port is not None:
@@ -133,11 +136,14 @@ async def _grpc(
     security: Security, trainers: Access,
 ) -> AgentServer:  # fmt: skip
     sinks = [TraceLog(options.log)] if options.log else []
+    state = _state_dir(options)
     try:
+        if state is not None and not state.exists():
+            check_free(options.host, options.grpc_port)  # before the folder is made, so that a refusal leaves none
         server = AgentServer(
             loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_target,
             max_metadata_bytes=options.max_metadata_size_bytes, sinks=sinks,
-            connect=options.connect, security=security, trainers=trainers, state_dir=_state_dir(options),
+            connect=options.connect, security=security, trainers=trainers, state_dir=state,
         )  # fmt: skip
         server.engine.watchdog.paused = True
         rollout_log = RolloutLog()
@@ -145,7 +151,7 @@ async def _grpc(
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
-        raise NotStarted(f"{error}; --state-dir chooses another, --no-journal does without") from None
+        raise NotStarted(f"{error}; --state-dir chooses another folder, --no-journal does without") from None
     except OSError as error:
         raise NotStarted(f"{error}; --grpc-port chooses another") from None
 
@@ -179,14 +185,20 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
     return str(http.address)
 
 
-def _stop_on_signals(limit: float) -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets. The second ends the process, and so does time."""
+def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets. The second ends the process, and so does time.
+
+    `servers` are asked for the rollouts that the second one leaves unfinished.
+    """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     seen: list[int] = []
 
     def handle(number: int, frame: object) -> None:
         seen.append(number)
         if len(seen) > 1:
+            capacities = [server.engine.capacity() for server in servers]
+            count = sum(capacity.running + capacity.queued for capacity in capacities)
+            log.warning("stopped at once: %d rollout%s did not end", count, "" if count == 1 else "s")
             _exit_now(128 + number)
         loop.call_soon_threadsafe(stop.set)
         end_after(limit)

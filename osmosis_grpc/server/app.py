@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -151,14 +152,15 @@ class AgentServer:
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        left_over = self.engine.recovery.left_over()
-        for entry in left_over:
+        left_over: Counter[str] = Counter()
+        for entry in self.engine.recovery.left_over():
             attached = entry.place and not entry.init.callback
             peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
-            self.engine.recovery.go_on(entry, peer)
+            left_over[self.engine.recovery.go_on(entry, peer)] += 1
         self.engine.recovery.suspects.begin()
         if left_over:
-            log.info("going on with %d rollouts of the process before", len(left_over))
+            told = ", ".join(f"{count} {what}" for what, count in left_over.items())
+            log.info("rollouts of the process before: %s", told)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import NotFound, TrainerFailed
@@ -16,6 +16,7 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
@@ -29,6 +30,7 @@ from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.sampler import entered, version_text
+from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.wire.control import cancelled_from_wire
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_OPEN_CHATS = 16_384
 
@@ -71,31 +75,16 @@ def attach(
     whoever waits for it, and a trainer that is killed forgets its rollouts.
 
     Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError
-    for a target that is none or an address that is not guarded enough.
+    for a target that is none or an address that is not guarded enough, TypeError for a policy that
+    is not callable and for TLS that is not ClientTls or ServerTls.
     """
     named = [targets] if isinstance(targets, str) else targets
     return Trainer(
         named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
         access=Access(token=token, tls=tls, insecure=insecure),
-        security=Security.of(listen_tokens, listen_tls, insecure),
+        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
         ledger=ledger, longest_pause=longest_pause, max_attempts=max_attempts,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """An agent server, as the trainer sees it."""
-
-    name: str
-    """Its target, or where it dialled from."""
-    attached: bool
-    window: int
-    """How many rollouts may be open there."""
-    open: int
-    """How many are."""
-    agent_loops: tuple[str, ...]
-    version: str
-    journal_id: str
 
 
 class Trainer:
@@ -120,6 +109,7 @@ class Trainer:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
             access.check_target(target)
+        check_policy(policy)
         self._access = access
         self._security = security
         self._targets = list(dict.fromkeys(targets))
@@ -133,14 +123,22 @@ class Trainer:
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
-        self._book: ChatBook
-        self._pool: Pool
+        self._opened_book: ChatBook | None = None
+        self._opened_pool: Pool | None = None
         self._connections: Connections
         self._supervisor: Supervisor
         self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+
+    @property
+    def _book(self) -> ChatBook:
+        return _of_open(self._opened_book)
+
+    @property
+    def _pool(self) -> Pool:
+        return _of_open(self._opened_pool)
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
@@ -155,8 +153,8 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._book = ChatBook(self._policy, self._ledger, self._supervisor)
-        self._pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
+        self._opened_book = ChatBook(self._policy, self._ledger, self._supervisor)
+        self._opened_pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
         self._supervisor.add_listener(self._failed)
         self._connections = Connections(
             self._pool, self._attachment, self._targets, access=self._access, security=self._security,
@@ -231,7 +229,8 @@ class Trainer:
         group ID; `together` keeps a group's members on one server. A rollout that is refused is
         yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
         stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
-        Raises TypeError and InvalidArgument for a request that cannot be sent.
+        Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
+        twice.
         """
         with shown(progress, requests, group_size, self._supervisor) as bar:
             run = Run(
@@ -239,6 +238,8 @@ class Trainer:
             )  # fmt: skip
             async with aclosing(run.ended(requests)) as ended:
                 async for _, completion in ended:
+                    if bar is not None:
+                        bar.refresh()
                     yield completion
 
     async def groups(
@@ -252,8 +253,9 @@ class Trainer:
         retry left, `on_failure` decides: "drop_group" cancels the other members and yields nothing,
         "drop_member" yields the group without it, as long as two members complete. Both are logged,
         and counted in `group_counts`. Leaving the loop cancels what is not over. Raises ValueError,
-        TypeError and InvalidArgument for what cannot be run, LedgerError when the outcomes of a
-        dropped group cannot be confirmed.
+        TypeError and InvalidArgument for what cannot be run, AlreadyExists for an id that this trainer has
+        run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
+        cannot be confirmed.
         """
         with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
@@ -262,11 +264,14 @@ class Trainer:
             )  # fmt: skip
             async with aclosing(grouping.groups(requests)) as groups:
                 async for group in groups:
+                    if bar is not None:
+                        bar.refresh()
                     yield group
 
     @property
     def group_counts(self) -> GroupCounts:
         """What became of the groups of groups() so far."""
+        _of_open(self._opened_pool)
         return GroupCounts(**self._group_counts)
 
     async def evaluate(
@@ -282,7 +287,7 @@ class Trainer:
         """
         run = Run(
             self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together,
-            changes={"evaluation": True},
+            changes={"evaluation": True}, name="evaluate",
         )  # fmt: skip
         async with aclosing(run.ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
@@ -390,8 +395,12 @@ class Trainer:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
 
         Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
-        `rollouts/from_journal` (of these, outcomes of an earlier run of the server), `failures/BOUNDARY/REASON`,
-        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`.
+        `rollouts/from_journal` (of these, outcomes of an earlier run), `failures/BOUNDARY/REASON`,
+        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
+        `rollouts/not_trainable` (completed rollouts with nothing to train on), `samples/trainable`, `samples/segments`
+        (segments of these; more segments than samples means that prompts did not continue the tokens before them, for
+        example because the chat template drifts), `groups/yielded`, `/dropped`, `/dropped_members`, `/retried`,
+        `/zero_variance` (as in group_counts).
         Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
         `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
@@ -405,7 +414,8 @@ class Trainer:
 
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
-        return self._book.metrics.read(
+        groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
+        return groups | self._book.metrics.read(
             open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
             version=self._book.sampler.version,
         )  # fmt: skip
@@ -427,3 +437,10 @@ class Trainer:
 
     def _sweep(self) -> None:
         self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+
+
+def _of_open(part: T | None) -> T:
+    """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
+    if part is None:
+        raise RuntimeError("the trainer is not open: use it inside `async with attach(...) as trainer:`")
+    return part

@@ -3,10 +3,10 @@
 Each segment is a row. Nothing is left out silently: what is not trained on is refused, or listed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Batch(ArrayEquality):
     """Padded rows, one for each segment. n is the number of rows, w the length of the longest."""
 
@@ -80,6 +80,14 @@ class Batch(ArrayEquality):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        parts = [f"rows={len(self)}"]
+        for name in ("ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards", "advantages"):
+            array = getattr(self, name)
+            parts.append(f"{name}={'None' if array is None else f'{array.dtype}{list(array.shape)}'}")
+        parts += [f"truncated={self.truncated.sum()}", f"skipped={len(self.skipped)}"]
+        return f"Batch({', '.join(parts)}, version_names={self.version_names!r:.80}, side={self.side!r})"
+
 
 class _Found(NamedTuple):
     row: Row
@@ -88,13 +96,15 @@ class _Found(NamedTuple):
 
 
 def pad(
-    outcomes: Iterable[Completion | OutcomeGroup], *, advantages: Advantages | Iterable[Advantages] | None = None,
+    outcomes: Iterable[Completion | OutcomeGroup], *,
+    advantages: Advantages | Iterable[Advantages] | Iterable[float] | None = None,
     pad_id: int = 0, side: Side = "right", max_length: int | None = None, too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
 ) -> Batch:  # fmt: skip
     """Make a batch of what there is to train on in `outcomes`: those of a group, of several, or any others.
 
-    `advantages` are those of every group that the outcomes are from. An outcome that is not
+    `advantages` are those of every group that the outcomes are from, or one number for each outcome, which all of
+    its samples get. An outcome that is not
     trainable (it failed, was an evaluation, has no reward or no exact tokens) is refused by name;
     with `untrainable="skip"` it is left out and listed in `skipped`. So is, always, a sample that is
     not trainable beside one that is. A row is as long as its segment. A segment longer than
@@ -110,7 +120,8 @@ def pad(
     if max_length is not None and max_length < 1:
         raise InvalidArgument("max_length", f"{max_length} is less than 1")
     skipped: list[Skipped] = []
-    found = list(_fitting(_segments(outcomes, untrainable, skipped), max_length, too_long, skipped))
+    each = list(_each(outcomes))
+    found = list(_fitting(_segments(each, untrainable, skipped), max_length, too_long, skipped))
     width = max((len(each.segment.ids) for each in found), default=0)
     width = width if max_length is None else min(width, max_length)
     shape = len(found), width
@@ -130,7 +141,7 @@ def pad(
     return Batch(
         ids=ids, attention_mask=attention_mask, loss_mask=loss_mask, logprobs=logprobs, versions=versions,
         version_names=tuple(names), rewards=np.array([each.reward for each in found], dtype=np.float32),
-        advantages=_of_rows(rows, advantages), lengths=np.minimum(lengths, width), truncated=lengths > width,
+        advantages=_of_rows(rows, advantages, len(each)), lengths=np.minimum(lengths, width), truncated=lengths > width,
         rows=rows, skipped=tuple(skipped), pad_id=pad_id, side=side,
     )  # fmt: skip
 
@@ -146,10 +157,10 @@ def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]
 
 
 def _segments(
-    outcomes: Iterable[Completion | OutcomeGroup], untrainable: Untrainable, skipped: list[Skipped]
+    outcomes: Iterable[Completion], untrainable: Untrainable, skipped: list[Skipped]
 ) -> Iterator[_Found]:  # fmt: skip
     """Yields the segments to train on."""
-    for index, outcome in enumerate(_each(outcomes)):
+    for index, outcome in enumerate(outcomes):
         samples = outcome.trainable_samples()
         if not samples and untrainable == "raise":
             raise InvalidArgument(
@@ -194,15 +205,40 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
 
 
 def _of_rows(
-    rows: Iterable[Row], advantages: Advantages | Iterable[Advantages] | None
+    rows: Sequence[Row], advantages: Advantages | Iterable[Advantages] | Iterable[float] | None, outcomes: int
 ) -> NDArray[np.float32] | None:  # fmt: skip
-    """The advantage of each row's sample."""
+    """The advantage of each row's sample, or of its outcome where there is a number for each outcome."""
     if advantages is None:
         return None
-    listed = [advantages] if isinstance(advantages, Advantages) else list(advantages)
+    listed = [advantages] if isinstance(advantages, Advantages) else _list(advantages)
+    if listed and not all(isinstance(each, Advantages) for each in listed):
+        return _numbers(listed, outcomes)[[row.outcome for row in rows]]
     known = dict(chain.from_iterable(zip(each.keys, each.values, strict=True) for each in listed))
     missing = next((row for row in rows if (row.rollout_id, row.sample) not in known), None)
     if missing is not None:
         raise InvalidArgument("advantages", f"have none of rollout {missing.rollout_id}, sample {missing.sample}; "
                                             "pass those of every group in the batch")  # fmt: skip
     return np.array([known[row.rollout_id, row.sample] for row in rows], dtype=np.float32)
+
+
+_WANTED = "pass advantages(group) for every group in the batch, or one number for each outcome"
+
+
+def _list(advantages: Iterable[Any]) -> list[Any]:
+    try:
+        return list(advantages)
+    except TypeError:
+        raise InvalidArgument("advantages", f"is a {type(advantages).__name__}; {_WANTED}") from None
+
+
+def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
+    """The advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
+    try:
+        values = np.asarray(listed)
+    except (TypeError, ValueError):  # lists of several lengths
+        values = np.empty(0, dtype=object)
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise InvalidArgument("advantages", f"holds what is not a number; {_WANTED}")
+    if len(values) != outcomes:
+        raise InvalidArgument("advantages", f"has {len(values)} numbers for {outcomes} outcomes; {_WANTED}")
+    return values.astype(np.float32)

@@ -39,6 +39,7 @@ class ChatBook:
         for row in kept:
             book = self._rollouts[row.rollout_id] = RolloutBook(row.attempt, self._ledger)
             book.entered, book.result_id, book.tools = True, row.result_id, tools_of(row)
+            book.restored = True
             book.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
             book.learn(row.chats)
 
@@ -59,6 +60,10 @@ class ChatBook:
         """Whether a rollout has a book, and its completion is still to be recorded."""
         book = self._rollouts.get(rollout_id)
         return book is not None and (book.result_id is None or book.committing is not None)
+
+    def is_restored(self, rollout_id: str) -> bool:
+        """Whether the newest attempt of a rollout comes from the ledger of an earlier process."""
+        return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now; without a ledger."""

@@ -59,7 +59,8 @@ class RolloutClient:
     Methods raise CallError. `timeout` is the deadline of a unary call; wait() and events() go on
     over cuts until the server was away for `lost_after`. Both in seconds. `token` is shown with
     every call, `tls` says how to speak TLS; a token goes in plain text to this machine only, unless
-    that is meant (`insecure`). Raises ValueError for what cannot be dialled so.
+    that is meant (`insecure`). Raises ValueError for what cannot be dialled so, TypeError for a `tls`
+    that is not ClientTls.
     """
 
     def __init__(

@@ -22,6 +22,8 @@ class EarlierOutcomes:
 
     def _begin(self) -> None:
         self._outcomes = self._earlier = self._reported = self._attempt = 0
+        self._server_restarted = False
+        """Whether one of them ended in another process of the server."""
         self._changes: dict[str, str] = {}
 
     def count(self, completion: Completion) -> None:
@@ -32,6 +34,7 @@ class EarlierOutcomes:
             return
         self._earlier += 1
         self._attempt = max(self._attempt, completion.attempt + 1)
+        self._server_restarted |= not earlier.same_process
         change = earlier.describe_change()
         if change:
             self._changes[earlier.agent_loop] = change
@@ -47,8 +50,9 @@ class EarlierOutcomes:
     def _warn(self) -> None:
         self._reported = self._earlier
         log.warning(
-            "%d of %d outcomes came from an earlier run of the server; use new ids or attempt=%d to run them again%s",
-            self._earlier, self._outcomes, self._attempt, "".join(f"; {change}" for change in self._changes.values()),
+            "%d of %d outcomes came from an earlier run of the %s; use new ids or attempt=%d to run them again%s",
+            self._earlier, self._outcomes, "server" if self._server_restarted else "trainer", self._attempt,
+            "".join(f"; {change}" for change in self._changes.values()),
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
-from osmosis_grpc.trainer.run import Requests, Run
+from osmosis_grpc.trainer.run import Requests, Run, reason_of
 from osmosis_grpc.types import Completion, CompletionStatus
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class GroupCounts:
     """Members that had failed, in groups that were yielded."""
     retried: int = 0
     """Failed members that were started again."""
+    zero_variance: int = 0
+    """Groups that were yielded with equal rewards, so that they teach nothing."""
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class Grouping:
         self._size = group_size
         self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
         self._counts = counts
+        self._hints = on_failure == "drop_group" and group_size > MIN_MEMBERS
         self._open: dict[str, _Open] = {}
         self._run = Run(
             pool,
@@ -114,6 +117,8 @@ class Grouping:
             retries=retries,
             counts=counts,
             progress=progress,
+            name="groups",
+            raises_known=True,
         )
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
@@ -137,23 +142,33 @@ class Grouping:
 
     def _finish(self, name: str, group: _Open) -> OutcomeGroup:
         self._close(name)
+        self._hints = False
         self._counts["yielded"] += 1
         self._counts["dropped_members"] += len(group.failed)
         for failed in group.failed.values():
-            log.warning("group %s goes without rollout %s: %s", name, failed.rollout_id, failed.not_trainable_reason)
-        return OutcomeGroup(
+            log.warning("group %s goes without rollout %s: %s", name, failed.rollout_id, reason_of(failed))
+        made = OutcomeGroup(
             id=name, size=self._size, outcomes=_in_order(group.completed), failed=_in_order(group.failed)
         )
+        self._counts["zero_variance"] += made.zero_variance
+        return made
 
     async def _drop(self, name: str, group: _Open, last: Completion) -> None:
         """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
         untaken = self._run.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
-        log.warning("group %s is dropped: rollout %s, attempt %d: %s", name, last.rollout_id, last.attempt,
-                    last.not_trainable_reason)  # fmt: skip
+        log.warning("group %s is dropped: rollout %s, attempt %d: %s%s", name, last.rollout_id, last.attempt,
+                    reason_of(last), self._take_hint())  # fmt: skip
         for completion in (*group.completed.values(), *group.failed.values(), *untaken):
             await completion.confirm()
+
+    def _take_hint(self) -> str:
+        """Returns, once, what keeps groups with a failed member, where no group has been yielded so far."""
+        if not self._hints:
+            return ""
+        self._hints = False
+        return f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
 
     def _close(self, name: str) -> None:
         del self._open[name]

@@ -110,6 +110,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._training, self._evaluation = Tally(), Tally()
+        self._not_trainable = self._samples = self._segments = 0
         self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
         self._chat_seconds = Recent()
         self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
@@ -123,6 +124,12 @@ class Metrics:
         self._tally(outcome).ended(outcome, version)
         if outcome.from_journal is None:
             self.durations[outcome.evaluation].observe(outcome.metrics.total_latency_ms / 1000)
+        if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
+            return
+        samples = outcome.trainable_samples().values()
+        self._not_trainable += not samples
+        self._samples += len(samples)
+        self._segments += sum(len(sample.segments) for sample in samples)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server took."""
@@ -148,6 +155,8 @@ class Metrics:
         values |= {
             "rollouts/open": float(open_rollouts), "chats/open": float(open_chats),
             "chats/answered": float(self._answered), "chats/failed": float(self._unanswered),
+            "rollouts/not_trainable": float(self._not_trainable), "samples/trainable": float(self._samples),
+            "samples/segments": float(self._segments),
             "tokens/prompt": float(self._prompt_tokens), "tokens/sampled": float(self._sampled_tokens),
         }  # fmt: skip
         values.update(self._chat_seconds.spread("chat_seconds"))

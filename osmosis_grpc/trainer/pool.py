@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
-from osmosis_grpc.errors import AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
@@ -25,6 +25,7 @@ from osmosis_grpc.trainer.restore import init_bytes, request_of
 from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.servers import LOST, Servers
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Pool:
         self.ledger = ledger
         self.held = Held(ledger) if ledger is not None else None
         self.earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
             supervisor, lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, stuck=self._stuck,
@@ -95,7 +97,13 @@ class Pool:
             if request.attempt > known.request.attempt:
                 self._supersede(known, request)
             return known
-        book = self.book.rollout(request.rollout_id, request.attempt, time.monotonic())
+        try:
+            book = self.book.rollout(request.rollout_id, request.attempt, time.monotonic())
+        except Aborted as error:
+            raise Aborted(
+                f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
+                rollout_id=request.rollout_id, attempt=error.attempt,
+            ) from None  # fmt: skip
         if book.result_id is not None:
             raise AlreadyExists(
                 f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",
@@ -387,6 +395,7 @@ class Pool:
         """End every call that waits with Unavailable."""
         self._closed = True
         self.earlier.report()
+        self._untrainable.report()
         for timer in self._returning:
             timer.cancel()
         self._completions.close()

@@ -24,6 +24,8 @@ _BAR_PERIOD = 0.2
 _LINE_PERIOD = 5.0
 _QUIET_LINE_PERIOD = 60.0
 """Seconds between lines while nothing changes."""
+_REFRESHES = 10
+"""Draws that refresh() makes between two draws of the timer: one takes about a millisecond."""
 _RATE_OVER = 256
 """Ends that the shown rate is taken over."""
 
@@ -33,6 +35,8 @@ class Display(Protocol):
 
     period: float
     """Seconds between draws."""
+    refreshes: bool
+    """Whether draw() may be called more often."""
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
         """Draw the numbers of now."""
@@ -60,11 +64,18 @@ class Progress:
         self._ends: deque[float] = deque([self._began], _RATE_OVER)
         self._display: Display | None = None
         self._task: asyncio.Task[None] | None = None
+        self._refreshed = 0
 
     def watch(self, done: "asyncio.Future[Completion]") -> None:
         """Count a rollout as started, and as ended when its future is done; one with an exception has failed."""
         self._started += 1
         done.add_done_callback(self._count)
+
+    def refresh(self) -> None:
+        """Draw a bar anew, before code runs that may print or block the event loop. Lines keep their period."""
+        if self._display is not None and self._display.refreshes and self._refreshed < _REFRESHES:
+            self._refreshed += 1
+            self._draw()
 
     def __enter__(self) -> "Progress":
         if self._file is not None:  # a process may have no stderr
@@ -104,6 +115,7 @@ class Progress:
     async def _draw_again_and_again(self) -> None:
         while self._display is not None:
             await asyncio.sleep(self._display.period)
+            self._refreshed = 0
             self._draw()
 
     def _draw(self, *, last: bool = False) -> None:
@@ -122,6 +134,7 @@ class Lines:
     """A line now and then, when something has changed."""
 
     period = _LINE_PERIOD
+    refreshes = False
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -145,6 +158,7 @@ class Bar:
     """A bar of rich's, refreshed by draw(). What is printed on the same terminal stands above it."""
 
     period = _BAR_PERIOD
+    refreshes = True
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, TextColumn

@@ -24,15 +24,18 @@ from osmosis_grpc.errors import (
     UnknownChat,
 )
 from osmosis_grpc.link.options import MAX_REPLY_BYTES
+from osmosis_grpc.link.throttled import Throttled
 from osmosis_grpc.trainer.ledger import KeptChat, Ledger
 from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.sampler import Sampler, versioned
 from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.completion import clip, describe, told
+from osmosis_grpc.types.completion import clip, describe, printable, told
 
 log = logging.getLogger(__name__)
 
+MAX_LOGGED = 2048
+"""Bytes of an error's text in a warning."""
 UNWRITTEN_RETRY = 1.0
 """Seconds after which a server may ask again what the ledger could not take."""
 
@@ -45,6 +48,8 @@ class RolloutBook:
         self.result_id: str | None = None
         self.entered = False
         """Whether the ledger knows this attempt."""
+        self.restored = False
+        """Whether it comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
         """Who waits for the commit of its completion; None when none is under way."""
         self.last_used = 0.0
@@ -95,10 +100,10 @@ class RolloutBook:
             timeout=request.timeout, version=sampler.version,
         )  # fmt: skip
         asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
-        asked.task = sampler.sample(full, partial(self._sampled, asked, full))
+        asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
-    def _sampled(self, asked: Asked, request: ChatRequest, reply: object) -> bool:
+    def _sampled(self, asked: Asked, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
@@ -107,7 +112,7 @@ class RolloutBook:
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
-                asked.fail(_told(reply, request))
+                asked.fail(_told(reply, request, failures))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -118,7 +123,7 @@ class RolloutBook:
                 return True
             asked.keep(reply)
         except Exception as error:
-            asked.fail(_told(error, request))
+            asked.fail(_told(error, request, failures))
             return False
         self._commit(asked, request)
         return True
@@ -229,9 +234,12 @@ def unwritten() -> Unavailable:
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
 
 
-def _told(error: BaseException, request: ChatRequest) -> CallError:
+def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
     """What a failed sampling tells its askers: a CallError of the policy's as it is."""
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
+        again = "; the agent server asks again" if error.retryable else ""
+        text = printable(clip(str(error), MAX_LOGGED))
+        failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
         return error
     log.warning("the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error))
     return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

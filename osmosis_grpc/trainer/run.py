@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc.errors import CallError, LedgerError, OsmosisValidationError
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
@@ -22,6 +22,9 @@ FEED = job("trainer.feed", OnFailure.REPORT)
 Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, Completion]
 
+REMEMBERED = 65_536
+"""Requests that a run remembers, so that it refuses a request that comes a second time."""
+
 
 class Run:
     """One call of Trainer.run() or groups(): takes requests while there are slots, hands out what ended as it ends."""
@@ -29,8 +32,9 @@ class Run:
     def __init__(
         self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int = 0,
         counts: Counter[str] | None = None, changes: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress | None = None, name: str = "run", raises_known: bool = False,
     ) -> None:  # fmt: skip
+        """`name` is the method in error messages. With `raises_known` an id that is over is an error."""
         if group_size < 1 or max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
         if retries < 0:
@@ -39,6 +43,9 @@ class Run:
         self._group_size = group_size
         self._together = together
         self._progress = progress
+        self._name = name
+        self._raises_known = raises_known
+        self._fed: dict[tuple[str, int], None] = {}
         self._retries = retries
         self._counts = Counter() if counts is None else counts
         self._changes = changes or {}
@@ -98,7 +105,7 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                members = _members(checked(request, self._changes), self._group_size)
+                members = _members(self._new(checked(request, self._changes)), self._group_size)
                 self._feeding = request.rollout_id
                 for member in members:
                     await self._slots.acquire()
@@ -111,11 +118,26 @@ class Run:
         finally:
             self._finished.put_nowait(None)
 
+    def _new(self, request: RolloutRequest) -> RolloutRequest:
+        """Returns a request. Raises InvalidArgument when this run had the same id and attempt before."""
+        key = request.rollout_id, request.attempt
+        if key in self._fed:
+            raise InvalidArgument(
+                "rollout_id", f"two requests of one {self._name}() have the id {request.rollout_id}; give each its own"
+            )
+        self._fed[key] = None
+        if len(self._fed) > REMEMBERED:
+            del self._fed[next(iter(self._fed))]
+        return request
+
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout. It has a slot until its end is taken."""
+        """Start a rollout. It has a slot until its end is taken. Raises AlreadyExists, Aborted with `raises_known`."""
         try:
             rollout = self._pool.submit(request, together=request.group.id if self._together and request.group else "")
         except CallError as error:
+            known = isinstance(error, AlreadyExists | Aborted) and not self._pool.book.is_restored(request.rollout_id)
+            if known and self._raises_known:
+                raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
             rollout.done.exception()  # it may be that nobody takes it
@@ -134,7 +156,7 @@ class Run:
         self._tries[rollout_id] += 1
         self._counts["retried"] += 1
         attempt = completion.attempt + 1
-        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, completion.not_trainable_reason)
+        log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(completion))
         self._start(replace(rollout.request, attempt=attempt))
         return True
 
@@ -151,6 +173,16 @@ class Run:
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._pool.give_up(rollout)
+
+
+def reason_of(completion: Completion) -> str:
+    """Returns why a rollout is not trained on, with the exception's type and place where an agent raised one."""
+    failure = completion.failure
+    if failure is None:
+        return completion.not_trainable_reason
+    place = f"at {failure.file}:{failure.line}" if failure.file else ""
+    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", place]))
+    return completion.not_trainable_reason + (f" ({raised})" if raised else "")
 
 
 def _may_succeed(rollout: Rollout, completion: Completion) -> bool:

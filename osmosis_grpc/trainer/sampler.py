@@ -5,6 +5,7 @@ What a chat is, and what is remembered of it, is in rollout_book.py.
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -14,10 +15,13 @@ from typing import Any
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.link.throttled import Throttled
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
+
+log = logging.getLogger(__name__)
 
 SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
@@ -34,6 +38,8 @@ class Sampler:
         """Given to every call from now on, as ChatRequest.version."""
         self.in_flight = 0
         """Policy calls that have not ended."""
+        self.failures = Throttled(log)
+        """Warns of errors that the policy raises on purpose."""
         self._policy = policy
         self._metrics = metrics
         self._supervisor = supervisor

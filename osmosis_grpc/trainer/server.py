@@ -24,6 +24,7 @@ from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollou
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
@@ -33,6 +34,7 @@ from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.trainer.sampler import entered
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
@@ -74,7 +76,8 @@ class TrainerServer:
     callback() made is good for as long as the tokens are; without tokens, for the life of this object or of its ledger.
     `tls` has the files of a server that speaks TLS. Raises OSError when the port
     is taken, LedgerError when the ledger cannot be opened, ValueError when the host is public and
-    not guarded enough for that.
+    not guarded enough for that, TypeError for a policy that is not callable and for a `tls` that is
+    not ServerTls.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class TrainerServer:
     ) -> None:  # fmt: skip
         if recorder is not None and ledger is not None:
             raise ValueError("a recorder and a ledger: completions go to one of them")
+        check_policy(policy)
         self._security = Security.of(tokens, tls, insecure)
         self._security.check_host(host)
         self.port = port
@@ -98,6 +102,7 @@ class TrainerServer:
         self._keys = self._security.tokens.callbacks if self._security.tokens else CallbackKeys([secrets.token_hex(32)])
         """Of the tokens, or of a secret of this trainer's own, which its ledger keeps."""
         self._earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
         self._supervisor = Supervisor("the callback trainer")
         self._book = ChatBook(policy, None, self._supervisor)
         self._inbox = Inbox(self._earlier.count, self._expects)
@@ -214,6 +219,7 @@ class TrainerServer:
         for task in list(self._recording.values()):
             task.cancel()
         self._earlier.report()
+        self._untrainable.report()
         self._inbox.close()
 
     def _sweep(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from osmosis_grpc.errors import CallError, Unavailable
@@ -19,6 +20,22 @@ NOBODY = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 _PARTING = 2 * PARTING
 """Seconds that streams have to end in good order: to write their last frames, and to have them read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An agent server, as the trainer sees it."""
+
+    name: str
+    """Its target, or where it dialled from."""
+    attached: bool
+    window: int
+    """How many rollouts may be open there."""
+    open: int
+    """How many are."""
+    agent_loops: tuple[str, ...]
+    version: str
+    journal_id: str
 
 
 class Servers:

@@ -20,7 +20,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 def copy_message(message: Any, field: str) -> Message:
     """A checked deep copy of one message. Raises InvalidArgument naming the place below `field`."""
     if not isinstance(message, dict):
-        raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}")
+        meant = "; use its .message" if isinstance(getattr(message, "message", None), dict) else ""
+        raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}{meant}")
     check_role(message.get("role"), field)
     copied: Message = {}
     for key, value in message.items():

@@ -212,6 +212,15 @@ async def test_an_executor_may_return_a_value(returned, message):
     assert await execute_tool_calls(calls("a"), executor) == [message]
 
 
+async def test_an_executor_that_is_not_async_is_an_error_of_the_agent():
+    def run_tool(tool_call):
+        return "done"
+
+    with pytest.raises(TypeError, match="run_tool must be async def"):
+        await execute_tool_calls(calls("a", "b"), run_tool)
+    assert [m["content"] for m in await execute_tool_calls(calls("a"), lambda call: answers(call))] == ["a done"]
+
+
 async def test_a_call_without_an_id_is_answered_too():
     async def executor(tool_call):
         return "done"

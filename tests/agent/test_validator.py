@@ -28,7 +28,7 @@ OF_THE_SDK = [
     "INVALID_PARAMETERS_TYPE", "PARAMETERS_TYPE_NOT_OBJECT", "INVALID_TOOL_TYPE", "GET_TOOLS_EXCEPTION",
     "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_INVALID_TYPE", "MISSING_RUN_METHOD", "RUN_NOT_CALLABLE", "RUN_NOT_ASYNC",
 ]  # fmt: skip
-OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED"]
+OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY"]
 
 
 def _agents() -> ModuleType:
@@ -71,7 +71,49 @@ def test_each_code_has_place_message_and_hint(code):
 def test_the_codes_of_the_sdk_are_all_there():
     command_line = ["NOT_AN_AGENT_LOOP", "DUPLICATE_NAME"]
     assert set(HINTS) == {*OF_THE_SDK, *OURS, *command_line, "GET_TOOLS_NOT_AWAITED"}
-    assert {"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_NOT_AWAITED"} == WARNINGS
+    ours = {"GET_TOOLS_NOT_AWAITED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY"}
+    assert {"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", *ours} == WARNINGS
+
+
+@pytest.mark.parametrize("name", ["up per!", "é", "a" * 65, "a.b"])
+def test_a_name_that_model_servers_refuse_is_a_warning(name):
+    (finding,) = validate_agent_loop(agents.with_tool({"name": name})).findings
+    assert (finding.code, finding.severity) == ("UNUSUAL_FUNCTION_NAME", "warning")
+
+
+@pytest.mark.parametrize("name", ["upper", "get-weather_2", "a" * 64])
+def test_a_name_that_they_take_is_fine(name):
+    assert codes(agents.with_tool({"name": name})) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "path", "near"),
+    [
+        ({"paramaters": {"type": "object"}}, "function.paramaters", "parameters"),
+        ({"desciption": "Adds."}, "function.desciption", "description"),
+        ({"parameters": {"type": "object", "propertys": {}}}, "function.parameters.propertys", "properties"),
+        (
+            {"parameters": {"type": "object", "properties": {"a": {"type": "array", "itmes": {}}}}},
+            "function.parameters.properties.a.itmes",
+            "items",
+        ),
+        (
+            {"parameters": {"type": "object", "properties": {"a": {"anyOf": [{"eunm": [1]}]}}}},
+            "function.parameters.properties.a.anyOf[0].eunm",
+            "enum",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_nearest(function, path, near):
+    (finding,) = validate_agent_loop(agents.with_tool(function)).findings
+    assert (finding.code, finding.severity) == ("MISSPELT_KEY", "warning")
+    assert f"the key {path} is unknown; is {near} meant?" in finding.message
+
+
+def test_properties_and_keys_of_a_vendor_are_not_misspelt():
+    properties = {"nmae": {"type": "string", "x-vendor": 1}, "typ": {"type": "string"}}
+    function = {"parameters": {"type": "object", "properties": properties}, "cache_control": {}}
+    assert codes(agents.with_tool(function)) == []
 
 
 @pytest.mark.parametrize("agent", [CalculatorAgent(), CalculatorAgent], ids=["instance", "class"])

@@ -362,3 +362,188 @@ def test_t14_the_habits_of_openai_users_are_named(forked, tmp_path):
         done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
         assert done.returncode == 1
         assert hint in done.stdout, line
+
+
+def verdict(forked, folder, body):
+    """Codes with severity, and the text, of a run of the agent."""
+    write(folder, body)
+    command = ("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent")
+    rows = map(json.loads, forked.run(*command, "--json", cwd=folder).stdout.splitlines())
+    codes = [(row["severity"], row["code"]) for row in rows if row["event"] == "finding"]
+    return codes, forked.run(*command, cwd=folder).stdout
+
+
+def one_tool(statement, tool="WEATHER"):
+    return f"""
+        class Agent(Loop):
+            def get_tools(self, request):
+                return [{tool}]
+
+            async def get_weather(self, city):
+                {statement}
+    """
+
+
+def chats(*lines):
+    body = "\n".join(f"                {line}" for line in lines)
+    return f"""
+        class Agent(Loop):
+            def get_tools(self, request):
+                return []
+
+            async def run(self, ctx):
+                messages = list(ctx.request.messages)
+{body}
+                return ctx.complete(messages)
+    """
+
+
+def test_a_tool_runner_that_is_not_async_is_named(forked, tmp_path):
+    codes, text = verdict(forked, tmp_path, """
+        class Agent(Loop):
+            def execute(self, call):
+                return create_tool_result(call["id"], "sunny")
+    """)  # fmt: skip
+    assert codes == [("error", "TOOL_NOT_ASYNC")]
+    assert "execute must be async def" in text
+    assert "hint: write async def" in text
+
+
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ('raise ValueError("no such city")', ("warning", "TOOL_REFUSED")),
+        ("return int(city)", ("warning", "TOOL_REFUSED")),
+        ('raise ValueError("invalid city for tool get_weather")', ("warning", "TOOL_REFUSED")),
+        ("return {}[city]", ("error", "TOOL_RAISED")),
+        ("return city + 1", ("error", "TOOL_RAISED")),
+    ],
+)
+def test_a_tool_that_refuses_a_value_is_a_warning(forked, tmp_path, statement, finding):
+    codes, text = verdict(forked, tmp_path, one_tool(statement))
+    assert codes == [finding]
+    assert finding[0] == "error" or "give the property of its schema `examples`" in text
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "raise KeyError(name)",
+        "return getattr(self, name)",
+        'raise ValueError(f"Unknown tool: {name}")',
+        'raise ValueError(f"no function named {name!r}")',
+        'raise RuntimeError(f"tool {name} not found")',
+    ],
+)
+def test_a_tool_name_that_the_agent_does_not_know_is_said_so(forked, tmp_path, statement):
+    codes, text = verdict(forked, tmp_path, f"""
+        class Agent(Loop):
+            def get_tools(self, request):
+                return [tool("uper")]
+
+            async def execute(self, call):
+                call_id, name, arguments = get_tool_call_info(call)
+                {statement}
+    """)  # fmt: skip
+    assert codes == [("error", "TOOL_UNKNOWN")]
+    assert "the agent does not know the tool uper, which the model is offered" in text
+
+
+@pytest.mark.parametrize(
+    "again", ["messages[-2:]", "[{'role': 'user', 'content': 'x'}]", "messages[:1] + messages[2:]"]
+)
+def test_a_history_that_is_not_only_appended_to_is_a_warning(forked, tmp_path, again):
+    codes, text = verdict(forked, tmp_path, chats(
+        "messages.append((await ctx.chat(messages)).message)",
+        "messages.append({'role': 'user', 'content': 'go on'})",
+        f"messages.append((await ctx.chat({again})).message)",
+    ))  # fmt: skip
+    assert codes == [("warning", "HISTORY_REWRITTEN")]
+    assert "chat 2 of sample main does not continue an earlier chat of its sample" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "await ctx.chat(messages[:1])",
+        "await ctx.chat(messages[:2] + [{'role': 'user', 'content': 'otherwise'}])",
+        "await ctx.chat([{'role': 'user', 'content': 'x'}], sample='other')",
+        "await ctx.chat([{'role': 'user', 'content': 'x'}], purpose='judge')",
+    ],
+    ids=["the same question", "a branch", "another sample", "a judge"],
+)
+def test_another_branch_on_purpose_is_no_warning(forked, tmp_path, line):
+    codes, _ = verdict(forked, tmp_path, chats(
+        "from osmosis_grpc.types import ChatPurpose",
+        "messages.append((await ctx.chat(messages)).message)",
+        line.replace("'judge'", "ChatPurpose.JUDGE"),
+    ))  # fmt: skip
+    assert codes == []
+
+
+def test_sampling_parameters_that_nobody_knows_are_warned_of(forked, tmp_path):
+    parameters = "model='gpt-4o', temprature=0.3, top_p=0.5, top_k=3, max_tokens=9, seed=1, stop=['x']"
+    codes, text = verdict(forked, tmp_path, chats(f"await ctx.chat(messages, {parameters})"))
+    assert codes == [("warning", "UNKNOWN_PARAMETER")] * 2
+    assert "ctx.chat got model, which is not a known sampling parameter\n" in text
+    assert "ctx.chat got temprature, which is not a known sampling parameter; is temperature meant?\n" in text
+
+
+@pytest.mark.parametrize(
+    "line", ["ctx.chat(messages).message", "ctx.chat(messages)['choices']", "await ctx.chat([ctx.chat(messages)])"]
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_forgotten_await_is_named(forked, tmp_path, line):
+    codes, text = verdict(forked, tmp_path, chats(line))
+    assert codes == [("error", "NOT_AWAITED")]
+    assert "hint: write await before the call: reply = await ctx.chat(messages)" in text
+
+
+def test_a_result_in_place_of_its_message_is_named(forked, tmp_path):
+    codes, text = verdict(
+        forked, tmp_path, chats("messages.append(await ctx.chat(messages))", "await ctx.chat(messages)")
+    )
+    assert codes == [("error", "RUN_FAILED")]
+    assert "a message is a dict, not a CompletionsResult; use its .message" in text
+
+
+def conversation(text):
+    lines = text.splitlines()
+    begins = next(index for index, line in enumerate(lines) if line.startswith("  conversation ("))
+    ends = next(index for index, line in enumerate(lines) if line.startswith(("  COMPLETED: ", "  CANCELLED: ")))
+    return [line.removeprefix("    ") for line in lines[begins + 1 : ends]]
+
+
+def test_each_branch_of_a_conversation_is_shown(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, chats(
+        "first = await ctx.chat(messages)",
+        "await ctx.chat([*messages, first.message, {'role': 'user', 'content': 'one way'}])",
+        "another = [*messages, first.message, {'role': 'user', 'content': 'another way'}]",
+        "another.append((await ctx.chat(another)).message)",
+        "other = [{'role': 'user', 'content': 'quite different'}]",
+        "other.append((await ctx.chat(other)).message)",
+        "messages = [*another, {'role': 'user', 'content': 'the end'}]",
+    ))  # fmt: skip
+    reply = "assistant: I called every tool."
+    assert conversation(text) == [
+        "user: What is (2 + 3) * 4?", f"1 {reply}", "  #### 20", "user: one way", f"2 {reply}", "  #### 20",
+        "-- chat 3 begins another branch --", "user: another way", f"3 {reply}", "  #### 20", "user: the end",
+        "-- chat 4 begins another branch --", "user: quite different", f"4 {reply}", "  #### 20",
+    ]  # fmt: skip
+
+
+def test_turns_that_repeat_are_counted(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, AGENTS["an endless one"].body)
+    assert conversation(text) == [
+        "user: What is (2 + 3) * 4?", '1 assistant calls get_weather {"city": "text"}', "    no result", "user: go on",
+        "2 assistant: I called every tool.", "  #### 20", "user: go on",
+        f"... and the same {MOST_CHATS - 3} more times",
+        f"{MOST_CHATS} assistant: I called every tool.", "  #### 20",
+    ]  # fmt: skip
+
+
+def test_a_long_conversation_is_cut(forked, tmp_path):
+    _, text = verdict(forked, tmp_path, chats(
+        "messages += [{'role': 'user', 'content': str(number)} for number in range(40)]",
+    ))  # fmt: skip
+    assert conversation(text)[-2:] == ["user: 28", "... 11 more messages"]

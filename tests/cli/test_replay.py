@@ -180,7 +180,12 @@ def test_an_agent_that_asks_something_else_is_told_where(replay):
     assert lines[start + 1] == "      message 1 of the new ones"
     assert {"      -content: it is fine", "      +content: it is awful"} < set(lines[start + 2 :])
     assert "  main 1  same  then called look" in lines
-    assert "result different: final messages" in lines
+    final = lines[lines.index("result different: final messages") + 1 :]
+    assert [line for line in final if line.startswith(("      --", "      +-"))] == [
+        "      --- recorded",
+        '      -- {"content": "it is fine", "role": "tool", "tool_call_id": "c1"}',
+        '      +- {"content": "it is awful", "role": "tool", "tool_call_id": "c1"}',
+    ]
 
 
 @pytest.mark.parametrize(

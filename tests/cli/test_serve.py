@@ -227,6 +227,8 @@ async def test_a_second_signal_stops_at_once(folder):
         assert json.loads(process.stdout.readline())["event"] == "draining"
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 128 + signal.SIGTERM
+        *_, last = process.stderr.read().splitlines()
+        assert json.loads(last)["event"] == "stopped at once: 1 rollout did not end"
 
 
 @pytest.mark.slow

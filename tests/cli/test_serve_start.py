@@ -57,8 +57,19 @@ def test_t01_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path)
         journal = refusal(run(*again, cwd=tmp_path, env=NO_SETTINGS))
         port = refusal(run(*again, "--no-journal", cwd=tmp_path, env=NO_SETTINGS))
         assert process.poll() is None
-    assert journal.startswith(f".osmosis/state is in use by process {process.pid}: ")
+    assert journal == (
+        f".osmosis/state is in use by process {process.pid}: stop it; "
+        "--state-dir chooses another folder, --no-journal does without"
+    )
     assert port == f"cannot listen on {address}: the port is in use; --grpc-port chooses another"
+
+
+def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        told = refusal(run(*SERVE, *CALCULATOR, "--no-http", "--grpc-port", port, cwd=tmp_path, env=NO_SETTINGS))
+    assert "the port is in use" in told
+    assert list(tmp_path.iterdir()) == []
 
 
 # T6: a module that cannot be imported

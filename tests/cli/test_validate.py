@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -144,17 +145,43 @@ def test_warnings_do_not_fail(here):
         ("nowhere:agent", "there is no module 'nowhere'"),
         ("agent:nothing", "agent has no attribute 'nothing'"),
         ("agent", "'agent' is not MODULE:ATTRIBUTE"),
+        ("agent:nothing", "agent has no attribute 'nothing'; it has: Good ("),
+        ("json:agent", "json has no attribute 'agent', and no agent loop ("),
+        ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
+        ("./three.py:agent", "name the module: three:agent"),
+        ("own/three.py", "name the module: own.three:ATTRIBUTE"),
+        ("{folder}/own/three.py:agent", "name the module: own.three:agent"),
+        ("../three.py:agent", "name the module: three:agent, from the folder .."),
+        ("own.three.agent", "'own.three.agent' is not MODULE:ATTRIBUTE; own.three:agent is"),
         ("agent:none", "agent:none is empty"),
         (".agent:none", "TypeError"),
     ],
 )
 def test_what_cannot_be_loaded(here, spec, says):
     here.write("none = []")
-    done = here.validate("-m", spec, "--json")
+    done = here.validate("-m", spec.format(folder=here.folder), "--json")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("validate: ")
     assert says in line
+
+
+def test_an_agent_loop_without_its_option_is_named_with_it(here):
+    done = here.validate("three:agent_loop", "four:agent")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(": validate -m three:agent_loop -m four:agent\n")
+
+
+@pytest.mark.parametrize("command", ["validate", "replay", "demo"])
+def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command):
+    done = forked.run("-m", "osmosis_grpc", command, "--help")
+    assert done.returncode == 0
+    assert "<bool>" not in done.stdout
+    assert re.search(r"--json +\w", done.stdout)
+    if command != "demo":
+        assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
+    if command == "replay":
+        assert "The agent's tools do run again" in done.stdout
 
 
 def test_without_a_module_the_usage_is_shown(here):
@@ -240,7 +267,12 @@ class Named:
     get_tools = Good.get_tools
     run = Good.run
     """)
-    assert here.findings("-m", "agent:Agent") == [(code, here.place("here"))]
+    done = here.validate("-m", "agent:Good")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert line.startswith(f"validate: agent:Good: the module cannot be imported: {code}: class Agent: ")
+    assert line.endswith(f" at {here.place('here')}; {HINTS[code]}")
+    assert done.stdout.splitlines() == ["0 agents, 0 errors, 0 warnings, 1 not loaded"]
 
 
 @pytest.mark.parametrize("how", ["Agent", "Agent()", "make()"])
@@ -289,7 +321,7 @@ def test_what_the_module_prints_does_not_reach_stdout(outside):
         class Agent(Good):
             def get_tools(self, request):
                 noise("get_tools")
-                return [tool("\\udc80")]
+                return [tool(description="\\udc80")]
 
             async def run(self, ctx):
                 noise("run")
@@ -374,11 +406,17 @@ def test_result_not_returned(here, body):
     assert running(here, body) == [("RESULT_NOT_RETURNED", here.place("run"))]
 
 
-@pytest.mark.parametrize("reward", ["float('nan')", "float('-inf')", "True", "'1.0'"])
-def test_non_finite_reward(here, reward):
-    assert running(here, f"return ctx.complete(messages, reward={reward})") == [
-        ("NON_FINITE_REWARD", here.place("run"))
-    ]
+@pytest.mark.parametrize(
+    ("reward", "code"),
+    [
+        ("float('nan')", "NON_FINITE_REWARD"),
+        ("float('-inf')", "NON_FINITE_REWARD"),
+        ("True", "BAD_REWARD"),
+        ("'1.0'", "BAD_REWARD"),
+    ],
+)
+def test_a_reward_that_is_none(here, reward, code):
+    assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
 
 
 def test_tool_call_unanswered(here):

@@ -148,6 +148,28 @@ def test_t20_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variabl
         assert wrong.strip() not in str(refused.value).removeprefix(variable).split()
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "told"),
+    [
+        ("--grpc-port", "abc", "'abc' is not a whole number"),
+        ("--grpc-port", "1.5", "'1.5' is not a whole number"),
+        ("--grpc-port", "70000", "70000 is not in the range 0 to 65535"),
+        ("--drain-timeout", "soon", "'soon' is not a number"),
+        ("--drain-timeout", "nan", "nan is not in the range 0 to 86400"),
+    ],
+)
+def test_a_wrong_value_is_shown_in_plain_words(flag, text, told):
+    with pytest.raises(ValueError) as refused:
+        by_flags(flag, text)
+    assert str(refused.value) == f"{flag}: {told}"
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_said_in_plain_words(monkeypatch):
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_NO_HTTP", "perhaps")
+    with pytest.raises(ValueError, match=r"^OSMOSIS_ROLLOUT_SERVER_NO_HTTP: 'perhaps' is not true or false$"):
+        by_flags()
+
+
 @pytest.mark.parametrize("variable", [variable for variable in ROWS if FIELDS[variable].option.flags])
 def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable):
     field, (text, expected, wrong) = FIELDS[variable], ROWS[variable]
@@ -250,6 +272,27 @@ def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unkno
     monkeypatch.setenv(f"OSMOSIS_ROLLOUT_{unknown}", "x")
     found = dict(unknown_variables())
     assert found == {f"OSMOSIS_ROLLOUT_{unknown}": f"OSMOSIS_ROLLOUT_{nearest}" if nearest else ""}
+
+
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [
+        ("OSMOSIS_ROLOUT_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"), ("OSMOSIS_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"),
+        ("OSMOSIS_ROLLOUTS_CLIENT_TOKEN", "CLIENT_TOKEN"), ("OSMOSIS_SERVER_TOKN", "SERVER_TOKEN"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_prefix_is_named_with_the_nearest(monkeypatch, unknown, nearest):
+    monkeypatch.setenv(unknown, "x")
+    assert dict(unknown_variables()) == {unknown: f"OSMOSIS_ROLLOUT_{nearest}"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OSMOSIS_API_KEY", "OSMOSIS_TOKEN", "OSMOSIS_LOG_LEVEL", "OSMOSIS_FAILPOINT", "OSMOSIS_SERVER_URL", "OSMOSIS_"],
+)
+def test_variables_of_other_projects_are_left_alone(monkeypatch, name):
+    monkeypatch.setenv(name, "x")
+    assert dict(unknown_variables()) == {}
 
 
 def test_t20_the_page_of_settings_is_fresh():

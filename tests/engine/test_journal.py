@@ -419,6 +419,8 @@ async def test_an_agent_loop_that_may_not_run_again(folder):
         assert (info.completion.finish_reason, info.completion.failure.retryable) == ("restart", True)
         assert info.completion.failure.boundary == "server"
         assert (agent.runs, h.trainer.chats) == (0, [])
+        metrics = info.completion.metrics  # of the chat that was answered before the crash
+        assert (metrics.num_llm_calls, metrics.response_tokens > 0, metrics.prompt_tokens > 0) == (1, True, True)
 
 
 @pytest.mark.parametrize("began", [True, False])

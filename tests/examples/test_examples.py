@@ -21,6 +21,17 @@ def test_the_minimal_trainer_drives_the_calculator():
     assert all("COMPLETED" in row for row in rows)
 
 
+@pytest.mark.parametrize("name", ["grpo_numpy.py", "trainer_minimal.py"])
+def test_an_example_with_arguments_has_help(name):
+    result = run(str(EXAMPLES / name), "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"usage: {name}")
+    assert "HOST:PORT" in result.stdout
+    wrong = run(str(EXAMPLES / name), "--bogus")
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
+
+
 def test_there_is_no_eval_anywhere():
     for folder in ("examples", "osmosis_grpc", "gateway"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -62,4 +73,4 @@ def test_the_numpy_trainer_uses_a_server_that_runs(tmp_path):
         results = [run(str(source), address, timeout=80) for _ in range(2)]
     assert [result.returncode for result in results] == [0, 0], results[0].stderr
     assert rewards(results[0].stdout) == rewards(results[1].stdout)
-    assert run(str(source), address, "too much").returncode == 1
+    assert run(str(source), address, "too much").returncode == 2

@@ -43,7 +43,7 @@ async def refusal(folder):
 async def test_a_folder_has_one_owner(tmp_path):
     async with keeping(tmp_path):
         told = run("-c", OPEN, str(tmp_path)).stdout
-        assert told.strip() == f"{tmp_path} is in use by process {os.getpid()}: stop it, or choose another folder"
+        assert told.strip() == f"{tmp_path} is in use by process {os.getpid()}: stop it"
         assert f"process {os.getpid()}" in await refusal(tmp_path)
     assert run("-c", OPEN, str(tmp_path)).stdout == ""
 

@@ -14,7 +14,6 @@ from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
-    InvalidArgument,
     PermissionDenied,
     ResourceExhausted,
     Unauthenticated,
@@ -174,9 +173,9 @@ def echo(status: int, **headers: str) -> Callable[[web.Request], web.Response]:
 
 
 STATUSES = [
-    (400, InvalidArgument), (401, Unauthenticated), (403, PermissionDenied), (404, InvalidArgument),
-    (408, Unavailable), (422, InvalidArgument), (429, ResourceExhausted), (500, Unavailable), (502, Unavailable),
-    (503, Unavailable), (302, InvalidArgument),
+    (400, Internal), (401, Unauthenticated), (403, PermissionDenied), (404, Internal),
+    (408, Unavailable), (422, Internal), (429, ResourceExhausted), (500, Unavailable), (502, Unavailable),
+    (503, Unavailable), (302, Internal),
 ]  # fmt: skip
 
 

@@ -149,6 +149,39 @@ async def test_u05_errors_name_the_url_and_never_the_key(reply):
     assert KEY not in str(raised.value)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_u05_a_refused_key_says_what_to_check(status):
+    async with ModelServer(status).serving() as url, OpenAIPolicy(url, "m", api_key=KEY) as policy:
+        with pytest.raises(CallError, match="check api_key"):
+            await policy(ChatRequest(rollout_id="r", messages=QUESTION))
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(401, "answered 401"), (404, "answered 404: no"), (429, "answered 429: no"), (None, "cannot be reached")],
+)
+async def test_u05_a_failed_chat_is_one_warning_of_the_trainer(caplog, status, says):
+    """Those that the agent server asks again, too, and without a traceback."""
+    async with ModelServer(status or 200).serving() as url:
+        if status is None:
+            url = url.replace(url.rpartition(":")[2], "1/v1")
+        async with agent_server() as target, attach([target], OpenAIPolicy(url, "m", api_key=KEY)) as trainer:
+            rollout = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION))
+            async with asyncio.timeout(PATIENCE):
+                while not trainer.metrics()["chats/failed"]:
+                    await asyncio.sleep(0.01)
+            rollout.cancel()
+            await asyncio.wait({rollout})
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
+    assert lines
+    assert "the policy failed at chat 1 of rollout r" in lines[0]
+    assert says in lines[0]
+    assert f"(POST {url}/chat/completions)" in lines[0]
+    assert ("asks again" in lines[0]) == (status not in (401, 404))
+    assert KEY not in caplog.text
+    assert not any("Traceback" in line or "\n" in line for line in lines)
+
+
 async def test_u05_a_server_that_is_not_there_is_named():
     async with ModelServer(choice()).serving() as url:
         pass

@@ -1,5 +1,7 @@
 """Every HTTP route with every credential: the list is read from the application."""
 
+import re
+
 import httpx
 import pytest
 
@@ -59,6 +61,16 @@ async def test_every_route_asks_everybody(house):
             answer = await client.request(method, path, headers=showing(shown))
             assert answer.status_code != 401, (method, path, name)
     assert len(told - {""}) == 1, "the same for everybody"
+
+
+@pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])
+async def test_a_refused_caller_is_a_line_in_the_log(house, caplog, shown, reason):
+    _, client = house
+    assert (await client.get("/openapi.json", headers=showing(shown))).status_code == 401
+    assert (await client.get("/openapi.json", headers=showing(shown))).status_code == 401
+    lines = [record.getMessage() for record in caplog.records if "refuses caller" in record.getMessage()]
+    assert re.fullmatch(rf"the server refuses caller 127\.0\.0\.1:\d+ over HTTP: {reason}", lines[0])
+    assert shown is None or shown not in caplog.text
 
 
 async def test_health_is_open(house):

@@ -1,5 +1,7 @@
 """Every RPC of every server with every credential: the list is read from the services' descriptors."""
 
+import re
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -86,6 +88,23 @@ async def test_everybody_hears_the_same(channel):
         told.add(caught.value.details())
     assert len(told) == 1
     assert not any(secret[:8] in text for text in told for secret in (TOKEN, SECOND, "another"))
+
+
+@pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])
+async def test_a_refused_caller_is_a_line_in_the_log(agent_server, channel, caplog, shown, reason):
+    assert await status(channel, methods("RolloutService")[0], shown) == "UNAUTHENTICATED"
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.link")]
+    assert re.fullmatch(rf"the server refuses caller ipv4:127\.0\.0\.1:\d+: {reason}", line)
+    assert shown is None or shown not in caplog.text
+
+
+async def test_many_refused_callers_are_few_lines_without_what_they_show(agent_server, channel, caplog):
+    for _ in range(5):
+        for shown in WRONG.values():
+            await status(channel, methods("RolloutService")[0], shown)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.link")]
+    assert 1 <= len(lines) < 5 * len(WRONG)
+    assert not any(secret[:8] in caplog.text for secret in (TOKEN, SECOND, "another"))
 
 
 async def test_without_tokens_nobody_is_asked(stack, serve):

@@ -98,5 +98,6 @@ async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
             completion = await trainer.rollout(rollout_id="r1", messages=QUESTION)
     assert completion.status == "DEADLINE_EXCEEDED"
     assert completion.failure.message == (
-        "the agent_timeout of 1 s ran out; it was doing: agent, and before that: chat main 1"
+        "the agent_timeout of 1 s ran out; it was in its own code, not in a chat or a tool, "
+        "and before that: chat main 1"
     )

@@ -207,3 +207,37 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
         assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")
         await trainer.barrier()
         await trainer.finish()
+
+
+@pytest.mark.parametrize(
+    ("replayable", "told"),
+    [
+        (True, "rollouts of the process before: 2 run again"),
+        (False, "rollouts of the process before: 2 ended: the server was started again while it ran"),
+    ],
+)
+async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(tmp_path, replayable, told):
+    (tmp_path / "agents.py").write_text(AGENT.replace("replayable = True", f"replayable = {replayable}"))
+    command = ("-m", "agents:agent_loop", "--state-dir", "state", "--log-level", "info")
+    asked = asyncio.Event()
+    number = Counter()
+
+    async def policy(request):
+        number[request.number] += 1
+        if number[2] == 2:
+            asked.set()
+        if request.number == 2:
+            await asyncio.Event().wait()
+        return answer(request, "a reply")
+
+    async with TrainerServer(policy) as trainer, asyncio.timeout(60):
+        with server_process(*command, cwd=tmp_path) as (process, address):
+            async with RolloutClient(address) as client:
+                for name in ("r1", "r2"):
+                    await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
+                await asked.wait()
+            process.kill()
+            process.communicate()
+        with server_process(*command, cwd=tmp_path) as (process, _):
+            lines = iter(process.stderr.readline, "")
+            assert await asyncio.to_thread(lambda: any(f'"event": "{told}"' in line for line in lines))

@@ -34,14 +34,15 @@ HELPERS = "REWARD = {reward}\n"
 
 ATTACHED = """
 import asyncio, json, sys
-from osmosis_grpc.trainer import ChatResponse, RolloutRequest, attach
+from osmosis_grpc.trainer import ChatResponse, RolloutRequest, TokenBlock, attach
 
 chats = 0
 
 async def policy(request):
     global chats
     chats += 1
-    return ChatResponse(message={"role": "assistant", "content": "hello"})
+    message, tokens = {"role": "assistant", "content": "hello"}, TokenBlock.of([7], [-0.5])
+    return ChatResponse(message=message, tokens=tokens, prompt_ids=TokenBlock.of([1, 2]).ids)
 
 async def main(target, name, attempt):
     messages = [{"role": "user", "content": "Say hello."}]
@@ -62,10 +63,11 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 CALLED_BACK = """
 import asyncio, json, sys
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, TrainerServer
+from osmosis_grpc.trainer import ChatResponse, RolloutClient, TokenBlock, TrainerServer
 
 async def policy(request):
-    return ChatResponse(message={"role": "assistant", "content": "hello"})
+    message, tokens = {"role": "assistant", "content": "hello"}, TokenBlock.of([7], [-0.5])
+    return ChatResponse(message=message, tokens=tokens, prompt_ids=TokenBlock.of([1, 2]).ids)
 
 async def main(target, name, attempt):
     messages = [{"role": "user", "content": "Say hello."}]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
 from osmosis_grpc.types import CompletionStatus, Group
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, until
@@ -110,9 +111,30 @@ async def test_u01_a_group_is_dropped_and_its_other_members_are_cancelled(serve,
     assert trainer.group_counts == GroupCounts(yielded=2, dropped=1, retried=1)
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
     assert "group g0 is dropped: rollout g0-1, attempt 2" in line
-    assert "the weather service is away" in line
+    assert re.search(r"the weather service is away \(RuntimeError at \S*test_groups\.py:\d+\)", line)
     await until(lambda: trainer.servers[0].open == 0)
     assert sum(agent.running.values()) == 0, "g0-2 was waiting at its gate"
+
+
+async def test_u01_where_every_group_is_dropped_one_line_has_a_hint(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+    fails = {"fails": {f"g{n}-0": [1] for n in range(3)}}
+    assert await collect(trainer.groups(requests(3, metadata=fails), 3, retries=0)) == []
+    lines = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
+    assert ['on_failure="drop_member"' in line for line in lines] == [True, False, False]
+
+
+async def test_u01_after_a_group_that_is_yielded_there_is_no_hint(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(fallible()))
+
+    async def one_after_the_other():
+        yield requests(1, "h")[0]
+        await until(lambda: trainer.group_counts.yielded == 1)
+        yield failing(m0=(1,))[0]
+
+    assert len(await collect(trainer.groups(one_after_the_other(), 3, retries=0))) == 1
+    assert "group g0 is dropped" in caplog.text
+    assert "drop_member" not in caplog.text
 
 
 async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
@@ -125,6 +147,8 @@ async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
     assert not group.complete
     assert trainer.group_counts == GroupCounts(yielded=1, dropped_members=1)
     assert "group g0 goes without rollout g0-1: it ended FAILED" in caplog.text
+    assert re.search(r"the weather service is away \(RuntimeError at \S*test_groups\.py:\d+\)", caplog.text)
+    assert "drop_member" not in caplog.text
     assert len(advantages(group).values) == 2
 
 
@@ -142,12 +166,31 @@ async def test_u01_what_is_refused_for_good_is_not_tried_again(serve, attach_to,
     assert "nobody" in caplog.text
 
 
-async def test_u01_an_id_that_is_over_is_not_trained_on_again(serve, attach_to, caplog):
+async def test_u01_an_id_that_is_over_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(requests(1), 2))) == 1
-    assert await collect(trainer.groups(requests(1), 2)) == []
-    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
-    assert "raise `attempt`" in caplog.text
+    with pytest.raises(AlreadyExists, match="rollout g0-0 attempt 1 is over; raise `attempt`"):
+        await collect(trainer.groups([*requests(1, "h"), *requests(1)], 2))
+    assert trainer.group_counts.dropped == 0
+    await until(lambda: trainer.servers[0].open == 0)
+
+
+async def test_u01_an_id_whose_retry_is_over_is_an_error(serve, attach_to):
+    trainer = await attach_to(reply, await serve(fallible()))
+    assert len(await collect(trainer.groups(failing(m0=(1,)), 2))) == 1
+    with pytest.raises(Aborted, match="rollout g0-0 is at attempt 2; use a new id, or attempt=3"):
+        await collect(trainer.groups(failing(m0=(1,)), 2))
+
+
+async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tmp_path, caplog):
+    """A trainer that was killed gets the whole list again: it cannot know which groups were dropped."""
+    server, ledger = await serve(fallible()), tmp_path / "run.ledger"
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        assert await collect(trainer.groups(failing(m0=(1, 2)), 3)) == []
+    async with attach([server.address], reply, ledger=ledger) as trainer:
+        groups = await collect(trainer.groups([*failing(m0=(1, 2)), *requests(1, "h")], 3))
+        assert [group.id for group in groups] == ["h0"]
+    assert "group g0 is dropped" in caplog.text
 
 
 async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attach_to):
@@ -225,14 +268,10 @@ async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to
 
 
 async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
-    agent = fallible()
-    agent.gate("g0-0", "g0-1")
-    trainer = await attach_to(reply, await serve(agent))
-    task = asyncio.ensure_future(collect(trainer.groups([*requests(1), *requests(1)], 2)))
-    await until(lambda: len(agent.started) == 2)
-    agent.let_go()
-    with pytest.raises(InvalidArgument, match=r"two requests .* g0"):
-        await task
+    trainer = await attach_to(reply, await serve(fallible()))
+    with pytest.raises(InvalidArgument, match=r"two requests of one groups\(\) have the id g0"):
+        await collect(trainer.groups([*requests(1), *requests(1)], 2))
+    await until(lambda: trainer.servers[0].open == 0)
 
 
 @pytest.mark.parametrize(

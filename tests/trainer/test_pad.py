@@ -161,6 +161,45 @@ def test_u02_several_groups_in_one_batch():
     assert isinstance(advantages(groups[0]), Advantages)
 
 
+@pytest.mark.parametrize("numbers", [[1, 2.5, -3], (1, 2.5, -3), np.array([1, 2.5, -3]), iter([1, 2.5, -3])])
+def test_u02_one_number_for_each_outcome(numbers):
+    """All samples and segments of an outcome get it, groups counted by their outcomes."""
+    main = Sample(trainable=True, segments=(segment((1, 2)), segment((3, 1))))
+    helper = Sample(trainable=True, segments=(segment((1, 1)),))
+    failed = completed("b", reward=None, status=CompletionStatus.FAILED)
+    group = OutcomeGroup(id="g", size=2, outcomes=(completed("a", samples={"main": main, "helper": helper}), failed))
+    batch = pad([group, completed("c")], advantages=numbers, untrainable="skip")
+    assert [row.rollout_id for row in batch.rows] == ["a", "a", "a", "c"]
+    assert batch.advantages.tolist() == [1.0, 1.0, 1.0, -3.0]
+    assert batch.advantages.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("given_advantages", "problem"),
+    [([1, 2, 3], "has 3 numbers for 2 outcomes"), (np.zeros(3), "has 3 numbers for 2 outcomes"),
+     (5.0, "is a float"), (["1", "2"], "holds what is not a number"), (np.zeros((2, 1)), "holds what is not a number"),
+     ([[1], [1, 2]], "holds what is not a number"),
+     ([advantages([completed("a")]), 1.0], "holds what is not a number")],
+)  # fmt: skip
+def test_u02_other_advantages_are_refused(given_advantages, problem):
+    wanted = r"pass advantages\(group\) for every group in the batch, or one number for each outcome"
+    with pytest.raises(InvalidArgument, match=f"advantages: {problem}; {wanted}"):
+        pad([completed("a"), completed("b")], advantages=given_advantages)
+
+
+def test_u02_a_batch_is_printed_in_one_line():
+    many = [
+        completed(f"r{n}", samples={"main": Sample(trainable=True, segments=(segment((40, 60)),))}) for n in range(64)
+    ]
+    text = repr(pad(many, advantages=[0.0] * 64))
+    assert "\n" not in text
+    assert len(text) < 400
+    assert text.startswith("Batch(rows=64, ids=int64[64, 100], attention_mask=bool[64, 100], ")
+    assert "advantages=float32[64]" in text
+    assert "advantages=None" in repr(pad(many))
+    assert repr(pad([])).startswith("Batch(rows=0, ids=int64[0, 0]")
+
+
 UNTRAINABLE = {
     "failed": (completed("bad", reward=None, status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
                "FAILED: it broke"),

@@ -187,15 +187,40 @@ async def test_what_another_waits_for_is_not_cancelled(serve, attach_to):
     assert (await asyncio.wait_for(waiting, PATIENCE)).status is COMPLETED
 
 
-async def test_the_same_request_twice_gives_two_completions(serve, attach_to):
+@pytest.mark.parametrize("over", [False, True])
+async def test_the_same_request_twice_is_refused(serve, attach_to, over):
     agent = talker()
-    agent.gate("r0")
+    agent.gate(*(() if over else ("r0",)))
     trainer = await attach_to(reply, await serve(agent))
-    completions = asyncio.ensure_future(collect(trainer.run([*requests(1), *requests(1)])))
-    await until(lambda: agent.started)
-    await asyncio.sleep(0.02)
-    agent.let_go()
-    assert [c.rollout_id for c in await completions] == ["r0", "r0"]
+
+    async def twice():
+        for request in requests(2):
+            yield request
+        if over:
+            await until(lambda: trainer.metrics()["rollouts/completed"] == 2)
+        yield requests(1)[0]
+
+    with pytest.raises(InvalidArgument, match=r"two requests of one run\(\) have the id r0"):
+        await collect(trainer.run(twice()))
+    await until(lambda: trainer.servers[0].open == 0)
+
+
+async def test_a_higher_attempt_of_the_same_request_is_run(serve, attach_to):
+    agent = talker()
+    trainer = await attach_to(reply, await serve(agent))
+
+    async def again():
+        for attempt in (1, 2):
+            yield requests(1, attempt=attempt)[0]
+            await until(lambda attempt=attempt: trainer.metrics()["rollouts/completed"] == attempt)
+
+    assert [c.attempt for c in await collect(trainer.run(again()))] == [1, 2]
+
+
+async def test_evaluate_refuses_the_same_request_twice(serve, attach_to):
+    trainer = await attach_to(reply, await serve(talker()))
+    with pytest.raises(InvalidArgument, match=r"two requests of one evaluate\(\) have the id r0"):
+        await trainer.evaluate([*requests(1), *requests(1)])
 
 
 async def test_one_that_is_over_is_refused(serve, attach_to):

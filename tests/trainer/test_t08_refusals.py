@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 import trustme
@@ -14,7 +17,7 @@ from osmosis_grpc.link.security import Security
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ClientTls, RolloutClient, ServerTls, TrainerServer, attach
-from tests.processes import run
+from tests.processes import ROOT, run
 from tests.trainer.conftest import talker, until
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
@@ -83,6 +86,39 @@ def cases(folder):
         "http": (http_server(), {}, Unimplemented, "answers in HTTP/1"),
         "tls to http": (http_server(), {"tls": trusting}, TlsMismatch, "speaks plain text"),
     }  # fmt: skip
+
+
+SCRIPT = """
+import asyncio, os, sys
+from osmosis_grpc.errors import TlsMismatch
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.trainer import ClientTls, attach
+
+before = os.environ.get("GRPC_VERBOSITY")
+
+async def main():
+    async with attach([sys.argv[1]], EchoPolicy(), tls=ClientTls(ca=sys.argv[2])) as trainer:
+        try:
+            await trainer.rollout(rollout_id="r")
+        except TlsMismatch as error:
+            print(before, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("verbosity", [None, "INFO"])
+async def test_t08_a_failed_handshake_has_no_line_of_grpc_core_unless_the_user_asks_for_it(certificates, verbosity):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    env = clean if verbosity is None else clean | {"GRPC_VERBOSITY": verbosity}
+    async with agent_server() as target:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", SCRIPT, target, str(certificates / "ca.pem"), cwd=ROOT, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await asyncio.wait_for(process.communicate(), 50)
+    assert out.decode().startswith(f"{verbosity} no TLS connection to server {target}"), err.decode()
+    assert (b"ssl_transport_security" in err) == (verbosity is not None), err.decode()
 
 
 NAMES = ("no token", "wrong token", "plain to tls", "plain to mutual tls", "tls to plain", "wrong ca", "wrong name",

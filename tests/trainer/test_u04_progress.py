@@ -19,7 +19,7 @@ from osmosis_grpc.types import Completion, CompletionStatus
 from tests.processes import ROOT, server_process
 
 SCRIPT = """
-import asyncio, sys
+import asyncio, os, sys
 if "no-rich" in sys.argv:
     sys.modules["rich"] = None
 from osmosis_grpc.policies import ToolCallingMock
@@ -33,6 +33,8 @@ requests.append(RolloutRequest(rollout_id=f"{name}-bad", agent_loop="nobody"))
 async def main():
     async with attach([target], ToolCallingMock(latency=0.1)) as trainer:
         async for outcome in trainer.run(requests, max_in_flight=4, progress=True):
+            if how == "first":
+                os._exit(0)  # nothing is drawn after this line
             if how == "leave":
                 break
             if how == "print":
@@ -102,6 +104,12 @@ def test_u04_a_bar_on_a_terminal(target, tmp_path):
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"\d of 11 done, [1-4] in flight, ", plain), plain
     assert re.findall(r"rollouts \S* 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d.]+/s", plain), plain
+
+
+def test_u04_a_bar_counts_an_outcome_before_the_loop_has_it(target, tmp_path):
+    shown, _ = on_a_terminal(command(tmp_path, target, "first", "first"))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.findall(r"(\d+) of 11 done", plain)[-1] != "0", plain
 
 
 def test_u04_a_bar_that_is_left_gives_the_terminal_back(target, tmp_path):

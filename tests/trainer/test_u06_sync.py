@@ -194,7 +194,8 @@ def test_u06_a_trainer_that_cannot_open_leaves_no_thread(tmp_path):
 
 SCRIPT = """
 import asyncio, sys, threading, time
-from osmosis_grpc.trainer import ChatResponse, RolloutRequest, SyncTrainer
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import RolloutRequest, SyncTrainer
 
 began = threading.Event()
 
@@ -212,7 +213,7 @@ async def waiting(request):
 
 async def first(request):
     if request.rollout_id.endswith("-0"):
-        return ChatResponse(message={"role": "assistant", "content": "3"})
+        return answer(request, "3")
     return await waiting(request)
 
 async def deaf(request):
@@ -225,7 +226,7 @@ async def deaf(request):
 
 where, policy, target = sys.argv[1:]
 question = [{"role": "user", "content": "1+2?"}]
-requests = [RolloutRequest(rollout_id=f"{where}-{policy}-{n}", messages=question) for n in range(3)]
+requests = [RolloutRequest(rollout_id=f"{where}-{policy}-{n}", messages=question, label="3") for n in range(3)]
 policy = {"blocking": blocking, "waiting": waiting, "first": first, "deaf": deaf}[policy]
 
 with SyncTrainer([target], policy) as trainer:

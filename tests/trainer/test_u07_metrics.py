@@ -10,7 +10,7 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutRequest
+from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, Failure
 from tests.trainer.conftest import PATIENCE, USER, until
@@ -74,7 +74,8 @@ async def test_u07_metrics_of_a_trainer(serve, attach_to):
         "failures/trainer/CHAT_REFUSED": 1, "failures/agent/AGENT_TIMEOUT": 1, "failures/refused/NotFound": 1,
         "failures/refused/AlreadyExists": 1,
         "reward/mean": 0.5, "chats/answered": 12, "chats/failed": 1, "chats/open": 0, "tokens/sampled": 36,
-        "policy/version": 3, "policy/lag/mean": 0, "policy/lag/max": 0,
+        "policy/version": 3, "policy/lag/mean": 0, "policy/lag/max": 0, "rollouts/not_trainable": 0,
+        "samples/trainable": 4, "samples/segments": 4,
     }  # fmt: skip
     assert {name: values.get(name) for name in expected} == expected
     assert {name for name in values if name.startswith("failures")} == {n for n in expected if n.startswith("failures")}
@@ -82,6 +83,40 @@ async def test_u07_metrics_of_a_trainer(serve, attach_to):
     for name in ("rollout_seconds", "chat_seconds"):
         assert 0 <= values[f"{name}/p50"] <= values[f"{name}/p95"]
         assert values[f"{name}/mean"] >= 0
+
+
+async def test_u07_what_is_not_trainable_and_samples_that_are_split(serve, attach_to):
+    def policy(request):
+        if request.rollout_id.startswith("plain"):
+            return ChatResponse(message={"role": "assistant", "content": "fine"})
+        made = answer(request, "fine", tokens=3)
+        if request.rollout_id.startswith("drifts"):  # no prompt continues the tokens before it
+            made = replace(made, prompt_ids=TokenBlock.of([request.number, 7]).ids, prompt_prefix=0)
+        return made
+
+    trainer = await attach_to(policy, await serve(Mixed()))
+    names = ("plain-1", "plain-2", "drifts-1", "ok-1")
+    requests = [RolloutRequest(rollout_id=name, messages=[USER]) for name in names]
+    await collect(trainer.run(requests))
+    await trainer.evaluate([RolloutRequest(rollout_id="plain-3", messages=[USER])])
+    values = trainer.metrics()
+    check_flat(values)
+    assert values["rollouts/not_trainable"] == 2.0
+    assert (values["samples/trainable"], values["samples/segments"]) == (2.0, 3.0)
+    assert "evaluation/rollouts/not_trainable" not in values
+
+
+async def test_u07_groups_are_counted(serve, attach_to):
+    trainer = await attach_to(lambda request: answer(request, "fine", tokens=3), await serve(Mixed()))
+    counts = ("yielded", "dropped", "dropped_members", "retried", "zero_variance")
+    assert {name: trainer.metrics()[f"groups/{name}"] for name in counts} == dict.fromkeys(counts, 0.0)
+    requests = [RolloutRequest(rollout_id=name, messages=[USER]) for name in ("ok-1", "ok-2", "raises-1")]
+    assert len(await collect(trainer.groups(requests, 2))) == 2
+    values = trainer.metrics()
+    check_flat(values)
+    assert [values[f"groups/{name}"] for name in ("yielded", "dropped", "dropped_members")] == [2.0, 1.0, 0.0]
+    assert values["groups/zero_variance"] == trainer.group_counts.zero_variance == 2
+    assert values["groups/retried"] >= 1
 
 
 async def test_u07_metrics_of_what_is_open_and_how_far_it_lags(serve, attach_to):

@@ -1,0 +1,14 @@
+"""Keeps gRPC Core's INFO lines off a trainer's stderr: a failed TLS handshake is already an error of this package.
+
+Core reads GRPC_VERBOSITY when grpc is imported, so this module has to be imported before grpc. The environment is then
+as it was. A GRPC_VERBOSITY or GRPC_TRACE of the user's own decides instead, and so does an earlier import of grpc.
+"""
+
+import os
+
+if "GRPC_VERBOSITY" not in os.environ and "GRPC_TRACE" not in os.environ:
+    os.environ["GRPC_VERBOSITY"] = "ERROR"
+    try:
+        import grpc  # noqa: F401
+    finally:
+        del os.environ["GRPC_VERBOSITY"]

@@ -1,0 +1,66 @@
+"""A rollout that completes and leaves nothing to train on is said once, and counted in the end."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.trainer import ChatResponse, RolloutClient, RolloutRequest, TrainerServer, attach
+from tests.trainer.conftest import PATIENCE, USER, talker
+
+REASON = "main: chat 1: the reply came without token ids"
+FIRST = f"rollout {{}} completed but is not trainable: {REASON}"
+
+
+def without_ids(request):
+    return ChatResponse(message={"role": "assistant", "content": "fine"})
+
+
+def with_ids(request):
+    return answer(request, "fine")
+
+
+def requests(name, count):
+    return [RolloutRequest(rollout_id=f"{name}-{n}", messages=[USER]) for n in range(count)]
+
+
+def said(caplog):
+    """What the trainer warned of."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
+
+
+async def run(trainer, name, count):
+    async with asyncio.timeout(PATIENCE):
+        return [outcome async for outcome in trainer.run(requests(name, count))]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+async def test_the_first_one_and_the_total_are_said(serve, caplog, count):
+    async with attach([(await serve(talker())).address], without_ids) as trainer:
+        outcomes = await run(trainer, "a", count)
+        assert {outcome.not_trainable_reason for outcome in outcomes} == {REASON}
+        assert len(said(caplog)) == 1
+        assert said(caplog)[0] in [FIRST.format(outcome.rollout_id) for outcome in outcomes]
+        assert len(await run(trainer, "b", count)) == count
+        assert len(said(caplog)) == 1
+    assert said(caplog)[1:] == [
+        f"{2 * count} of {2 * count} completed rollouts are not trainable; the first one: {REASON}"
+    ]
+
+
+async def test_callbacks_say_it_too(serve, caplog):
+    async with TrainerServer(without_ids) as trainer, RolloutClient((await serve(talker())).address) as client:
+        for name in ("a", "b"):
+            await client.init(rollout_id=name, messages=[USER], callback=trainer.callback())
+            await trainer.completion(name, PATIENCE)
+        assert said(caplog) == [FIRST.format("a")]
+    assert "2 of 2 completed rollouts" in said(caplog)[1]
+
+
+async def test_what_is_trainable_or_an_evaluation_is_not_said(serve, caplog):
+    server = await serve(talker())
+    async with attach([server.address], with_ids) as trainer:
+        await run(trainer, "a", 2)
+    async with attach([server.address], without_ids) as trainer:
+        await trainer.evaluate(requests("e", 2))
+    assert said(caplog) == []

@@ -1,0 +1,77 @@
+"""Arguments of a wrong type and a trainer that is not open: the error says what to write."""
+
+import pytest
+
+from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy
+from osmosis_grpc.trainer import ClientTls, RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach
+
+TARGET = "127.0.0.1:1"
+CLIENT, SERVER = r"tls: .* is not a ClientTls; pass ClientTls\(ca=...\)", r"is not a ServerTls; pass ServerTls\(cert="
+
+
+@pytest.mark.parametrize("tls", [True, "c.pem"])
+@pytest.mark.parametrize("made", ["attach", "SyncTrainer", "RolloutClient"])
+def test_tls_of_a_client(made, tls):
+    makers = {
+        "attach": lambda: attach([TARGET], EchoPolicy(), tls=tls),
+        "SyncTrainer": lambda: SyncTrainer([TARGET], EchoPolicy(), tls=tls),
+        "RolloutClient": lambda: RolloutClient(TARGET, tls=tls),
+    }
+    with pytest.raises(TypeError, match=CLIENT):
+        makers[made]()
+
+
+@pytest.mark.parametrize("tls", [True, "c.pem", ClientTls()])
+def test_tls_of_a_server(tls):
+    with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
+        TrainerServer(EchoPolicy(), tls=tls)
+    with pytest.raises(TypeError, match=f"^listen_tls: .*{SERVER}"):
+        attach([], EchoPolicy(), listen_on="127.0.0.1:0", listen_tls=tls)
+
+
+@pytest.mark.parametrize("policy", ["policy", None, 3])
+@pytest.mark.parametrize("make", [
+    lambda policy: attach([TARGET], policy), lambda policy: SyncTrainer([TARGET], policy), TrainerServer,
+    ThreadedPolicy,
+], ids=["attach", "SyncTrainer", "TrainerServer", "ThreadedPolicy"])  # fmt: skip
+def test_a_policy_that_is_not_callable(make, policy):
+    with pytest.raises(TypeError, match=f"policy: {policy!r} is not callable; pass a function from ChatRequest"):
+        make(policy)
+
+
+async def drained(values):
+    return [value async for value in values]
+
+
+async def resolved(value):
+    return value
+
+
+CALLS = {
+    "rollout": lambda trainer: trainer.rollout(rollout_id="r"),
+    "run": lambda trainer: drained(trainer.run([RolloutRequest(rollout_id="r")])),
+    "run with progress": lambda trainer: drained(trainer.run([], progress=True)),
+    "groups": lambda trainer: drained(trainer.groups([RolloutRequest(rollout_id="r")], 2)),
+    "evaluate": lambda trainer: trainer.evaluate([RolloutRequest(rollout_id="r")]),
+    "unconfirmed": lambda trainer: drained(trainer.unconfirmed()),
+    "cancel": lambda trainer: trainer.cancel("r"),
+    "events": lambda trainer: drained(trainer.events("r")),
+    "pause": lambda trainer: trainer.pause(),
+    "resume": lambda trainer: resolved(trainer.resume()),
+    "resume with a version": lambda trainer: resolved(trainer.resume(version=1)),
+    "metrics": lambda trainer: resolved(trainer.metrics()),
+    "servers": lambda trainer: resolved(trainer.servers),
+    "group_counts": lambda trainer: resolved(trainer.group_counts),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_trainer_that_is_not_open(call):
+    trainer = attach([TARGET], EchoPolicy())
+    with pytest.raises(RuntimeError, match=r"use it inside `async with attach\(...\) as trainer:`"):
+        await call(trainer)
+
+
+def test_every_public_method_is_asked():
+    names = {name for name in dir(attach([TARGET], EchoPolicy())) if not name.startswith("_")}
+    assert names - {"address"} == {name.partition(" ")[0] for name in CALLS}
