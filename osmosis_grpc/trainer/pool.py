@@ -339,6 +339,7 @@ class Pool:
             rollout.done.set_result(completion)
         self.forget(rollout)
         self.earlier.count(completion)
+        self._untrainable.count(completion)
         self.changed()
 
     def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:

@@ -105,7 +105,7 @@ class TrainerServer:
         self._untrainable = UntrainableOutcomes()
         self._supervisor = Supervisor("the callback trainer")
         self._book = ChatBook(policy, None, self._supervisor)
-        self._inbox = Inbox(self._earlier.count, self._expects)
+        self._inbox = Inbox(self._handed_out, self._expects)
         self._server: grpc.aio.Server
         self._resources: AsyncExitStack
 
@@ -202,6 +202,10 @@ class TrainerServer:
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)
         self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+
+    def _handed_out(self, completion: Completion) -> None:
+        self._earlier.count(completion)
+        self._untrainable.count(completion)
 
     def _expects(self, rollout_id: str) -> bool:
         return self._recorder is None and self._book.expects(rollout_id)
