@@ -29,7 +29,7 @@ class Admission:
         self._waiting: set[Record] = set()
         self._waiting_of: Counter[str] = Counter()
         """How many of each owner's wait."""
-        self._queues: dict[Tenant, list[_Row]] = {}
+        self._queues: dict[str, dict[Tenant, list[_Row]]] = {}
 
     @property
     def running(self) -> int:
@@ -75,7 +75,7 @@ class Admission:
         if record in self._waiting:
             self._take_out(record)
             self._places.add(record.owner, -1)
-        queue = self._queues.get(record.tenant, [])
+        queue = self._queues.get(record.owner, {}).get(record.tenant, [])
         if len(queue) > 2 * len(self._waiting) + 64:
             queue[:] = [row for row in queue if row[2] in self._waiting]
             heapq.heapify(queue)
@@ -107,6 +107,7 @@ class Admission:
         self._waiting_of[record.owner] -= 1
         if not self._waiting_of[record.owner]:
             del self._waiting_of[record.owner]
+            del self._queues[record.owner]
 
     def _run(self, record: Record) -> None:
         self._slots.add(record.owner, 1)
@@ -114,24 +115,25 @@ class Admission:
 
     def _queue(self, record: Record) -> None:
         row = (-record.init.request.priority, record.sequence, record)
-        heapq.heappush(self._queues.setdefault(record.tenant, []), row)
+        heapq.heappush(self._queues.setdefault(record.owner, {}).setdefault(record.tenant, []), row)
 
     def _next(self) -> Record | None:
         """Take the rollout out of its queue that runs next; None where nobody who waits may have a slot."""
-        owners = {owner for owner in self._waiting_of if self._slots.room(owner)}
-        if not owners:
-            return None
-        best: tuple[int, int, _Row] | None = None
-        for tenant, queue in list(self._queues.items()):
-            while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
-                heapq.heappop(queue)
-            if not queue:
-                del self._queues[tenant]
+        owners = [owner for owner in self._waiting_of if self._slots.room(owner)]
+        fewest = min(map(self._slots.used, owners), default=0)
+        best: tuple[int, _Row] | None = None
+        for owner in owners:
+            if self._slots.used(owner) > fewest:
                 continue
-            owner = queue[0][2].owner
-            rank = (self._slots.used(owner), tenant.running, queue[0])
-            if owner in owners and (best is None or rank < best):
-                best = rank
+            for tenant, queue in list(self._queues[owner].items()):
+                while queue and (queue[0][2] not in self._waiting or queue[0][2].tenant is not tenant):
+                    heapq.heappop(queue)
+                if not queue:
+                    del self._queues[owner][tenant]
+                elif best is None or (tenant.running, queue[0]) < best:
+                    best = tenant.running, queue[0]
         if best is None:
             return None
-        return heapq.heappop(self._queues[best[2][2].tenant])[2]
+        record = best[1][2]
+        heapq.heappop(self._queues[record.owner][record.tenant])
+        return record
