@@ -1,12 +1,12 @@
 """What an agent loop holds in its hands while it runs."""
 
-import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
+from osmosis_grpc.agent.reward import BadRewardError
 from osmosis_grpc.agent.tools import note_error
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
@@ -63,11 +63,11 @@ class RolloutContext:
     ) -> RolloutResult:  # fmt: skip
         """The result of a rollout that went well; return it from run.
 
-        Raises ValueError for a reward that is not a finite number.
+        Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
         self._session.check_open()
         if reward is not None and not is_reward(reward):
-            raise ValueError(f"the reward is {reprlib.repr(reward)}, not a finite number")
+            raise BadRewardError(reward)
         return RolloutResult(
             status="COMPLETED", final_messages=final_messages, finish_reason=finish_reason, reward=reward,
             extra_fields=extra_fields,

@@ -11,6 +11,14 @@ from osmosis_grpc.types.completion import is_reward
 _EXPECTED = ("solution_str", "ground_truth")
 
 
+class BadRewardError(ValueError):
+    """A reward that is not a finite number."""
+
+    def __init__(self, reward: object) -> None:
+        super().__init__(f"the reward is {reprlib.repr(reward)}, not a finite number")
+        self.reward = reward
+
+
 def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     """Mark a reward function: (solution_str, ground_truth, extra_info=None, **kwargs) -> float.
 

@@ -96,7 +96,10 @@ def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
     It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
     """
     command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
-    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token", f"demo={token}",
+    secret = os.path.join(folder, "token")
+    with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"demo={token}\n")
+    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token-file", secret,
                "--state-dir", os.path.join(folder, "state"), "--drain-timeout", "0"]  # fmt: skip
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)

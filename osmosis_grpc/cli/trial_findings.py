@@ -103,7 +103,7 @@ def _end(trial: Trial) -> Iterator[Row]:
     if failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
     elif failed and completed and result.reward is not None and not is_reward(result.reward):
-        yield "NON_FINITE_REWARD" if type(result.reward) in (int, float) else "BAD_REWARD", text, None
+        yield _reward_code(result.reward), text, None
     elif completion.status is CompletionStatus.DEADLINE_EXCEEDED:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
     elif completion.status is not CompletionStatus.COMPLETED:
@@ -113,13 +113,20 @@ def _end(trial: Trial) -> Iterator[Row]:
             yield "TOOL_CALL_UNANSWERED", unanswered, None
 
 
+def _reward_code(reward: object) -> str:
+    return "NON_FINITE_REWARD" if type(reward) in (int, float) else "BAD_REWARD"
+
+
 def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
+    from osmosis_grpc.agent.reward import BadRewardError
     from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
     from osmosis_grpc.agent.validator import one_line
 
     error = trial.error
     if error is None or not failed:
         return "RUN_FAILED", text, None
+    if isinstance(error, BadRewardError):
+        return _reward_code(error.reward), text, None
     code = "RUN_FAILED"
     if isinstance(error, AttributeError) and isinstance(error.obj, dict):
         code = "MESSAGE_IS_A_DICT"

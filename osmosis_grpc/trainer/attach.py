@@ -232,9 +232,10 @@ class Trainer:
         Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
         twice.
         """
+        pool = self._pool
         with shown(progress, requests, group_size, self._supervisor) as bar:
             run = Run(
-                self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
+                pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
             )  # fmt: skip
             async with aclosing(run.ended(requests)) as ended:
                 async for _, completion in ended:
@@ -257,9 +258,10 @@ class Trainer:
         run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
         cannot be confirmed.
         """
+        pool = self._pool
         with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
-                self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
+                pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
                 on_failure=on_failure, counts=self._group_counts, progress=bar,
             )  # fmt: skip
             async with aclosing(grouping.groups(requests)) as groups:

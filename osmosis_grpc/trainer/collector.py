@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from osmosis_grpc.observability.process import failures
-from osmosis_grpc.observability.values import FINISH_REASONS, OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.observability.values import OTHER, Family, Labels, Reading, Value, single
 from osmosis_grpc.trainer.metrics import Metrics
+from osmosis_grpc.types import FailureReason
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -19,6 +20,7 @@ FROM_JOURNAL = Family(
     "osmosis_trainer_rollouts_from_journal_total", "counter", "Of these, outcomes of an earlier run of the server.",
     (_EVALUATION,),
 )  # fmt: skip
+_REASONS = frozenset(str(reason) for reason in FailureReason)
 FAILURES = Family(
     "osmosis_trainer_failures_total", "counter", "Failures, by whose fault they were. A rollout may be refused, too.",
     ("boundary", "reason", _EVALUATION),
@@ -104,7 +106,7 @@ def _place(name: str) -> tuple[Family, Labels] | None:
         family, labels = ROLLOUTS, (rest.upper(),)
     elif first == "failures":
         boundary, _, reason = rest.partition("/")
-        known = boundary == "refused" or reason in FINISH_REASONS
+        known = boundary == "refused" or reason in _REASONS
         family, labels = FAILURES, (boundary, reason if known else OTHER)
     else:
         return None

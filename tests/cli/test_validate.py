@@ -502,9 +502,7 @@ def test_all_that_a_run_shows_is_told_at_once(here):
         return ctx.complete([*messages, result.message], reward=float("inf"))
     """, tools="[tool()]")  # fmt: skip
     run = here.place("run")
-    assert found == [
-        ("NON_FINITE_REWARD", run), ("TOOL_CALL_UNANSWERED", run), ("BLOCKING_CALL", here.place("blocks")),
-    ]  # fmt: skip
+    assert found == [("NON_FINITE_REWARD", run), ("BLOCKING_CALL", here.place("blocks"))]
 
 
 def test_get_tools_that_fails_the_second_time(here):

@@ -40,7 +40,7 @@ class Talk(RolloutAgentLoop):
 async def h(tmp_path):
     """A host with a journal and one slot."""
     clock = Clock()
-    store = JournalStore(tmp_path / "state")
+    store = JournalStore(tmp_path / "state", monotonic=clock.monotonic)
     try:
         async with Engine([Talk()], EngineConfig(max_concurrent=1, **FAST), clock=clock, journal=store) as engine:
             yield Host(engine, clock, [])

@@ -111,6 +111,9 @@ async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
     check_equal(completions, expected, policy)
 
 
+TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
+
+
 async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
     """grpc cancels a stopping server's handlers; to the agent server that is a cut, and no answer."""
     policy = Counted(tmp_path)
@@ -119,13 +122,13 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
         RolloutClient(server.address) as client,
     ):
         policy.gate.clear()
-        async with TrainerServer(policy) as trainer:
+        async with TrainerServer(policy, tokens=TOKEN) as trainer:
             (request,) = list(requests(2, {"r0"}))
             await client.init(request, callback=trainer.callback())
             while not policy.open:
                 await asyncio.sleep(0.005)
         policy.gate.set()
-        async with TrainerServer(policy, port=trainer.port) as trainer:
+        async with TrainerServer(policy, tokens=TOKEN, port=trainer.port) as trainer:
             assert (await trainer.completion("r1", 20)).status == "COMPLETED"
 
 

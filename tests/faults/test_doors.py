@@ -93,9 +93,10 @@ async def canary(tmp_path):
     built.end()
 
 
-def init(target: str, rollout_id: str = "r") -> rollout_pb2.InitRequest:
+def init(target: str, rollout_id: str = "r", credential: str = "") -> rollout_pb2.InitRequest:
     made = rollout_pb2.InitRequest(rollout_id=rollout_id, messages=[USER])
     made.callback.target = target
+    made.callback.credential = credential
     return made
 
 
@@ -131,7 +132,7 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
         grpc.aio.insecure_channel(server.address) as channel,
     ):  # fmt: skip
         stub = services_pb2_grpc.RolloutServiceStub(channel)
-        await stub.Init(init(f"rebound.example:{trainer.port}"))
+        await stub.Init(init(f"rebound.example:{trainer.port}", credential=trainer.callback().credential))
         assert (await trainer.completion("r", 10)).status == "COMPLETED"
         assert asked == ["rebound.example"]
         error = await refused(stub.Init(init(f"rebound.example:{canary.port}", "second")))
@@ -188,7 +189,7 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
                 error = await refused(stub.Init(init(trainer.address, bad)))
                 assert (error.code(), violations(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["rollout_id"]), bad
             for good in ACCEPTED_IDS:
-                await stub.Init(init(trainer.address, good))
+                await stub.Init(init(trainer.address, good, trainer.callback().credential))
             for good in ACCEPTED_IDS:
                 assert (await trainer.completion(good, 20)).rollout_id == good
         process.terminate()

@@ -156,7 +156,7 @@ async def journal(tmp_path: Path) -> tuple[Path, int]:
     state, scene = tmp_path / "state", tmp_path / "scene"
     taking, policy = Taking(LATE), Policy(closed=True)
     async with (
-        TrainerServer(policy, port=quiet_port(), recorder=taking) as trainer,
+        TrainerServer(policy, port=quiet_port(), recorder=taking, tokens=TOKEN) as trainer,
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server,
         RolloutClient(server.address) as client,
     ):
@@ -168,14 +168,18 @@ async def journal(tmp_path: Path) -> tuple[Path, int]:
                 checkpoint(state / "journal.db")
         await until(lambda: taking.seen >= set(LATE) and policy.waiting == len(OPEN))
         left(state / "journal.db", scene)
+        shutil.copytree(state / "credentials", scene / "credentials")
         return scene, trainer.port
+
+
+TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
 
 
 async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
     """What becomes of all rollouts: completions that are delivered, and what the server says of the settled ones."""
     taking, found = Taking([]), {}
     async with (
-        TrainerServer(Policy(closed=False), port=port, recorder=taking),
+        TrainerServer(Policy(closed=False), port=port, recorder=taking, tokens=TOKEN),
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):

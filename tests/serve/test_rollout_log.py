@@ -53,6 +53,9 @@ def logged(err):
     return [row for row in rows if not row["logger"].endswith("watchdog")]
 
 
+TOKEN = {"OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={SECRET}"}
+
+
 def ended(rows):
     return [row for row in rows if row["event"] == "rollout ended"]
 
@@ -68,7 +71,7 @@ async def rollouts(address, policy, count):
 
 def served(*arguments, policy, count, cwd=ROOT, env=None):
     """What a server logs while a trainer runs rollouts, and then SIGTERM comes; and the outcomes."""
-    with serving(*arguments, "--token", f"lab={SECRET}", cwd=cwd, env=env) as (process, ready):
+    with serving(*arguments, cwd=cwd, env=(env or os.environ) | TOKEN) as (process, ready):
         outcomes = asyncio.run(asyncio.wait_for(rollouts(ready["grpc"], policy, count), 40))
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
@@ -199,7 +202,7 @@ async def test_t18_a_summary_every_ten_seconds(folder):
 @pytest.mark.slow
 async def test_t18_a_stderr_that_nobody_reads_blocks_no_rollout(folder):
     """More is logged than a pipe holds, and nobody reads it: every rollout ends, and so does the server."""
-    with serving("-m", "agents:agent_loop", "--token", f"lab={SECRET}", cwd=folder) as (process, ready):
+    with serving("-m", "agents:agent_loop", cwd=folder, env=os.environ | TOKEN) as (process, ready):
         count = 400  # a traceback each
         outcomes = await asyncio.wait_for(rollouts(ready["grpc"], ScriptedPolicy([REPLY]), count), 40)
         assert len(outcomes) == count

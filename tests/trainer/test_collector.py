@@ -43,7 +43,10 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
         assert page.value(NAME("rollouts_total"), status=status, evaluation="false") == count
         assert values[f"rollouts/{status.lower()}"] == count
     assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="true") == 1
-    for boundary, reason in (("agent", "error"), ("trainer", "error"), ("agent", "timeout"), ("refused", "NotFound")):
+    failures = (
+        ("agent", "AGENT_EXCEPTION"), ("trainer", "CHAT_REFUSED"), ("agent", "AGENT_TIMEOUT"), ("refused", "NotFound"),
+    )  # fmt: skip
+    for boundary, reason in failures:
         assert page.value(NAME("failures_total"), boundary=boundary, reason=reason, evaluation="false") == 1
     assert page.value(NAME("reward_mean"), evaluation="false") == values["reward/mean"] == 1.5
     assert page.value(NAME("reward_mean"), evaluation="true") == 9
@@ -98,7 +101,7 @@ async def test_o2_a_trainer_of_callbacks_has_them_too(serve):
             await asyncio.wait_for(trainer.completion(name), PATIENCE)
         page, values = registered(trainer.collector()), trainer.metrics()
     assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="false") == 2
-    assert page.value(NAME("failures_total"), boundary="agent", reason="error", evaluation="false") == 1
+    assert page.value(NAME("failures_total"), boundary="agent", reason="AGENT_EXCEPTION", evaluation="false") == 1
     assert (values["rollouts/completed"], values["chats/answered"], values["rollouts/open"]) == (2.0, 3.0, 0.0)
     chat = {"grpc_method": "osmosis.rollout.v1.TrainerService/Chat", "grpc_status": "OK"}
     assert page.value("grpc_server_call_duration_seconds_count", **chat) == 3

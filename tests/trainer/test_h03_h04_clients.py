@@ -13,6 +13,7 @@ from osmosis_grpc.link.calls import call
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, inbox
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
+from tests.credentials import shown
 from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
 
 
@@ -68,7 +69,7 @@ async def complete(train, stack, monkeypatch):
     async def complete(rollout_id):
         completion = Completion(rollout_id=rollout_id, result_id="x", status=CompletionStatus.COMPLETED)
         request = CompleteRequest(completion=completion_to_wire(replace(completion, attempt=1)))
-        await call(stub.Complete, request, timeout=PATIENCE)
+        await call(stub.Complete, request, timeout=PATIENCE, metadata=shown(trainer))
 
     complete.trainer = trainer
     return complete

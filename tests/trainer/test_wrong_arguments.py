@@ -62,6 +62,8 @@ CALLS = {
     "metrics": lambda trainer: resolved(trainer.metrics()),
     "servers": lambda trainer: resolved(trainer.servers),
     "group_counts": lambda trainer: resolved(trainer.group_counts),
+    "source": lambda trainer: resolved(trainer.source),
+    "collector": lambda trainer: resolved(trainer.collector()),
 }
 
 

@@ -12,6 +12,7 @@ from osmosis_grpc.link.calls import call
 from osmosis_grpc.trainer import RolloutRequest, completions
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
+from tests.credentials import shown
 from tests.trainer.conftest import PATIENCE, reply
 from tests.trainer.house import CODE
 from tests.trainer.raw_agent_server import complete, referring, status
@@ -103,11 +104,18 @@ async def test_x13_a_callback_trainer_fails_the_call_that_waits(train):
         stub = TrainerServiceStub(channel)
         waiting = [asyncio.ensure_future(within(trainer.completion("r"))) for _ in range(2)]
         with pytest.raises(InvalidArgument):
-            await call(stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE)
+            await call(
+                stub.Complete,
+                trainer_pb2.CompleteRequest(completion=message),
+                timeout=PATIENCE,
+                metadata=shown(trainer),
+            )
         for task in waiting:
             with pytest.raises(Internal, match=r"the outcome of rollout r: completion\.status"):
                 await task
         good = Completion(rollout_id="r", attempt=2, result_id="two", status=CompletionStatus.COMPLETED)
         message = completion_to_wire(good)
-        await call(stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE)
+        await call(
+            stub.Complete, trainer_pb2.CompleteRequest(completion=message), timeout=PATIENCE, metadata=shown(trainer)
+        )
         assert (await within(trainer.completion("r"))).result_id == "two"
