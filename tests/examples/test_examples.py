@@ -46,6 +46,7 @@ def rewards(output):
     return [float(found) for found in re.findall(r"mean reward (\S+)", output)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_numpy_trainer_learns_the_calculator_twice(tmp_path):
     """From an empty folder, twice, beside nothing and with a server of its own; its random numbers are seeded."""
