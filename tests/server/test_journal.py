@@ -236,6 +236,10 @@ async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(t
                 for name in ("r1", "r2"):
                     await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
                 await asked.wait()
+                for name in ("r1", "r2"):  # what is shown is committed
+                    async for event in client.events(name):
+                        if isinstance(event.kind, events.ChatAnswered):
+                            break
             process.kill()
             process.communicate()
         with server_process(*command, cwd=tmp_path) as (process, _):
