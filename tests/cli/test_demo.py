@@ -128,6 +128,8 @@ def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
 def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("may not mount")
+    if Path(sys.executable).is_relative_to("/tmp") or Path(sys.executable).is_relative_to("/var/tmp"):
+        pytest.skip("the interpreter is in a folder that is hidden here")
     script = "for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done; cd /proc; exec "
     result = subprocess.run(
         ["unshare", "-m", "sh", "-c", script + shlex.join([sys.executable, *DEMO, "--json"])],
