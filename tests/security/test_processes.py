@@ -89,7 +89,8 @@ def test_what_the_gateway_alone_refuses(arguments, more, text):
     command = ("-m", "osmosis_gateway", "--target", "127.0.0.1:1", "-p", "0", "--callback-port", "0", *arguments)
     result = run(*command, env=environment(**more))
     assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
+    *warnings, line = result.stderr.splitlines()
+    assert all("every program on this machine can read a command line" in warning for warning in warnings)
     assert text in line
     assert TOKEN not in line
 
@@ -182,7 +183,8 @@ async def test_no_secret_is_told(tmp_path):
 
     async def used(ready):
         async with (
-            TrainerServer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good, TrainerServer(echoing) as bad,
+            TrainerServer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
+            TrainerServer(echoing, tokens=CANARIES["callback"]) as bad,
             RawTrainer() as old, RolloutClient(ready["grpc"], token=CANARIES["environment"]) as client,
         ):  # fmt: skip
             for token in (CANARIES["wrong"], CANARIES["option"][:-1]):
