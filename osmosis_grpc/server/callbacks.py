@@ -197,15 +197,18 @@ class _Asking:
         self._call.cancel()
 
     async def _answer(self) -> ChatResponse:
+        stood = False
         while True:
-            asked = time.monotonic()
+            asked, after_cut = time.monotonic(), stood
             try:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
                 error = _told(failed, self._trainer.credential)
                 unknown = self._delta and isinstance(error, UnknownChat)
-                held = _cut(failed) and time.monotonic() - asked >= HELD
+                stood = _cut(failed) and time.monotonic() - asked >= HELD
+                # The call after a cut may be sent on the connection that was cut: its failure says nothing more.
+                held = stood or (after_cut and _cut(failed))
                 if self._cancelled or not (unknown or held):
                     raise error from None
                 self._delta = self._delta and not unknown
