@@ -276,9 +276,7 @@ class Pool:
                 rollout = queue.popleft()
                 if rollout.done.done():
                     continue
-                server = self._place(rollout)
-                if server is not None:
-                    self._start(server, rollout)
+                if self._sent(rollout):
                     continue
                 held.append(rollout)
                 if not rollout.together:
@@ -287,12 +285,17 @@ class Pool:
             if not queue:
                 del self._queues[agent_loop]
 
-    def _start(self, server: Attachment, rollout: Rollout) -> None:
+    def _sent(self, rollout: Rollout) -> bool:
+        """Returns whether the rollout needs to wait no longer: it was sent, or it ended because that failed."""
         try:
+            server = self._place(rollout)
+            if server is None:
+                return False
             server.start(rollout)
         except Exception as error:
             problem = job_failed(SEND_AGAIN, error)
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
+        return True
 
     def _queue(self, rollout: Rollout, *, first: bool = False) -> None:
         queue = self._queues.setdefault(rollout.request.agent_loop, deque())
