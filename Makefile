@@ -20,8 +20,8 @@ demo: .venv/.server ## Run eight rollouts of a calculator agent over real socket
 test: .venv/.dev ## Run the fast tests
 	$(BIN)/pytest -n $(WORKERS)
 
-test-slow: .venv/.dev ## Run the slow tests, but those of faults: other versions of protobuf and grpcio, big runs
-	$(BIN)/pytest -m slow -n 2 --timeout 600 --ignore tests/faults
+test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
+	$(BIN)/pytest -m slow -n 2 --timeout 600
 
 check: .venv/.dev ## Lint, type-check, import contracts, supervision, protocol lint, stubs, settings page, then the fast tests
 	$(BIN)/ruff check .

@@ -95,6 +95,7 @@ async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
     assert {completion.attempt for completion in completions} == {1}
 
 
+@pytest.mark.slow
 async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_once(stack):
     server = await stack.enter_async_context(ServerProcess())
     policy, completions = CountingPolicy(), []

@@ -7,6 +7,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatResponse, RolloutClient, attach
 from osmosis_grpc.types import events
@@ -37,6 +39,7 @@ async def second_chats_asked(server: AgentServer, name: str, count: int) -> None
                     break
 
 
+@pytest.mark.slow
 async def test_rollouts_of_a_killed_trainer_end_after_the_grace_period_and_the_next_one_is_unharmed(serve):
     server = await serve(Talker(), trainer_grace=1.0)
     async with killed_trainer(server.address, "old", 5):

@@ -37,6 +37,7 @@ def reward(messages, label):
     return float(float(said[1]) == float(label))
 
 
+@pytest.mark.slow
 def test_records_can_be_recomputed():
     result = run("-m", "osmosis_grpc", "demo", "--json")
     assert result.returncode == 0, result.stderr
@@ -84,6 +85,7 @@ def ids(result):
     return {record["rollout_id"] for record in records}
 
 
+@pytest.mark.slow
 def test_t01_the_demo_runs_again_and_leaves_nothing(tmp_path):
     here, temporary = tmp_path / "here", tmp_path / "temporary"
     here.mkdir()
@@ -95,6 +97,7 @@ def test_t01_the_demo_runs_again_and_leaves_nothing(tmp_path):
     assert [*here.iterdir(), *temporary.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_t01_the_demo_runs_beside_a_server_and_its_files(tmp_path):
     with serving(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS):
         assert (tmp_path / ".osmosis" / "state").is_dir()
@@ -102,6 +105,7 @@ def test_t01_the_demo_runs_beside_a_server_and_its_files(tmp_path):
     assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
 
 
+@pytest.mark.slow
 def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
     (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS=many\n")
     (tmp_path / "uvloop.py").write_text("raise SystemExit('of this folder')")
@@ -109,6 +113,7 @@ def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
     assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=env))) == 8
 
 
+@pytest.mark.slow
 def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
     here = tmp_path / "here"
     here.mkdir()

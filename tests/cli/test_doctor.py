@@ -90,6 +90,7 @@ async def test_x09_doctor_reads_a_file_that_sqlite_does_not(tmp_path):
     assert all_bytes(tmp_path) == before
 
 
+@pytest.mark.slow
 async def test_x09_doctor_says_what_it_cannot_read(tmp_path):
     code, _, stderr = doctor("--state-dir", tmp_path)
     assert (code, stderr) == (2, f"doctor: there is no journal {tmp_path}/journal.db\n")

@@ -346,6 +346,7 @@ def test_t05_a_bad_time_limit_is_refused(tmp_path):
     assert done.stderr == "validate: --timeout 0: is not between 0 and 86400 seconds\n"
 
 
+@pytest.mark.slow
 def test_t14_the_habits_of_openai_users_are_named(forked, tmp_path):
     for line, hint in (
         ("result.choices[0].message", "use result.message"),

@@ -56,6 +56,7 @@ def test_o3_a_port_in_use_is_one_line():
     assert line.endswith("; --metrics-port chooses another port")
 
 
+@pytest.mark.slow
 def test_o3_a_missing_library_is_one_line_where_metrics_are_asked_for(tmp_path):
     environment = without(tmp_path, "prometheus_client")
     done = run(*SERVE, "--metrics-port", "0", env=environment)

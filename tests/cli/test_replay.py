@@ -281,6 +281,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed(folder):
     for name in ("corrupt", "newer", "empty"):
         (folder / name).mkdir()

@@ -185,6 +185,7 @@ def test_a_port_in_use_is_said():
     assert "in use" in result.stderr
 
 
+@pytest.mark.slow
 def test_log_folder(folder):
     with server_process(*CALCULATOR, "--log", str(folder / "logs")) as (_, address):
         asyncio.run(roll(address))

@@ -51,6 +51,7 @@ def refusal(result):
 # T1: the same folder twice
 
 
+@pytest.mark.slow
 def test_t01_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path):
     with server_process(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS) as (process, address):
         again = (*SERVE, *CALCULATOR, "--no-http", "--grpc-port", address.rpartition(":")[2])
@@ -64,6 +65,7 @@ def test_t01_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path)
     assert port == f"cannot listen on {address}: the port is in use; --grpc-port chooses another"
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -108,6 +110,7 @@ def test_t06_a_missing_attribute_is_one_line_with_the_file(forked, tmp_path):
     assert told == f"server has no attribute 'agnet'; it has: Agent, agent ({tmp_path / 'server.py'})"
 
 
+@pytest.mark.slow
 def test_t06_replay_says_the_same(forked, tmp_path):
     (tmp_path / "broken.py").write_text("import nowhere")
     (tmp_path / "agents.py").write_text(AGENT.replace("time.sleep(1.5)", "pass"))
@@ -128,6 +131,7 @@ async def roll(address):
         return await asyncio.wait_for(trainer.completion("r"), 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["broken at first", "broken later"])
 def test_t06_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, how):
     module, broken = tmp_path / "agents.py", "def broken(:\n"
@@ -201,6 +205,7 @@ def test_t15_ten_starts_without_an_alarm(tmp_path):
 # T19: only our line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "port", "reason"),
     [
@@ -237,6 +242,7 @@ def certificate(folder, name, curve):
     ))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cert", "key", "says"),
     [

@@ -419,6 +419,7 @@ def test_a_reward_that_is_none(here, reward, code):
     assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
 
 
+@pytest.mark.slow
 def test_tool_call_unanswered(here):
     found = running(here, """
         result = await ctx.chat(messages)

@@ -222,6 +222,7 @@ def test_t20_the_gateways_help_imports_nothing_heavy():
     assert not imported & {"grpc", "fastapi", "numpy", "pydantic", "aiohttp", "uvicorn"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "more", "named"),
     [
@@ -248,6 +249,7 @@ def test_t20_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arg
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_t20_unknown_variables_are_named_with_the_nearest(tmp_path):
     (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRYS=1\nOTHER=1\n")
     env = {"OSMOSIS_ROLLOUT_SERVER_TOKN": "a-secret", "OSMOSIS_ROLLOUT_SERVER_STATE_DIR": ":memory:"}
@@ -341,6 +343,7 @@ class Process:
         return await asyncio.to_thread(self.process.communicate, timeout=30)
 
 
+@pytest.mark.slow
 async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path):
     grpc, http = free_port(), free_port()
     async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=["of-the-trainer"]) as trainer:
@@ -388,6 +391,7 @@ async def test_t20_variables_take_effect_security(tmp_path):
                 await client.info()
 
 
+@pytest.mark.slow
 async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
     """--reload in a variable starts one child, and that child does not reload again."""
     server = Process(
@@ -403,6 +407,7 @@ async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
         await server.stopped()
 
 
+@pytest.mark.slow
 async def test_t20_variables_take_effect_gateway(tmp_path):
     http, callback = free_port(), free_port()
     gateway = Process(

@@ -13,6 +13,7 @@ CHECKOUT = "make"
 """A block that begins with this word needs a checkout, not an empty folder."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.timeout(180)
 async def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
@@ -39,6 +40,7 @@ def test_the_first_command_of_the_readme_runs_in_a_fresh_clone_again_and_again(t
     assert len(re.findall(r"\bCOMPLETED +\d", done.stdout)) == 24
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_demo_prints(demo_output):
     shown = re.search(r"```text\n( +rollout .*?)```", PAGES["README.md"].read_text(), re.S)[1].splitlines()
     printed = demo_output.splitlines()

@@ -556,6 +556,7 @@ async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(fold
         assert h.trainer.chats == []
 
 
+@pytest.mark.slow
 async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
     copy = await dies(folder, "r1")
     for _ in range(5):
@@ -741,6 +742,7 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         ).completion.result_id == completion.result_id
 
 
+@pytest.mark.slow
 async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
     """And told one result, whatever came between."""
     asked, copy = [], await crashed(folder, Talker(6), 1)

@@ -21,6 +21,7 @@ def test_the_minimal_trainer_drives_the_calculator():
     assert all("COMPLETED" in row for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo_numpy.py", "trainer_minimal.py"])
 def test_an_example_with_arguments_has_help(name):
     result = run(str(EXAMPLES / name), "--help")

@@ -77,7 +77,7 @@ class Chatterer(RolloutAgentLoop):
         return ctx.complete([], reward=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
     """They read one event in a tenth of a second; memory is the log's own, and who reads on misses nothing."""
     readers = 100

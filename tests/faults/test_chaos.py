@@ -86,7 +86,7 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
         assert seen[name] >= COUNT, name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_path, monkeypatch, seed):
     expected = await undisturbed(tmp_path, COUNT)
@@ -102,7 +102,7 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
     assert sum(losing.done["Chat", fault] > 0 for fault in FAULTS) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path, monkeypatch, seed):
     """What is silent is asked again: chats and completions by the server, whose answers are lost here."""
@@ -145,7 +145,7 @@ def late(monkeypatch):
     Late.probability, Late.late = 0.0, 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["attach", "callback"])
 async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, seed, way):

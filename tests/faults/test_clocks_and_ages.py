@@ -23,7 +23,7 @@ AGENTS = (Passenger(), Traveller())
 QUICK = {"outbox_delay": (0.02, 0.2), "retry_delay": (0.02, 0.1), "sweep_interval": 0.05}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("jump", [3600.0, -3600.0], ids=["ahead", "back"])
 async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, jump):
     """F8. Even what is kept for a minute only, and has an hour's jump in its middle."""
@@ -47,7 +47,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
     check_equal(completions, expected, policy)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["attach", "callback"])
 async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
     """F18. Every connection lives for a quarter of a second at most."""
@@ -84,7 +84,7 @@ async def _numbers(trainer, rollout_id: str) -> list[int]:
     return [event.number async for event in trainer.events(rollout_id)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
     """F19. An equal Init with the new callback is all it takes; replies that were given are given again."""
     expected = await undisturbed(tmp_path, COUNT)
@@ -132,7 +132,7 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
             assert (await trainer.completion("r1", 20)).status == "COMPLETED"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
     """F25. Streams of events, opened by somebody who never reads and leaves."""

@@ -15,7 +15,7 @@ from tests.processes import ROOT
 KILLS = 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_kill_in_the_middle_of_it_costs_nothing(tmp_path):
     """Twenty times on one folder, at any moment of it."""

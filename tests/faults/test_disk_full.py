@@ -51,7 +51,7 @@ def disk(request, tmp_path):
         yield disk
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
     policy, completions = CountingPolicy(), []
@@ -92,7 +92,7 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
     """What is refused for want of room is put back by the trainer, and runs once there is room."""
     with small_disk(tmp_path) as disk:
@@ -151,7 +151,7 @@ async def written(folder, stack, count: int = 12) -> list[str]:
     return [request.rollout_id for request in done]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_x09_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
     """64 bytes of each page are spoiled, the head of each among them; the spoiled file is kept."""
     done = await written(tmp_path, stack)
@@ -173,7 +173,7 @@ async def test_x09_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
     assert aside.read_bytes() == spoiled
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["torn", "garbage"])
 async def test_a_torn_tail_costs_what_was_torn_and_no_more(stack, tmp_path, how):
     done = await written(tmp_path, stack)

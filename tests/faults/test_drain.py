@@ -29,7 +29,7 @@ def serving(tmp_path, limit: float = LIMIT) -> ServerProcess:
     return ServerProcess(*arguments, agents=AGENTS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
     """40 rollouts, half of them queued, a chat open in each that runs."""
     expected = await undisturbed(tmp_path, 40)
@@ -62,7 +62,7 @@ async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
     assert policy.asked_twice == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
     expected = await undisturbed(tmp_path, 40)
     server = await stack.enter_async_context(serving(tmp_path, limit=20))
@@ -78,7 +78,7 @@ async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
     check_equal(completions, expected, policy)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
     expected = await undisturbed(tmp_path, 20)
     server = await stack.enter_async_context(serving(tmp_path))
@@ -108,7 +108,7 @@ async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
     assert policy.asked_twice == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
     expected = await undisturbed(tmp_path, 20)
     server = await stack.enter_async_context(serving(tmp_path, limit=600))

@@ -158,14 +158,14 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("times", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1000, pytest.param(20_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_others_are_served_during(served, name, times):
     async with beside(served, f"{name} x {times}", 64 if times < 20_000 else 128) as address:
         await ATTACKS[name](address, times)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_three_rapid_resets_do_not_add_up(served):
     await rapid_reset(served[1], 20_000)
     before = memory(served[0])
@@ -174,7 +174,7 @@ async def test_three_rapid_resets_do_not_add_up(served):
     assert memory(served[0]) - before < 48 * MIB
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_connection_that_says_nothing_is_closed(served):
     host, _, port = served[1].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

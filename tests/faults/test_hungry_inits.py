@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import grpc
+import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc.policies.scripted import EchoPolicy
@@ -38,6 +39,7 @@ def resident(process):
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 async def test_x07_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     arguments = ["-m", "agents:agent_loop", "--state-dir", "state", "--drain-timeout", "0"]

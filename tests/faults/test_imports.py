@@ -19,7 +19,7 @@ for top in ("osmosis_grpc", "osmosis_gateway"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_module_is_imported_without_a_network():
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
         pytest.skip("may not make a network namespace")

@@ -144,7 +144,7 @@ async def test_x04_an_exception_at_any_of_four_lines_ends_every_rollout(tmp_path
     await run(tmp_path, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 async def test_x04_an_exception_at_any_of_forty_lines_ends_every_rollout(tmp_path):
     (tmp_path / "undisturbed").mkdir()

@@ -13,7 +13,7 @@ def second(*arguments: str):
     return run("-m", "osmosis_grpc.serve", *CALCULATOR, "--no-http", *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_server_on_one_journal_names_the_first(tmp_path):
     state = ("--state-dir", str(tmp_path / "state"))
     with server_process(*CALCULATOR, *state) as (process, _):
@@ -25,7 +25,7 @@ def test_a_second_server_on_one_journal_names_the_first(tmp_path):
         assert process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_server_leaves_no_lock(tmp_path):
     state = ("--state-dir", str(tmp_path / "state"))
     for _ in range(2):
@@ -35,7 +35,7 @@ def test_a_killed_server_leaves_no_lock(tmp_path):
             assert (tmp_path / "state" / "lock").read_text() == str(process.pid)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_x16_a_server_whose_lock_is_removed_ends_before_it_writes_beside_another(tmp_path):
     state = ("--state-dir", str(tmp_path / "state"))
     with server_process(*CALCULATOR, *state) as (process, _):
@@ -45,7 +45,7 @@ def test_x16_a_server_whose_lock_is_removed_ends_before_it_writes_beside_another
             assert second.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_server_on_one_port_is_refused(tmp_path):
     with server_process(*CALCULATOR) as (_, address):
         result = second("--grpc-port", address.rpartition(":")[2], "--state-dir", str(tmp_path / "state"))

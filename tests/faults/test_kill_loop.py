@@ -32,7 +32,7 @@ def killed(who: str, replies: str, kills: int, seed: int) -> dict:
 @pytest.mark.parametrize(
     ("who", "replies"),
     [
-        pytest.param("server", "random", marks=pytest.mark.slow),
+        pytest.param("server", "random", marks=pytest.mark.long),
         pytest.param("server", "fixed", marks=pytest.mark.long),
         pytest.param("trainer", "random", marks=pytest.mark.long),
         pytest.param("both", "random", marks=pytest.mark.long),

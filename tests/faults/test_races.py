@@ -122,6 +122,7 @@ async def outcome(call: Any) -> tuple[str, bytes]:
     return ("STARTED" if started else "OK"), response.SerializeToString()
 
 
+@pytest.mark.slow
 async def test_the_same_init_a_thousand_times_over_ten_connections_runs_once(stack):
     """F20."""
     agent, server = await serving(stack)
@@ -154,7 +155,7 @@ async def until(holds: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 27))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 27))])
 async def test_init_cancel_result_and_deadline_raced(stack, seed):
     """F22: 200 rollouts a seed. The first end stands, one completion is sent for each, events tell the same."""
     print(f"seed {seed}")

@@ -45,7 +45,7 @@ def padded(message, name: str, size: int):
     return message
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("more", "code"), [(0, "INVALID_ARGUMENT"), (1, "RESOURCE_EXHAUSTED")])
 @pytest.mark.parametrize("where", ["unary", "first", "later"])
 async def test_the_limit_is_exact(served, where, more, code):
@@ -84,7 +84,7 @@ def padded_frame(size: int) -> bytes:
     return data
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["Init", "GetServerInfo", "StreamEvents", "Attach"])
 async def test_a_packed_bomb_is_refused(method):
     """300 MB of zeros in 300 KB: unpacked no further than the limit."""
@@ -134,7 +134,7 @@ def _with_tokens(ids: int, logprobs: int, value: float = -1.0, prefix: int = 0):
     return answer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TOO_MUCH)
 async def test_a_hostile_trainers_answer_harms_its_own_rollout_alone(served, name):
     pid, address = served

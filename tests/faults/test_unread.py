@@ -134,6 +134,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["one chat", "refused chats", "completions"])
 async def test_an_agent_server_that_never_reads(watched, asked):
     """The trainer does not read on, and goes on where it was as soon as its answers are taken."""
@@ -192,6 +193,7 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
         assert watched.most > 64 * KIB, "nothing was held"
 
 
+@pytest.mark.slow
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
     monkeypatch.setattr(link_stream, "SILENCE", 0.6)

@@ -89,7 +89,7 @@ def repeat(test: Any, examples: int) -> None:
     )(given(st.data())(test))()  # fmt: skip
 
 
-EXAMPLES = [QUICK, pytest.param(LONG, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+EXAMPLES = [QUICK, pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 
 
 def test_every_method_is_tried_and_says_what_it_answers():

@@ -14,6 +14,7 @@ from tests.processes import serving
 PATIENCE = 20.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["journal", "http", "rpc"])
 async def test_x04_a_server_without_a_part_exits_with_1(part, tmp_path):
     arguments = ("-m", "tests.faults.dying:agents", "--no-validate", "-p", "0", "--state-dir", str(tmp_path / "state"))

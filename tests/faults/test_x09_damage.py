@@ -229,12 +229,13 @@ async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count
     print(f"{count} bits: {kept} outcomes as before, {lost} reported")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_x09_a_flipped_bit_in_the_journal(journal, tmp_path, caplog):
     await flipped_journals(*journal, tmp_path, caplog, 30, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_x09_300_flipped_bits_in_the_journal(journal, tmp_path, caplog):
     await flipped_journals(*journal, tmp_path, caplog, 300, seed=2)
@@ -310,12 +311,13 @@ async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count:
     print(f"{count} bits: {lost} outcomes reported as lost")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_x09_a_flipped_bit_in_the_ledger(ledger, tmp_path, caplog):
     await flipped_ledgers(*ledger, tmp_path, caplog, 30, seed=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_x09_300_flipped_bits_in_the_ledger(ledger, tmp_path, caplog):
     await flipped_ledgers(*ledger, tmp_path, caplog, 300, seed=4)

@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import init
@@ -34,6 +35,7 @@ async def over_http(module, folder):
         context.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 async def test_t10_the_calculator_example_counts_its_tools_over_http():
     done = await over_http("server:agent_loop", ROOT / "examples" / "calculator")
     assert done["status"] == "COMPLETED"
@@ -41,6 +43,7 @@ async def test_t10_the_calculator_example_counts_its_tools_over_http():
     assert done["metrics"]["tool_latency_ms"] > 0
 
 
+@pytest.mark.slow
 async def test_t07_a_failure_says_where_the_agent_raised_over_http(tmp_path):
     (tmp_path / "agents.py").write_text(RAISES)
     done = await over_http("agents:Agent", tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
@@ -29,6 +30,7 @@ async def five_rollouts(ready, name):
         return counts["completed_rollouts"], (await client.info()).capacity.completed
 
 
+@pytest.mark.slow
 async def test_t11_health_counts_what_completed_since_the_start_with_a_journal(tmp_path):
     """A second process on the same journal begins at 0: the first one's rollouts are not its own."""
     arguments = (*CALCULATOR, "-p", "0", "--state-dir", str(tmp_path / "state"), "--log-level", "error")
@@ -41,6 +43,7 @@ async def test_t11_health_counts_what_completed_since_the_start_with_a_journal(t
     assert await asyncio.to_thread(counted, "second") == (5, 5)
 
 
+@pytest.mark.slow
 async def test_t11_health_counts_what_completed_without_a_journal(tmp_path):
     def counted():
         with serving(*CALCULATOR, "-p", "0", "--no-journal", "--log-level", "error") as (_, ready):

@@ -336,6 +336,7 @@ async def test_a_cut_connection_is_nobodys_error(gateway, trainer, caplog):
     assert [row.getMessage() for row in caplog.records if row.exc_info] == []
 
 
+@pytest.mark.slow
 async def test_many_bad_requests_at_once(gateway, trainer):
     bodies = [body for body in (*NOT_JSON.values(), *NO_OBJECT.values()) if len(body) < 20_000]
     heads = [head(JSON, f"Content-Length: {len(body)}") + body for body in bodies]

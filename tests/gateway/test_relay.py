@@ -261,6 +261,7 @@ async def test_an_open_chat_is_no_silence(relay, session, context):
         await waiting
 
 
+@pytest.mark.slow
 async def test_a_chat_that_begins_as_the_same_one_ends_is_no_silence(relay, session, context):
     """The open chat is seen whatever the order in which the two are noticed."""
     relay.begin(context)

@@ -22,6 +22,7 @@ def taken():
         yield str(busy.getsockname()[1])
 
 
+@pytest.mark.slow
 async def test_one_command_serves_both_and_drains_both():
     context = serving(*CALCULATOR, "-p", "0", "--log-level", "error")
     process, ready = await asyncio.to_thread(context.__enter__)

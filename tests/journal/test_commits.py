@@ -280,6 +280,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 async def test_a_full_disk_in_earnest(tmp_path):
     """A file that may not grow: the kernel says no, and later yes."""
     done = await asyncio.to_thread(

@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def check(kept, written):
         assert [e for e in found if (e.rollout_id, e.attempt) == key] == kept.trajectory(*key)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_whatever_is_committed_is_read_back(steps):

@@ -111,6 +111,7 @@ async def test_every_error_has_a_request_id(channel):
     assert len(dict(caught.value.trailing_metadata())[REQUEST_ID_KEY]) == 32
 
 
+@pytest.mark.slow
 async def test_more_calls_at_once_than_streams_are_answered(channel):
     """2,000 on a channel whose peer allows 1,024 at a time: the rest wait their turn, and none fails."""
     for _ in range(2):

@@ -232,6 +232,7 @@ async def called_back(files, trainer_tls, server_tls, *, server_name=""):
         return (await asyncio.wait_for(client.wait("r"), PATIENCE)).status
 
 
+@pytest.mark.slow
 async def test_callbacks_over_tls(files, stranger):
     completed, failed = CompletionStatus.COMPLETED, CompletionStatus.FAILED
     calls = {

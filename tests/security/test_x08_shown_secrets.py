@@ -63,6 +63,7 @@ async def test_x08_what_a_tool_prints_of_its_environment_shows_no_secret(tmp_pat
     assert "use --" not in err, "no secret was on the command line"
 
 
+@pytest.mark.slow
 async def test_x08_files_keep_secrets_off_the_command_line(tmp_path):
     state = tmp_path / "state"
     (tmp_path / "callers").write_text(f"other=another-token\n\nlab={TOKENS['caller']}\n")
@@ -79,6 +80,7 @@ async def test_x08_files_keep_secrets_off_the_command_line(tmp_path):
     assert "use --" not in err
 
 
+@pytest.mark.slow
 def test_x08_a_secret_on_the_command_line_is_warned_of():
     with serving(
         *AGENT, "--no-journal", "--token", TOKENS["caller"], "--admin-token", TOKENS["admin"], env=ENVIRONMENT
@@ -91,6 +93,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
     assert TOKENS["caller"] not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "arguments", "told"),
     [

@@ -80,6 +80,7 @@ def served(*arguments, policy, count, cwd=ROOT, env=None):
     return logged(err), outcomes, ready
 
 
+@pytest.mark.slow
 async def test_t18_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_path):
     state = str(tmp_path / "state")
     arguments = (*CALCULATOR, "-p", "0", "--log-level", "info", "--state-dir", state)

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+import pytest
+
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, attach
 from tests.processes import serving
@@ -24,6 +26,7 @@ def port_of(address):
     return int(address.rpartition(":")[2])
 
 
+@pytest.mark.slow
 async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_its_agent_live(tmp_path):
     state = ("--state-dir", str(tmp_path / "state"))
     children = []

@@ -42,6 +42,7 @@ def check(failure):
     assert "sk-1234" not in repr(failure)
 
 
+@pytest.mark.slow
 async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     with server_process(*COMMAND, cwd=tmp_path) as (process, address):
@@ -67,6 +68,7 @@ async def limit_of(*options, cwd, **environment):
             return (await client.info()).limits.agent_timeout.ToSeconds()
 
 
+@pytest.mark.slow
 async def test_t12_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypatch):
     (tmp_path / "agents.py").write_text(AGENT)
     assert await limit_of(cwd=tmp_path) == 1800
@@ -90,6 +92,7 @@ def test_t12_the_help_names_the_limit_and_its_default():
     assert "1800" in text
 
 
+@pytest.mark.slow
 async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
     hangs = AGENT.replace("return self.weather(", "import asyncio; await asyncio.sleep(99); print(")
     (tmp_path / "agents.py").write_text(hangs)

@@ -68,6 +68,7 @@ def threads(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_path, threads):
     async with (
         AgentServer([Talk(), Hangs()], port=0, state_dir=tmp_path) as server, RolloutClient(server.address) as client

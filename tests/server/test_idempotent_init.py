@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 import grpc
+import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
@@ -69,6 +70,7 @@ async def test_after_a_first_one_was_accepted(serve, train, stack):
     assert agent.tools_asked == 2, "once for GetServerInfo, once for the rollout"
 
 
+@pytest.mark.slow
 async def test_all_in_flight_at_once(serve, train, stack):
     agent = CountingAgent()
     server, trainer = await serve(agent), await train(ToolCallingMock())

@@ -209,6 +209,7 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
         await trainer.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replayable", "told"),
     [

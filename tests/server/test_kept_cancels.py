@@ -93,6 +93,7 @@ async def test_answers_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkey
         assert stream.all("cancel_reply")[-1].WhichOneof("result") == "response"
 
 
+@pytest.mark.slow
 async def test_a_disk_that_fails_is_told(tmp_path, disk):
     async with (
         AgentServer([Talk()], port=0, state_dir=tmp_path) as server,

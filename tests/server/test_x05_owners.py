@@ -98,6 +98,7 @@ async def test_x05_an_owner_alone_has_the_whole_window_among_its_trainers(stack,
     assert [window(trainer) for trainer in trainers] == [100, 100, 100]
 
 
+@pytest.mark.slow
 async def test_x05_a_thousand_attachments_keep_no_other_from_attaching(stack, server):
     held = await attached(stack, server, "a-secret", 1024)
     assert all(trainer.stream.over is None for trainer in held)
@@ -130,6 +131,7 @@ async def test_x05_hanging_rollouts_leave_others_their_share_of_slots_and_queue(
     assert refused.status.code == EXHAUSTED
 
 
+@pytest.mark.slow
 async def test_x05_the_same_with_callbacks(stack, server):
     never = asyncio.Event()
 

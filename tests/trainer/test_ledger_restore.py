@@ -96,6 +96,7 @@ DOORS = st.sampled_from([None, False, True])
 WAITS = st.lists(st.integers(0, 9), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, **QUICK)
 @given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DOORS)
 @example([A, A, A], {2: "drift"}, [], None)

@@ -79,6 +79,7 @@ def rebuilt(batch, number):
     return batch.ids[number][there], mask, batch.logprobs[number][there][mask], names
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(outcomes(), st.sampled_from(["left", "right"]), st.sampled_from([0, 7, 2**32 - 1, -100]))
 def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):

@@ -131,6 +131,7 @@ A, B = Ask("main", ("x",)), Ask("main", ())
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, **QUICK)
 @given(LOOPS, ODDITIES, FORGETS)
 @example([A, A, A], {2: "drift"}, {3})

@@ -181,6 +181,7 @@ async def test_an_event_of_a_newer_kind_leaves_no_gap():
     assert [e.number for e in await collect(subscription.read(lambda _: None))] == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 3, 50])
 async def test_a_slow_reader_gets_everything_of_what_is_over(serve, attach_to, monkeypatch, most):
     agent = Chatty()

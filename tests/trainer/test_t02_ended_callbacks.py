@@ -1,8 +1,11 @@
 """An Init with a callback that finds an ended rollout gives its outcome."""
 
+import pytest
+
 from tests.trainer.scripts import CALLED_BACK, Folder
 
 
+@pytest.mark.slow
 def test_t02_a_trainer_server_script_that_runs_twice_with_one_id_gets_the_outcome_of_then(tmp_path):
     with Folder(tmp_path) as folder:
         (first, again), stderr = folder.train(CALLED_BACK, "r1")

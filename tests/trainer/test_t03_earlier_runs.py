@@ -1,10 +1,13 @@
 """What a user of the README's loop sees when it runs a second time: nothing old passes for new."""
 
+import pytest
+
 from tests.trainer.scripts import ATTACHED, Folder
 
 WARNING = "32 of 32 outcomes came from an earlier run of the {}; use new ids or attempt=2 to run them again"
 
 
+@pytest.mark.slow
 def test_t03_the_second_run_against_the_same_server_warns_on_both_sides(tmp_path):
     with Folder(tmp_path) as folder:
         told, stderr = folder.train(ATTACHED)
@@ -28,6 +31,7 @@ def test_t03_the_second_run_against_the_same_server_warns_on_both_sides(tmp_path
         assert (told["chats"], told["earlier"], stderr) == (32, 0, "")
 
 
+@pytest.mark.slow
 def test_t03_a_changed_agent_is_named_after_a_restart_of_the_server(tmp_path):
     with Folder(tmp_path, reward=1.0) as folder:
         told, _ = folder.train(ATTACHED)

@@ -231,6 +231,7 @@ async def test_t08_a_client_warns_of_a_server_that_is_away(caplog, refused_at_on
     assert f"server {address} cannot be reached" in caplog.text
 
 
+@pytest.mark.slow
 def test_t08_a_script_that_names_a_wrong_port_sees_why_on_stderr(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

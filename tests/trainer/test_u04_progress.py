@@ -95,6 +95,7 @@ def on_a_terminal(arguments, term="xterm-256color"):
     return written.decode(), out
 
 
+@pytest.mark.slow
 def test_u04_a_bar_on_a_terminal(target, tmp_path):
     shown, out = on_a_terminal(command(tmp_path, target, "bar", "run"))
     assert out == "over\n"
@@ -136,6 +137,7 @@ def test_u04_a_terminal_without_rich_gets_lines(target, tmp_path, without):
 LAST = r"rollouts: 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d.]+/s"
 
 
+@pytest.mark.slow
 def test_u04_lines_through_a_pipe(target, tmp_path):
     result = subprocess.run(
         command(tmp_path, target, "pipe", "run"), capture_output=True, text=True, cwd=ROOT, timeout=50
@@ -155,6 +157,7 @@ def test_u04_a_sync_trainer_and_requests_of_unknown_number(target, tmp_path):
     assert re.fullmatch(LAST.replace("11", "22").replace("1 failed", "2 failed"), result.stderr.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_u04_stderr_that_is_closed_does_not_stop_the_rollouts(target, tmp_path):
     nobody, stderr = os.pipe()
     os.close(nobody)

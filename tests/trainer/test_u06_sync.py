@@ -33,6 +33,7 @@ def requests(name, count):
     return [RolloutRequest(rollout_id=f"{name}-{n}", messages=QUESTION, label="3") for n in range(count)]
 
 
+@pytest.mark.slow
 def test_u06_a_script_without_async(target, tmp_path):
     """Every method, from plain code."""
     with SyncTrainer([target], ToolCallingMock(), ledger=tmp_path / "a.ledger") as trainer:

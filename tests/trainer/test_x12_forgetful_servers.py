@@ -36,6 +36,7 @@ def forgetting(listening):
     return start
 
 
+@pytest.mark.slow
 async def test_x12_a_rollout_that_is_forgotten_again_and_again_ends_with_the_reasons(forgetting):
     house, seen = await forgetting()
     with pytest.raises(Unavailable, match=r"lost 5 times.*attempt 1: .*forgotten it.*attempt 5: .*forgotten it"):

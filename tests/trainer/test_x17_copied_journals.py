@@ -4,6 +4,8 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
+
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import attach
 from tests.processes import server_process
@@ -40,6 +42,7 @@ async def test_x17_the_same_process_takes_its_own_stream_over(listening):
     assert server.stream.over is None
 
 
+@pytest.mark.slow
 async def test_x17_a_server_with_a_copied_journal_says_so_and_tries_again(tmp_path: Path):
     original, copied = tmp_path / "original", tmp_path / "copy"
     with server_process("-m", CALCULATOR, "--state-dir", str(original)):

@@ -48,6 +48,7 @@ def short(prompt, reply, prefix):
     return replace(whole(prompt, reply), prompt_ids=np.array(prompt[prefix:], dtype="<u4"), prompt_prefix=prefix)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(samples())
 def test_either_form_makes_the_same_segments(chats):
