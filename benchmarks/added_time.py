@@ -49,8 +49,11 @@ class Gaps:
     def milliseconds(self) -> dict[str, Any]:
         """What was noted."""
         hundredths = statistics.quantiles(self.seconds, n=100)
-        return {"p50_ms": round(hundredths[49] * 1000, 3), "p99_ms": round(hundredths[98] * 1000, 3),
-                "chats": len(self.seconds)}  # fmt: skip
+        return {
+            "p50_ms": round(hundredths[49] * 1000, 3),
+            "p99_ms": round(hundredths[98] * 1000, 3),
+            "chats": len(self.seconds),
+        }
 
 
 async def measure(work: Work) -> dict[str, Any]:

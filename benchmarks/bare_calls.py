@@ -107,11 +107,15 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
     await own.stop(0)
     seconds, server_cpu, trainer_cpu = watch.differences
     return {
-        "benchmark": "bare_calls", "rollouts": rollouts, "turns": turns, "in_flight": in_flight,
-        "rollouts_per_s": round(rollouts / seconds, 1), "calls_per_s": round(rollouts * (turns + 2) / seconds, 1),
+        "benchmark": "bare_calls",
+        "rollouts": rollouts,
+        "turns": turns,
+        "in_flight": in_flight,
+        "rollouts_per_s": round(rollouts / seconds, 1),
+        "calls_per_s": round(rollouts * (turns + 2) / seconds, 1),
         "server_cpu_ms_per_rollout": round(server_cpu * 1000 / rollouts, 3),
         "trainer_cpu_ms_per_rollout": round(trainer_cpu * 1000 / rollouts, 3),
-    }  # fmt: skip
+    }
 
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:

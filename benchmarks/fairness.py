@@ -69,12 +69,19 @@ async def measure(work: Work, max_concurrent: int, alternations: int, seconds: f
             progress(f"fairness: {number + 1} of {alternations}, third {third}: {rates[third][-1]:.1f} rollouts/s")
     ratios = [with_third / without for without, with_third in zip(rates[False], rates[True], strict=True)]
     return {
-        "benchmark": "fairness", "mode": work.mode, "turns": work.turns, "tokens": work.tokens,
-        "in_flight": work.in_flight, "max_concurrent": max_concurrent, "alternations": alternations,
-        "seconds": seconds, "rollouts_per_s_without": round(statistics.median(rates[False]), 1),
+        "benchmark": "fairness",
+        "mode": work.mode,
+        "turns": work.turns,
+        "tokens": work.tokens,
+        "in_flight": work.in_flight,
+        "max_concurrent": max_concurrent,
+        "alternations": alternations,
+        "seconds": seconds,
+        "rollouts_per_s_without": round(statistics.median(rates[False]), 1),
         "rollouts_per_s_with_stalled": round(statistics.median(rates[True]), 1),
-        "ratio": round(statistics.median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios],
-    }  # fmt: skip
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
 
 
 def _phase(work: Work, max_concurrent: int, seconds: float, third: bool) -> float:
@@ -99,9 +106,20 @@ def _phase(work: Work, max_concurrent: int, seconds: float, third: bool) -> floa
 
 def _trainer(stack: ExitStack, work: Work, address: str, stalled: bool) -> "subprocess.Popen[str]":
     arguments = [
-        "-m", "benchmarks.fairness", "--trainer", address, "--mode", work.mode, "--in-flight", str(work.in_flight),
-        "--turns", str(work.turns), "--tokens", str(work.tokens), *(["--stalled"] if stalled else []),
-    ]  # fmt: skip
+        "-m",
+        "benchmarks.fairness",
+        "--trainer",
+        address,
+        "--mode",
+        work.mode,
+        "--in-flight",
+        str(work.in_flight),
+        "--turns",
+        str(work.turns),
+        "--tokens",
+        str(work.tokens),
+        *(["--stalled"] if stalled else []),
+    ]
     process = start(arguments, core=1)
     stack.callback(stop, process)
     return process

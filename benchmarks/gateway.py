@@ -48,10 +48,12 @@ agent_loop = Turns()
 class Trainer:
     """A raw HTTP trainer: one reply of 200 characters, again and again."""
 
-    REPLY = json.dumps({
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 200}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60},
-    }).encode()  # fmt: skip
+    REPLY = json.dumps(
+        {
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 200}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60},
+        }
+    ).encode()
 
     def __init__(self, latency: float) -> None:
         self.latency = latency
@@ -106,9 +108,12 @@ class Trainer:
 
     async def _init(self, session: aiohttp.ClientSession, rollout_id: str, turns: int) -> None:
         body = {
-            "rollout_id": rollout_id, "server_url": self.url, "messages": [{"role": "user", "content": "begin"}],
-            "completion_params": {}, "max_turns": turns,
-        }  # fmt: skip
+            "rollout_id": rollout_id,
+            "server_url": self.url,
+            "messages": [{"role": "user", "content": "begin"}],
+            "completion_params": {},
+            "max_turns": turns,
+        }
         async with session.post("/v1/rollout/init", json=body) as answer:
             assert answer.status == 202, await answer.text()
 
@@ -118,9 +123,22 @@ async def measure(rollouts: int, turns: int, latency: float) -> dict[str, Any]:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     command = [
-        sys.executable, "-m", "osmosis_grpc.serve", "-m", "benchmarks.gateway:agent_loop", "--grpc-port", "0",
-        "-p", "0", "--max-concurrent", str(rollouts), "--no-validate", "--log-level", "error", "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "osmosis_grpc.serve",
+        "-m",
+        "benchmarks.gateway:agent_loop",
+        "--grpc-port",
+        "0",
+        "-p",
+        "0",
+        "--max-concurrent",
+        str(rollouts),
+        "--no-validate",
+        "--log-level",
+        "error",
+        "--json",
+    ]
     environment = os.environ | {
         "OSMOSIS_ROLLOUT_CLIENT_MAX_CONNECTIONS": str(rollouts),
         "OSMOSIS_ROLLOUT_CLIENT_MAX_KEEPALIVE_CONNECTIONS": str(rollouts),
@@ -149,13 +167,21 @@ async def measure(rollouts: int, turns: int, latency: float) -> dict[str, Any]:
     ideal = turns * latency
     milliseconds = sorted(gap * 1000 for gap in quick.gaps)
     return {
-        "benchmark": "gateway", "rollouts": rollouts, "turns": turns, "latency_s": latency, "took_s": round(took, 3),
-        "ideal_s": ideal, "times_ideal": round(took / ideal, 3), "most_in_flight": slow.most_in_flight,
+        "benchmark": "gateway",
+        "rollouts": rollouts,
+        "turns": turns,
+        "latency_s": latency,
+        "took_s": round(took, 3),
+        "ideal_s": ideal,
+        "times_ideal": round(took / ideal, 3),
+        "most_in_flight": slow.most_in_flight,
         "server_cpu_ms_per_rollout": round(server_cpu * 1000 / rollouts, 3),
-        "trainer_cpu_ms_per_rollout": round(trainer_cpu * 1000 / rollouts, 3), "lost": rollouts - slow.done,
+        "trainer_cpu_ms_per_rollout": round(trainer_cpu * 1000 / rollouts, 3),
+        "lost": rollouts - slow.done,
         "chat_ms_p50": round(statistics.median(milliseconds), 3),
-        "chat_ms_p99": round(milliseconds[int(len(milliseconds) * 0.99)], 3), "machine": machine(),
-    }  # fmt: skip
+        "chat_ms_p99": round(milliseconds[int(len(milliseconds) * 0.99)], 3),
+        "machine": machine(),
+    }
 
 
 def main() -> None:

@@ -28,11 +28,16 @@ async def measure(work: Work) -> dict[str, Any]:
             found[run.turns] = await wire_bytes(run, started)
     arrays = {run.turns: run.array_bytes for run in runs}
     return {
-        "benchmark": "growth", "mode": work.mode, "tokens": work.tokens, "rollouts": work.rollouts,
-        "in_flight": work.in_flight, "wire_bytes": found, "array_bytes": arrays,
+        "benchmark": "growth",
+        "mode": work.mode,
+        "tokens": work.tokens,
+        "rollouts": work.rollouts,
+        "in_flight": work.in_flight,
+        "wire_bytes": found,
+        "array_bytes": arrays,
         "times_from_32_to_128_turns": round(found[128] / found[32], 4),
         "times_arrays_at_8_turns": round(found[8] / arrays[8], 4) if work.tokens else None,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -83,9 +83,14 @@ class Run:
         looking.cancel()
         left = on_disk(self._folder)
         figures = {
-            "rollouts": done, "rollouts_per_s": round(done / seconds, 1), "ttl": given.ttl, "budget_mb": given.budget,
-            "most_mb": round(most / MB, 2), "quiet_s": given.quiet, "left_mb": round(left / MB, 2),
-        }  # fmt: skip
+            "rollouts": done,
+            "rollouts_per_s": round(done / seconds, 1),
+            "ttl": given.ttl,
+            "budget_mb": given.budget,
+            "most_mb": round(most / MB, 2),
+            "quiet_s": given.quiet,
+            "left_mb": round(left / MB, 2),
+        }
         if failed or most > 2 * given.budget * MB or left > QUIET_MB * MB:
             raise Broken(f"{failed} rollouts did not complete; {json.dumps(figures)}")
         return figures
@@ -97,9 +102,7 @@ class Run:
 
     async def _requests(self) -> AsyncIterator[RolloutRequest]:
         for number in range(self._given.rollouts):
-            yield RolloutRequest(
-                rollout_id=f"h{number}", messages=[{"role": "user", "content": "go"}], max_turns=CHATS
-            )  # fmt: skip
+            yield RolloutRequest(rollout_id=f"h{number}", messages=[{"role": "user", "content": "go"}], max_turns=CHATS)
 
 
 def run(given: Namespace) -> dict[str, Any]:

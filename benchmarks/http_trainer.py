@@ -65,9 +65,12 @@ class HttpTrainer:
     async def _rollout(self, name: str) -> None:
         self._ended[name] = ended = asyncio.get_running_loop().create_future()
         body = {
-            "rollout_id": name, "server_url": self._url, "messages": begin(), "completion_params": {},
+            "rollout_id": name,
+            "server_url": self._url,
+            "messages": begin(),
+            "completion_params": {},
             "max_turns": self._work.turns,
-        }  # fmt: skip
+        }
         async with self._session.post("/v1/rollout/init", json=body) as answer:
             if answer.status != 202:
                 raise Broken(f"rollout {name} was not accepted: {answer.status} {await answer.text()}")
@@ -96,10 +99,13 @@ class HttpTrainer:
 def _reply(tokens: int) -> dict[str, Any]:
     """Every reply."""
     reply: dict[str, Any] = {
-        "id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "default",
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "default",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 0, "completion_tokens": tokens, "total_tokens": tokens},
-    }  # fmt: skip
+    }
     if tokens:
         block = made_up_tokens(tokens)
         assert block.logprobs is not None

@@ -30,10 +30,16 @@ async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
             lost = await finish(trainer, list(itertools.islice(new_names(), work.rollouts)), watch, work.stalled_after)
             took = time.perf_counter() - began
         return {
-            "benchmark": "in_flight", **asdict(work), "serve": list(serve), "server_rss_mb": round(started.peak_rss_mb),
-            "idle_rss_mb": round(idle), "lost": lost, "took_s": round(took, 1), "ideal_s": work.turns * work.latency,
+            "benchmark": "in_flight",
+            **asdict(work),
+            "serve": list(serve),
+            "server_rss_mb": round(started.peak_rss_mb),
+            "idle_rss_mb": round(idle),
+            "lost": lost,
+            "took_s": round(took, 1),
+            "ideal_s": work.turns * work.latency,
             "server_cpu_ms_per_rollout": round(started.cpu_seconds * 1000 / work.rollouts, 3),
-        }  # fmt: skip
+        }
 
 
 def main() -> None:

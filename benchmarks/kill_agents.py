@@ -17,8 +17,13 @@ from osmosis_grpc.types import RolloutRequest
 MAIN_CHATS, ASIDE_CHATS = 6, 2
 CHATS = MAIN_CHATS + ASIDE_CHATS
 """Of a rollout."""
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}}  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
 
 _path = os.environ.get(VARIABLE)
 history = History(_path, "server") if _path else None

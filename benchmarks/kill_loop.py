@@ -34,15 +34,22 @@ INIT_KEPT = "ledger.init.committed"
 """Over an attachment only: with a callback, the application sends its Inits itself."""
 WINDOWS = {
     "server": (
-        Window("init.committed", 1), Window("chat.open", CHATS), Window("result.before", 1),
-        Window("result.committed", 1), Window("outcome.before", 1), Window(RANDOM, 1, share=0.5),
+        Window("init.committed", 1),
+        Window("chat.open", CHATS),
+        Window("result.before", 1),
+        Window("result.committed", 1),
+        Window("outcome.before", 1),
+        Window(RANDOM, 1, share=0.5),
     ),
     "trainer": (
-        Window(INIT_KEPT, 1), Window("ledger.reply.before", CHATS),
-        Window("ledger.reply.committed", CHATS), Window("ledger.complete.before", 1),
-        Window("ledger.complete.committed", 1), Window(RANDOM, 1, share=0.5),
+        Window(INIT_KEPT, 1),
+        Window("ledger.reply.before", CHATS),
+        Window("ledger.reply.committed", CHATS),
+        Window("ledger.complete.before", 1),
+        Window("ledger.complete.committed", 1),
+        Window(RANDOM, 1, share=0.5),
     ),
-}  # fmt: skip
+}
 MOST_BREAKS = 5
 """Broken promises that are told."""
 
@@ -54,16 +61,38 @@ async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[di
     history, port = History(path, "supervisor"), free_port()
     tail = Tail(path)
     serve = [
-        "-m", "osmosis_grpc.serve", "-m", "benchmarks.kill_agents:agents", "--grpc-port", str(port), "--no-http",
-        "--no-validate", "--state-dir", str(folder / "state"), "--max-concurrent", str(given.in_flight),
-        "--drain-timeout", "5", "--log-level", "warning", "--json",
-    ]  # fmt: skip
+        "-m",
+        "osmosis_grpc.serve",
+        "-m",
+        "benchmarks.kill_agents:agents",
+        "--grpc-port",
+        str(port),
+        "--no-http",
+        "--no-validate",
+        "--state-dir",
+        str(folder / "state"),
+        "--max-concurrent",
+        str(given.in_flight),
+        "--drain-timeout",
+        "5",
+        "--log-level",
+        "warning",
+        "--json",
+    ]
     train = [
-        "-m", "benchmarks.kill_trainer", "--target", f"127.0.0.1:{port}", "--rollouts", str(given.rollouts),
-        "--in-flight", str(given.in_flight), "--replies", given.replies,
+        "-m",
+        "benchmarks.kill_trainer",
+        "--target",
+        f"127.0.0.1:{port}",
+        "--rollouts",
+        str(given.rollouts),
+        "--in-flight",
+        str(given.in_flight),
+        "--replies",
+        given.replies,
         *(["--ledger", str(folder / "ledger.db")] if given.who != "server" else []),
         *(["--callback", str(free_port())] if given.mode == "callback" else []),
-    ]  # fmt: skip
+    ]
     schedules: dict[str, Schedule] = {}
 
     def pace() -> float:
@@ -134,8 +163,9 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
         "starts": {who: victim.lives for who, victim in victims.items()},
         "killed_before_ready": victims["server"].early_deaths,
         "kills_by_window": {who: dict(schedule.by_window) for who, schedule in schedules.items()},
-        "seconds": round(time.monotonic() - began, 1), "seed": given.seed,
-    }  # fmt: skip
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": given.seed,
+    }
 
 
 def given_to_agents(lines: list[Line]) -> dict[str, str]:
@@ -164,11 +194,17 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
     redeliveries = evidence.redeliveries()
     killed = Counter(line.key[0] for line in evidence.kills)
     figures = {
-        "kills": dict(killed), "accepted": len(evidence.journal),
-        "delivered": sum(kept.settled for kept in evidence.journal), "applied": len(evidence.applied),
-        "lost": counts.pop("lost", 0), "applied_twice": counts.pop("applied twice", 0),
-        "sampled_twice": counts.pop("sampled twice", 0), "resampled": sum(n - 1 for n in sampled.values()),
-        "other_breaks": dict(counts), "completed": _ended(ends, "COMPLETED"), "failed": _ended(ends, "FAILED"),
+        "kills": dict(killed),
+        "accepted": len(evidence.journal),
+        "delivered": sum(kept.settled for kept in evidence.journal),
+        "applied": len(evidence.applied),
+        "lost": counts.pop("lost", 0),
+        "applied_twice": counts.pop("applied twice", 0),
+        "sampled_twice": counts.pop("sampled twice", 0),
+        "resampled": sum(n - 1 for n in sampled.values()),
+        "other_breaks": dict(counts),
+        "completed": _ended(ends, "COMPLETED"),
+        "failed": _ended(ends, "FAILED"),
         "replayable": len(evidence.replayable),
         "replayed": sum(n > 1 for name, n in _runs(evidence).items() if name in evidence.replayable),
         "replayed_equal": sum(
@@ -177,9 +213,12 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
         "killed_after_third_chat": evidence.killed_after_third_chat(),
         "windows_shown": evidence.windows_shown(),
         "seconds_to_first_redelivery": {
-            "median": round(statistics.median(redeliveries), 2), "most": round(max(redeliveries), 2),
-        } if redeliveries else {},
-    }  # fmt: skip
+            "median": round(statistics.median(redeliveries), 2),
+            "most": round(max(redeliveries), 2),
+        }
+        if redeliveries
+        else {},
+    }
     if broken:
         show(figures | {"lost": 0}, as_json=True)
         raise Broken(f"{len(broken)} promises were not kept: {dict(Counter(b.promise for b in broken))}")

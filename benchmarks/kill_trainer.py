@@ -53,9 +53,10 @@ def requests(count: int, done: set[str]) -> Iterator[RolloutRequest]:
     for index in range(count):
         if (rollout_id := f"r{index}") not in done:
             yield RolloutRequest(
-                rollout_id=rollout_id, agent_loop=agent_loop(index),
+                rollout_id=rollout_id,
+                agent_loop=agent_loop(index),
                 messages=[{"role": "user", "content": f"question {index}"}],
-            )  # fmt: skip
+            )
 
 
 def tokens_of(text: str) -> TokenBlock:
@@ -151,11 +152,15 @@ class Application:
             self._history.tell("confirmed" if over else "refused", name, completion.attempt, "", outcome=failure)
             return
         if completion.failure is not None:
-            told |= {"boundary": completion.failure.boundary, "retryable": completion.failure.retryable,
-                     "failure": completion.failure.message}  # fmt: skip
+            told |= {
+                "boundary": completion.failure.boundary,
+                "retryable": completion.failure.retryable,
+                "failure": completion.failure.message,
+            }
         told["digest"] = self._digest(completion)
-        self._history.tell("again" if result in self._applied else "applied", name, completion.attempt, result,
-                           outcome=told)  # fmt: skip
+        self._history.tell(
+            "again" if result in self._applied else "applied", name, completion.attempt, result, outcome=told
+        )
         self._applied[result] = name
         await completion.confirm()
         self._history.tell("confirmed", name, completion.attempt, result)

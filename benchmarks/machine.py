@@ -10,9 +10,12 @@ def machine() -> dict[str, Any]:
     """The machine and the versions that matter."""
     names = ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")
     return {
-        "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system(),
-        "processor": _processor(), "packages": {name: _version(name) for name in names},
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "processor": _processor(),
+        "packages": {name: _version(name) for name in names},
+    }
 
 
 def cpu_seconds(pid: int) -> float:

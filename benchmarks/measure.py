@@ -20,8 +20,12 @@ from benchmarks.tap import Tap, straight
 Trainer = AttachTrainer | CallbackTrainer | HttpTrainer
 
 TRAINERS: dict[str, Callable[[Work, Server, Route], Trainer]] = {
-    "attach": AttachTrainer, "callback": CallbackTrainer, "http": HttpTrainer, "sdk": HttpTrainer, "tuned": HttpTrainer,
-}  # fmt: skip
+    "attach": AttachTrainer,
+    "callback": CallbackTrainer,
+    "http": HttpTrainer,
+    "sdk": HttpTrainer,
+    "tuned": HttpTrainer,
+}
 
 LEAST_WARM_UP = 32
 MOST_TAPPED = 64
@@ -70,9 +74,13 @@ async def finish(trainer: Trainer, names: Sequence[str], watch: Watch, stalled_a
 
 
 async def measure(
-    work: Work, *, serve: Sequence[str] = (), bytes_too: bool = True, profile: Path | None = None,
+    work: Work,
+    *,
+    serve: Sequence[str] = (),
+    bytes_too: bool = True,
+    profile: Path | None = None,
     profile_trainer: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """All figures of a mode. Rollouts before and after those that are timed keep as many in flight."""
     with server(work.mode, work.in_flight, serve, profile) as started:
         async with TRAINERS[work.mode](work, started, straight) as trainer:

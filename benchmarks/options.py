@@ -14,9 +14,13 @@ NAMES = ("rollouts", "turns", "tokens", "in_flight", "latency")
 
 
 def add_work(
-    parser: argparse.ArgumentParser, *, modes: Sequence[str] = MODES, mode: str | None = None,
-    without: Sequence[str] = (), **work: Any,
-) -> None:  # fmt: skip
+    parser: argparse.ArgumentParser,
+    *,
+    modes: Sequence[str] = MODES,
+    mode: str | None = None,
+    without: Sequence[str] = (),
+    **work: Any,
+) -> None:
     """An option for every parameter of the work but those in `without`. Without `mode`, the mode has to be named."""
     parser.add_argument(
         "--mode", choices=modes, default=mode, required=mode is None, help=f"[{mode}]" if mode else None

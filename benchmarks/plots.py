@@ -70,8 +70,9 @@ def draw(points: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             for mode in MODES:
                 line = sorted(
                     (point[sweep], point[name] * factor)
-                    for point in points if point["sweep"] == sweep and point["mode"] == mode
-                )  # fmt: skip
+                    for point in points
+                    if point["sweep"] == sweep and point["mode"] == mode
+                )
                 if line:
                     panel.plot(*zip(*line, strict=True), marker="o", label=mode)
             # Tokens begin at 0, which a logarithm has not.

@@ -34,9 +34,7 @@ def scripted(tokens: int, latency: float = 0.0) -> Policy:
         known = 0 if request.known_ids is None else len(request.known_ids)
         new = IDS_PER_MESSAGE * (len(request.messages) - request.covered)
         usage = {"prompt_tokens": known + new, "completion_tokens": tokens, "total_tokens": known + new + tokens}
-        return ChatResponse(
-            message=message, tokens=block, prompt_ids=new_ids[:new], prompt_prefix=known, usage=usage
-        )  # fmt: skip
+        return ChatResponse(message=message, tokens=block, prompt_ids=new_ids[:new], prompt_prefix=known, usage=usage)
 
     async def later(request: ChatRequest) -> ChatResponse:
         await asyncio.sleep(latency)

@@ -41,10 +41,22 @@ class Server:
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
     """The real server with the benchmarks' agent."""
     return [
-        "osmosis_grpc.serve", "-m", "benchmarks.work:agent_loop", "--grpc-port", "0", "--no-validate",
+        "osmosis_grpc.serve",
+        "-m",
+        "benchmarks.work:agent_loop",
+        "--grpc-port",
+        "0",
+        "--no-validate",
         *(("-p", "0") if http else ("--no-http",)),
-        "--log-level", "error", "--drain-timeout", "0", "--max-concurrent", str(max_concurrent), "--json", *more,
-    ]  # fmt: skip
+        "--log-level",
+        "error",
+        "--drain-timeout",
+        "0",
+        "--max-concurrent",
+        str(max_concurrent),
+        "--json",
+        *more,
+    ]
 
 
 @contextmanager
@@ -77,9 +89,13 @@ def start(
     take_core(core)  # inherited, so that every thread of the child has it
     try:
         return subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
             env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
-        )  # fmt: skip
+        )
     finally:
         os.sched_setaffinity(0, before)
 
@@ -117,9 +133,13 @@ def stop(process: "subprocess.Popen[str]") -> None:
 def serve_options() -> str:
     """What `serve --help` says."""
     told = subprocess.run(
-        [sys.executable, "-m", "osmosis_grpc.serve", "--help"], capture_output=True, text=True, check=True, cwd=ROOT,
+        [sys.executable, "-m", "osmosis_grpc.serve", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
         env=os.environ | {"COLUMNS": "200"},
-    )  # fmt: skip
+    )
     return told.stdout
 
 

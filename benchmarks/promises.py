@@ -192,9 +192,14 @@ class Evidence:
 
 
 PROMISES: tuple[Callable[[Evidence], Iterator[Break]], ...] = (
-    Evidence.ends_once, Evidence.applied_once, Evidence.recorded_once, Evidence.sampled_once, Evidence.replayed_equal,
-    Evidence.fails_as_promised, Evidence.attempt_kept,
-)  # fmt: skip
+    Evidence.ends_once,
+    Evidence.applied_once,
+    Evidence.recorded_once,
+    Evidence.sampled_once,
+    Evidence.replayed_equal,
+    Evidence.fails_as_promised,
+    Evidence.attempt_kept,
+)
 
 
 def _accepted_only(evidence: Evidence, kill: Line, pid: int) -> bool:
@@ -232,9 +237,12 @@ def _applied(evidence: Evidence, kill: Line, pid: int) -> bool:
 
 
 SHOWS = {
-    "init.committed": _accepted_only, "chat.open": _chat_open, "result.before": _result_made,
-    "result.committed": _result_committed, "outcome.before": _applied,
-}  # fmt: skip
+    "init.committed": _accepted_only,
+    "chat.open": _chat_open,
+    "result.before": _result_made,
+    "result.committed": _result_committed,
+    "outcome.before": _applied,
+}
 """What shows that a kill met its window, by the failpoint."""
 
 

@@ -27,9 +27,15 @@ def main() -> None:
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")
     given = parser.parse_args()
     work, serve = with_ledger(parser, given, work_of(parser, given)), journal_of(parser, given)
-    figures = measured(measure(
-        work, serve=serve, bytes_too=not given.no_bytes, profile=given.profile, profile_trainer=given.profile_trainer,
-    ))  # fmt: skip
+    figures = measured(
+        measure(
+            work,
+            serve=serve,
+            bytes_too=not given.no_bytes,
+            profile=given.profile,
+            profile_trainer=given.profile_trainer,
+        )
+    )
     show(figures, given.json)
 
 

@@ -42,8 +42,10 @@ def held() -> dict[str, int]:
     """What must not grow."""
     threads = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("Threads:"))
     return {
-        "fds": len(os.listdir("/proc/self/fd")), "tasks": len(asyncio.all_tasks()), "threads": int(threads.split()[1])
-    }  # fmt: skip
+        "fds": len(os.listdir("/proc/self/fd")),
+        "tasks": len(asyncio.all_tasks()),
+        "threads": int(threads.split()[1]),
+    }
 
 
 class Soak:
@@ -66,9 +68,7 @@ class Soak:
             record_ttl=given.ttl, memory_budget=given.budget * 1024**2, max_concurrent=2 * given.in_flight
         )
         server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)
-        async with server, attach(
-            server.address, scripted(TOKENS), ttl=2 * given.ttl, ledger=given.ledger
-        ) as trainer:  # fmt: skip
+        async with server, attach(server.address, scripted(TOKENS), ttl=2 * given.ttl, ledger=given.ledger) as trainer:
             await self._roll(trainer, self._first())
             await asyncio.sleep(SETTLE)
             before = held()
@@ -121,12 +121,19 @@ class Soak:
         done, sizes = np.array(self._samples, dtype=float).T
         slope, _ = np.polyfit(done, sizes, 1)
         return {
-            "bytes_per_rollout": round(float(slope), 1), "rollouts_counted": int(done[-1] - done[0]),
-            "rollouts": self._done, "rollouts_per_s": round(self._done / seconds, 1),
-            "rss_mb": {"at_first": round(sizes[0] / 1e6, 1), "at_last": round(sizes[-1] / 1e6, 1),
-                       "most": round(self._most / 1e6, 1)},
-            "before": before, "after": after, "same": before == after,
-        }  # fmt: skip
+            "bytes_per_rollout": round(float(slope), 1),
+            "rollouts_counted": int(done[-1] - done[0]),
+            "rollouts": self._done,
+            "rollouts_per_s": round(self._done / seconds, 1),
+            "rss_mb": {
+                "at_first": round(sizes[0] / 1e6, 1),
+                "at_last": round(sizes[-1] / 1e6, 1),
+                "most": round(self._most / 1e6, 1),
+            },
+            "before": before,
+            "after": after,
+            "same": before == after,
+        }
 
 
 def _request(rollout_id: str) -> RolloutRequest:

@@ -24,10 +24,13 @@ async def measure(starts: int) -> dict[str, Any]:
         ready.append(_ready())
         help_.append(_help())
     return {
-        "benchmark": "startup", "starts": starts, "ready_s": round(statistics.median(ready[1:]), 3),
-        "help_s": round(statistics.median(help_[1:]), 3), "all_ready_s": _rounded(ready[1:]),
+        "benchmark": "startup",
+        "starts": starts,
+        "ready_s": round(statistics.median(ready[1:]), 3),
+        "help_s": round(statistics.median(help_[1:]), 3),
+        "all_ready_s": _rounded(ready[1:]),
         "all_help_s": _rounded(help_[1:]),
-    }  # fmt: skip
+    }
 
 
 def _ready() -> float:

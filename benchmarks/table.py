@@ -23,8 +23,14 @@ from benchmarks.programs import FAILED, run
 
 BARE = "bare calls"
 MODES = {
-    "sdk": 240, "tuned": 1200, "http": 1000, "callback": 800, BARE: 800, "attach": 4000, "attach --no-journal": 4000,
-}  # fmt: skip
+    "sdk": 240,
+    "tuned": 1200,
+    "http": 1000,
+    "callback": 800,
+    BARE: 800,
+    "attach": 4000,
+    "attach --no-journal": 4000,
+}
 """The modes and how many of their rollouts are timed."""
 
 Results = dict[str, Any]
@@ -141,8 +147,16 @@ def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
         except KeyError:  # of a figure that is missing, or of what did not run
             figure = None
         verdict = row.verdict(figure) if figure is not None else "not measured"
-        filled.append({"what": row.what, "unit": row.unit, "floor": row.floor, "aim": row.aim, "measured": figure,
-                       "verdict": verdict})  # fmt: skip
+        filled.append(
+            {
+                "what": row.what,
+                "unit": row.unit,
+                "floor": row.floor,
+                "aim": row.aim,
+                "measured": figure,
+                "verdict": verdict,
+            }
+        )
     return filled
 
 
@@ -150,8 +164,9 @@ def token_rows(results: Results) -> list[Row]:
     """A row for every protobuf."""
     return [
         Row(f"write + read 4,096 tokens, protobuf {found['protobuf']}", "us", of(name, "write_read_us"), 30, 10)
-        for name, found in results.items() if name.startswith("tokens ") and "protobuf" in found
-    ]  # fmt: skip
+        for name, found in results.items()
+        if name.startswith("tokens ") and "protobuf" in found
+    ]
 
 
 def text(filled: Sequence[dict[str, Any]]) -> str:

@@ -108,12 +108,20 @@ async def measure(work: Work, trainers: int, max_concurrent: int, alternations: 
             progress(f"tenants: {number + 1} of {alternations}, hostile {hostile}: {rates[hostile][-1]:.1f} rollouts/s")
     ratios = [with_it / without for without, with_it in zip(rates[False], rates[True], strict=True)]
     return {
-        "benchmark": "tenants", "owners": 3, "trainers": trainers, "in_flight": work.in_flight, "turns": work.turns,
-        "tokens": work.tokens, "max_concurrent": max_concurrent, "alternations": alternations, "seconds": seconds,
+        "benchmark": "tenants",
+        "owners": 3,
+        "trainers": trainers,
+        "in_flight": work.in_flight,
+        "turns": work.turns,
+        "tokens": work.tokens,
+        "max_concurrent": max_concurrent,
+        "alternations": alternations,
+        "seconds": seconds,
         "rollouts_per_s_without": round(statistics.median(rates[False]), 1),
         "rollouts_per_s_with_hostile": round(statistics.median(rates[True]), 1),
-        "ratio": round(statistics.median(ratios), 3), "worst": round(min(ratios), 3),
-    }  # fmt: skip
+        "ratio": round(statistics.median(ratios), 3),
+        "worst": round(min(ratios), 3),
+    }
 
 
 def _phase(work: Work, trainers: int, max_concurrent: int, seconds: float, hostile: bool) -> float:
@@ -146,9 +154,20 @@ def _owner(
     stack: ExitStack, work: Work, address: str, token: str, trainers: int, hostile: bool
 ) -> "subprocess.Popen[str]":
     arguments = [
-        "-m", "benchmarks.tenants", "--owner", address, "--in-flight", str(work.in_flight), "--turns", str(work.turns),
-        "--tokens", str(work.tokens), "--trainers", str(trainers), *(["--hostile"] if hostile else []),
-    ]  # fmt: skip
+        "-m",
+        "benchmarks.tenants",
+        "--owner",
+        address,
+        "--in-flight",
+        str(work.in_flight),
+        "--turns",
+        str(work.turns),
+        "--tokens",
+        str(work.tokens),
+        "--trainers",
+        str(trainers),
+        *(["--hostile"] if hostile else []),
+    ]
     process = start(arguments, core=1, environment={"BENCHMARK_TOKEN": token})
     stack.callback(stop, process)
     return process

@@ -63,8 +63,14 @@ def main() -> None:
     if given.python:
         arguments = ["-m", "benchmarks.tokens", "--tokens", str(given.tokens), "--repeat", str(given.repeat), "--json"]
         root = Path(__file__).parent.parent
-        told = subprocess.run([given.python, *arguments], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
-                              stdout=subprocess.PIPE, text=True, check=False)  # fmt: skip
+        told = subprocess.run(
+            [given.python, *arguments],
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if told.returncode:
             sys.exit(1)
         figures = json.loads(told.stdout)

@@ -119,9 +119,13 @@ class Victim:
         self.lives += 1
         with self._log.open("ab") as log:
             process = self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, cwd=self._folder,
+                sys.executable,
+                *self._command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=self._folder,
                 env=os.environ | {"PYTHONPATH": _path(), VARIABLE: str(self._folder / "history.jsonl")} | environment,
-            )  # fmt: skip
+            )
         ended = asyncio.create_task(process.wait())
         if window is not None and not armed and seconds < 0:
             await asyncio.wait({ended}, timeout=-seconds)
@@ -133,15 +137,21 @@ class Victim:
                 self._history.tell("ready", "", self._who)
             if window is not None:
                 finished = asyncio.create_task(over.wait())
-                await asyncio.wait({ended, finished}, timeout=REACHED if armed else seconds,
-                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+                await asyncio.wait(
+                    {ended, finished}, timeout=REACHED if armed else seconds, return_when=asyncio.FIRST_COMPLETED
+                )
                 finished.cancel()
         return await self._death(process, ended, over, chosen=window is not None, is_ready=is_ready)
 
     async def _death(
-        self, process: asyncio.subprocess.Process, ended: "asyncio.Task[int]", over: asyncio.Event, *, chosen: bool,
+        self,
+        process: asyncio.subprocess.Process,
+        ended: "asyncio.Task[int]",
+        over: asyncio.Event,
+        *,
+        chosen: bool,
         is_ready: bool,
-    ) -> int:  # fmt: skip
+    ) -> int:
         if chosen and not ended.done() and not over.is_set():
             process.kill()
         finished = asyncio.create_task(over.wait())
@@ -171,9 +181,11 @@ async def start_takes() -> float:
     """Seconds from the start of a process to its first own work, on this machine and now."""
     began = time.monotonic()
     imports = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "import osmosis_grpc.serve.command, osmosis_grpc.server, osmosis_grpc.trainer",
+        sys.executable,
+        "-c",
+        "import osmosis_grpc.serve.command, osmosis_grpc.server, osmosis_grpc.trainer",
         env=os.environ | {"PYTHONPATH": _path()},
-    )  # fmt: skip
+    )
     if await imports.wait():
         raise Broken("a process that only imports osmosis_grpc does not end well")
     return time.monotonic() - began

@@ -149,8 +149,9 @@ class UnknownChat(FailedPrecondition):
     def __init__(self, sample: str, number: int) -> None:
         super().__init__(
             f"chat {number} of sample {sample} is not known here; send the history in full",
-            kind="UNKNOWN_CHAT", subject=f"{sample} {number}",
-        )  # fmt: skip
+            kind="UNKNOWN_CHAT",
+            subject=f"{sample} {number}",
+        )
         self.sample = sample
         self.number = number
 
@@ -310,8 +311,10 @@ def missing_extra(what: str, extra: str) -> str:
     wheel = _wheel()
     if wheel is not None:
         return f"{needs}: pip install {shlex.quote(f'{wheel}[{extra}]')}"
-    return (f"{needs}: pip install '.[{extra}]' in a checkout of {DISTRIBUTION}, or pip install "
-            f"'PATH_TO_WHEEL[{extra}]' with the path of its wheel")  # fmt: skip
+    return (
+        f"{needs}: pip install '.[{extra}]' in a checkout of {DISTRIBUTION}, or pip install "
+        f"'PATH_TO_WHEEL[{extra}]' with the path of its wheel"
+    )
 
 
 def _wheel() -> str | None:

@@ -195,8 +195,9 @@ def shown_secrets(line: Line) -> list[tuple[str, str]]:
     """Return the flag of each secret that a command line shows, and of the file that may hold it instead."""
     return [
         (field.option.flags[-1], FIELDS[f"{field.variable}_FILE"].flags[-1])
-        for field in FIELDS.values() if field.kind is option.Secret and line.has(field.part, field.name)
-    ]  # fmt: skip
+        for field in FIELDS.values()
+        if field.kind is option.Secret and line.has(field.part, field.name)
+    ]
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
@@ -260,10 +261,16 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
 
 
 _KINDS = {
-    "int_parsing": "a whole number", "int_from_float": "a whole number", "int_type": "a whole number",
-    "int_parsing_size": "a whole number of a sensible size", "float_parsing": "a number", "float_type": "a number",
-    "finite_number": "a finite number", "bool_parsing": "true or false", "bool_type": "true or false",
-}  # fmt: skip
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "int_parsing_size": "a whole number of a sensible size",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+}
 """What a value is not, by pydantic's type of the error."""
 
 

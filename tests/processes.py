@@ -22,9 +22,7 @@ def serving(*arguments: str, cwd: Path = ROOT, **options) -> Iterator[tuple[subp
     """The same: the process and its ready record. No HTTP unless `-p` is among the arguments."""
     http = [] if "-p" in arguments else ["--no-http"]
     command = [sys.executable, "-m", "osmosis_grpc.serve", "--grpc-port", "0", *http, "--json", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options
-    )  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, **options)
     with process:
         try:
             line = process.stdout.readline()

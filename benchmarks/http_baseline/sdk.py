@@ -185,10 +185,16 @@ async def run(init: InitBody) -> None:
             answer = await client.chat(messages, **init.completion_params)
             messages.append(answer.choices[0].message)
         client.metrics.total_latency_ms = (time.monotonic() - began) * 1000
-        await client.report(ResultBody(
-            rollout_id=init.rollout_id, status="COMPLETED", final_messages=messages, finish_reason="stop", reward=1.0,
-            metrics=client.metrics,
-        ))  # fmt: skip
+        await client.report(
+            ResultBody(
+                rollout_id=init.rollout_id,
+                status="COMPLETED",
+                final_messages=messages,
+                finish_reason="stop",
+                reward=1.0,
+                metrics=client.metrics,
+            )
+        )
 
 
 def create_app() -> FastAPI:

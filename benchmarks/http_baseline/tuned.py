@@ -72,13 +72,22 @@ class Server:
                 recorded.append((reply["token_ids"], reply["logprobs"]))
             messages.append(reply["choices"][0]["message"])
         metrics = {
-            "total_latency_ms": (time.monotonic() - began) * 1000, "llm_latency_ms": waited * 1000,
-            "num_llm_calls": init["max_turns"], "response_tokens": sum(len(ids) for ids, _ in recorded),
-        }  # fmt: skip
-        await self._post(completed_url, {
-            "rollout_id": init["rollout_id"], "status": "COMPLETED", "final_messages": messages,
-            "finish_reason": "stop", "reward": 1.0, "metrics": metrics,
-        })  # fmt: skip
+            "total_latency_ms": (time.monotonic() - began) * 1000,
+            "llm_latency_ms": waited * 1000,
+            "num_llm_calls": init["max_turns"],
+            "response_tokens": sum(len(ids) for ids, _ in recorded),
+        }
+        await self._post(
+            completed_url,
+            {
+                "rollout_id": init["rollout_id"],
+                "status": "COMPLETED",
+                "final_messages": messages,
+                "finish_reason": "stop",
+                "reward": 1.0,
+                "metrics": metrics,
+            },
+        )
 
     async def _post(self, url: str, body: dict[str, Any]) -> bytes:
         """The answer to a call, tried again when the connection fails."""

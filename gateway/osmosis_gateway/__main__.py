@@ -72,9 +72,14 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
     access = access_of(
-        client.secret("token"), client.ca, client.cert, client.key, tls=client.tls,
-        insecure=options.insecure, names=("--target-token", "--target"),
-    )  # fmt: skip
+        client.secret("token"),
+        client.ca,
+        client.cert,
+        client.key,
+        tls=client.tls,
+        insecure=options.insecure,
+        names=("--target-token", "--target"),
+    )
     access.check_target(client.target)
     return security, access
 
@@ -88,10 +93,16 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with stand_alone(
-        target, host=options.host, port=options.http_port, callback_port=options.callback_port,
-        allow_targets=options.allow_target, settings=settings, security=security, access=access,
+        target,
+        host=options.host,
+        port=options.http_port,
+        callback_port=options.callback_port,
+        allow_targets=options.allow_target,
+        settings=settings,
+        security=security,
+        access=access,
         callback_key=_callback_key(options.callback_key_file),
-    ) as (http, back):  # fmt: skip
+    ) as (http, back):
         record = {"http": http.address, "callback": back.address, "target": target}
         if options.json_records:
             typer.echo(json.dumps({"event": "ready", **record, "pid": os.getpid()}))
@@ -118,8 +129,10 @@ def _callback_key(path: Path) -> str:
     except (OSError, ValueError) as error:
         log.warning(
             "--callback-key-file %s cannot be used: %s; a gateway that is started again will not know the callbacks of "
-            "this one", path, error.strerror if isinstance(error, OSError) else error,
-        )  # fmt: skip
+            "this one",
+            path,
+            error.strerror if isinstance(error, OSError) else error,
+        )
         return ""
 
 

@@ -58,9 +58,16 @@ class HttpAgentLoop(RolloutAgentLoop):
     tells_tools = False
 
     def __init__(
-        self, url: str, *, name: str = "", api_key: str = "", listen: tuple[str, int] = ("127.0.0.1", 0),
-        public_url: str = "", silence: float = SILENCE, settings: RolloutClientSettings | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        *,
+        name: str = "",
+        api_key: str = "",
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        public_url: str = "",
+        silence: float = SILENCE,
+        settings: RolloutClientSettings | None = None,
+    ) -> None:
         self._base = Base.of(url, "url")
         self._given_name = name
         self._key = api_key
@@ -123,16 +130,21 @@ class HttpAgentLoop(RolloutAgentLoop):
             ctx.record_tool_call(latency / count)
         if body.status != "ERROR":
             return ctx.complete(
-                body.final_messages, finish_reason=body.finish_reason or "stop", reward=body.reward,
+                body.final_messages,
+                finish_reason=body.finish_reason or "stop",
+                reward=body.reward,
                 extra_fields=body.extra_fields,
-            )  # fmt: skip
+            )
         if relay.failure is not None:  # its trainer's fault, not the agent's
             raise relay.failure
         told = body.error_message or "the legacy agent gave up without a reason"
         return RolloutResult(
-            status="ERROR", final_messages=body.final_messages, finish_reason=body.finish_reason or "error",
-            error_message=told, extra_fields=body.extra_fields,
-        )  # fmt: skip
+            status="ERROR",
+            final_messages=body.final_messages,
+            finish_reason=body.finish_reason or "error",
+            error_message=told,
+            extra_fields=body.extra_fields,
+        )
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         relay = self._relays.pop(self._keys.pop((rollout_id, attempt), ""), None)
@@ -187,8 +199,11 @@ class HttpAgentLoop(RolloutAgentLoop):
         app.add_exception_handler(RolloutEndedError, _ended)
         bounds = Bounds()
 
-        @app.post(contract.CHAT_PATH, responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
-                  openapi_extra=body_of(ChatBody))  # fmt: skip
+        @app.post(
+            contract.CHAT_PATH,
+            responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
+            openapi_extra=body_of(ChatBody),
+        )
         async def chat(request: Request) -> JSONResponse:
             """A model reply. Held until the rollout runs."""
             relay = self._relay(request)

@@ -76,9 +76,10 @@ class RemoteRollouts:
         return {
             "status": "draining" if info.draining else "healthy",
             "agent_loop": ", ".join(loop.name for loop in info.agent_loops),
-            "active_rollouts": left.running + left.queued, "completed_rollouts": left.completed,
+            "active_rollouts": left.running + left.queued,
+            "completed_rollouts": left.completed,
             "undelivered": left.undelivered,
-        }  # fmt: skip
+        }
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """A chat of the agent server's, asked of the rollout's trainer."""
@@ -107,19 +108,25 @@ class RemoteRollouts:
             raise InvalidArgument("state", "is not of this gateway's making") from None
         try:
             return await self._trainers.trainer(
-                url, key, context, field="server_url", authenticated=self._authenticated,
-                loopback=self._loopback,
-            )  # fmt: skip
+                url, key, context, field="server_url", authenticated=self._authenticated, loopback=self._loopback
+            )
         except InvalidArgument as error:
             raise Unavailable(f"the trainer cannot be called now: {error}") from None
 
 
 @asynccontextmanager
 async def stand_alone(
-    target: str, *, host: str = "127.0.0.1", port: int = 9000, callback_port: int = 50052,
-    allow_targets: Sequence[str] = (), settings: RolloutSettings | None = None, security: Security | None = None,
-    access: Access | None = None, callback_key: str = "",
-) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:  # fmt: skip
+    target: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9000,
+    callback_port: int = 50052,
+    allow_targets: Sequence[str] = (),
+    settings: RolloutSettings | None = None,
+    security: Security | None = None,
+    access: Access | None = None,
+    callback_key: str = "",
+) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:
     """The legacy contract in front of the agent server at `target`.
 
     `security` is for HTTP callers, its tokens those of the settings when it has none; `access` tells
@@ -145,9 +152,11 @@ async def stand_alone(
             app = gateway_app("osmosis_grpc")
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
             door = Door(
-                tokens=guard.tokens, certificates=guard.asks_certificates,
-                max_metadata_bytes=known.server.max_metadata_size_bytes, loopback=loopback,
-            )  # fmt: skip
+                tokens=guard.tokens,
+                certificates=guard.asks_certificates,
+                max_metadata_bytes=known.server.max_metadata_size_bytes,
+                loopback=loopback,
+            )
             add_routes(app, door)
             supervisor = Supervisor("the gateway")
             async with HttpServer(app, host=host, port=port, tls=guard.tls, supervisor=supervisor) as http:

@@ -30,10 +30,14 @@ DRAIN_TIMEOUT = 30.0
 
 
 def create_app(
-    agent_loop: RolloutAgentLoop, max_concurrent: int | None = None, record_ttl_seconds: float | None = None,
-    settings: RolloutSettings | None = None, debug_dir: str | None = None, on_startup: Hook | None = None,
+    agent_loop: RolloutAgentLoop,
+    max_concurrent: int | None = None,
+    record_ttl_seconds: float | None = None,
+    settings: RolloutSettings | None = None,
+    debug_dir: str | None = None,
+    on_startup: Hook | None = None,
     on_shutdown: Hook | None = None,
-) -> FastAPI:  # fmt: skip
+) -> FastAPI:
     """An application that uvicorn runs. Parameters left out come from the settings; no
     `max_concurrent` means the default of 100, not that there is no limit.
 
@@ -69,10 +73,17 @@ def create_app(
 
 
 def serve_agent_loop(
-    agent_loop: RolloutAgentLoop, *, host: str = "127.0.0.1", port: int = 9000, validate: bool = True,
-    log_level: str = "info", settings: RolloutSettings | None = None, api_key: str | None = None,
-    insecure: bool = False, **app_parameters: Any,
-) -> FastAPI:  # fmt: skip
+    agent_loop: RolloutAgentLoop,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9000,
+    validate: bool = True,
+    log_level: str = "info",
+    settings: RolloutSettings | None = None,
+    api_key: str | None = None,
+    insecure: bool = False,
+    **app_parameters: Any,
+) -> FastAPI:
     """Serve an agent loop over HTTP until the process is told to stop; returns the application that ran.
 
     `app_parameters` are those of create_app; `api_key` is the token that callers have to show.

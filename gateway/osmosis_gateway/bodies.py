@@ -88,8 +88,10 @@ async def refusal(request: Request, error: Exception) -> JSONResponse:
     if error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     if isinstance(error, InvalidArgument):
-        rows = [{"loc": ["body", *_location(field)], "msg": clip(problem, 1000), "type": "value_error"}
-                for field, problem in error.violations[:32]]  # fmt: skip
+        rows = [
+            {"loc": ["body", *_location(field)], "msg": clip(problem, 1000), "type": "value_error"}
+            for field, problem in error.violations[:32]
+        ]
         return JSONResponse({"detail": rows}, 422, headers)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"

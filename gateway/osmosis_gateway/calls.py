@@ -102,9 +102,13 @@ class Calls:
     """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs."""
 
     def __init__(
-        self, settings: RolloutClientSettings, *, whom: str = "the trainer", checked_only: bool = False,
+        self,
+        settings: RolloutClientSettings,
+        *,
+        whom: str = "the trainer",
+        checked_only: bool = False,
         tls: ssl.SSLContext | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._whom = whom
         self.checked_only = checked_only
@@ -116,10 +120,12 @@ class Calls:
     async def __aenter__(self) -> "Calls":
         settings = self._settings
         self._session = aiohttp.ClientSession(
-            connector=_Connector(self, settings), trust_env=False, cookie_jar=aiohttp.DummyCookieJar(),
+            connector=_Connector(self, settings),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_seconds, sock_connect=CONNECT_TIMEOUT),
             headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-        )  # fmt: skip
+        )
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -128,9 +134,16 @@ class Calls:
             self._session = None
 
     async def post(
-        self, url: URL, body: bytes, *, key: str = "", retries: int = 0, headers: Mapping[str, str] | None = None,
-        address: Address | None = None, answer: bool = True,
-    ) -> bytes:  # fmt: skip
+        self,
+        url: URL,
+        body: bytes,
+        *,
+        key: str = "",
+        retries: int = 0,
+        headers: Mapping[str, str] | None = None,
+        address: Address | None = None,
+        answer: bool = True,
+    ) -> bytes:
         """The body of a 2xx, or nothing where no `answer` is wanted. `address` is where the host was checked.
 
         408, 429, 5xx, 3xx, timeouts and transport errors are tried again `retries` times, after what
@@ -141,10 +154,13 @@ class Calls:
         _checked.set(address)
         try:
             async for attempt in stamina.retry_context(
-                on=_pause(settings.retry_max_delay), attempts=retries + 1, timeout=None,
-                wait_initial=settings.retry_base_delay, wait_max=settings.retry_max_delay,
+                on=_pause(settings.retry_max_delay),
+                attempts=retries + 1,
+                timeout=None,
+                wait_initial=settings.retry_base_delay,
+                wait_max=settings.retry_max_delay,
                 wait_jitter=settings.retry_base_delay,
-            ):  # fmt: skip
+            ):
                 with attempt:
                     return await self._once(url, body, key, headers or {}, answer)
         except _Again as last:
@@ -166,7 +182,7 @@ class Calls:
         try:
             async with self._session.request(
                 "GET" if body is None else "POST", url, data=body, headers=sent, allow_redirects=False
-            ) as answer:  # fmt: skip
+            ) as answer:
                 status, retry_after = answer.status, answer.headers.get("Retry-After")
                 if 200 <= status < 300 and not wanted:
                     await _drop(answer)
@@ -245,9 +261,13 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, calls: Calls, settings: RolloutClientSettings) -> None:
         super().__init__(
-            limit=settings.max_connections, limit_per_host=0, keepalive_timeout=KEEPALIVE, use_dns_cache=False,
-            resolver=_Resolver(calls), ssl=calls.tls or True,
-        )  # fmt: skip
+            limit=settings.max_connections,
+            limit_per_host=0,
+            keepalive_timeout=KEEPALIVE,
+            use_dns_cache=False,
+            resolver=_Resolver(calls),
+            ssl=calls.tls or True,
+        )
         self._keepalive = settings.max_keepalive_connections
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
@@ -272,11 +292,15 @@ class _Resolver(AbstractResolver):
             return await self._plain.resolve(host, port, family)
         return [
             ResolveResult(
-                hostname=host, host=ip, port=port, proto=0, flags=socket.AI_NUMERICHOST,
+                hostname=host,
+                host=ip,
+                port=port,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
                 family=socket.AF_INET6 if ":" in ip else socket.AF_INET,
             )
             for ip in address.ips
-        ]  # fmt: skip
+        ]
 
     async def close(self) -> None:
         await self._plain.close()

@@ -51,9 +51,15 @@ _CHAT_DEFAULTS: dict[str, Any] = {"model": "default", "temperature": 1.0, "top_p
 _OWN = ("rollout_id", "messages", "stream", "tools")  # keys of a chat's body that are no sampling parameters
 _REPLY = {"id", "object", "created", "model", "choices", "usage", "token_ids", "logprobs", "prompt_token_ids"}
 _COUNTERS = (
-    "total_latency_ms", "llm_latency_ms", "tool_latency_ms", "num_llm_calls", "num_tool_calls", "prompt_tokens",
-    "response_tokens", "max_context_tokens",
-)  # fmt: skip
+    "total_latency_ms",
+    "llm_latency_ms",
+    "tool_latency_ms",
+    "num_llm_calls",
+    "num_tool_calls",
+    "prompt_tokens",
+    "response_tokens",
+    "max_context_tokens",
+)
 
 _MAX_URL_CHARS = 4096
 
@@ -92,9 +98,11 @@ class InitBody(_Body):
     max_tokens_total: _Advice = Field(default=DEFAULT_MAX_TOKENS_TOTAL, description="Advice to the agent.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Handed to the agent; bounded in size.")
     api_key: str | None = Field(
-        default=None, max_length=MAX_HEADER_CHARS, json_schema_extra={"pattern": "^[ -~]*$"},
+        default=None,
+        max_length=MAX_HEADER_CHARS,
+        json_schema_extra={"pattern": "^[ -~]*$"},
         description="Sent as bearer token with every call to server_url.",
-    )  # fmt: skip
+    )
     idempotency_key: _Id | None = Field(default=None, description="Another name for the rollout.")
     agent_loop: str | None = Field(
         default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
@@ -140,18 +148,26 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
     truth = metadata.get("ground_truth")
     unparsed: Any = jsontext.Unparsed(text)
     request = RolloutRequest(
-        rollout_id=given.rollout_id, messages=copy_messages(given.messages, "messages"),
+        rollout_id=given.rollout_id,
+        messages=copy_messages(given.messages, "messages"),
         completion_params=own_params(given.completion_params, "completion_params"),
-        max_turns=_clamped(given.max_turns), max_tokens_total=_clamped(given.max_tokens_total), metadata=unparsed,
+        max_turns=_clamped(given.max_turns),
+        max_tokens_total=_clamped(given.max_tokens_total),
+        metadata=unparsed,
         agent_loop=given.agent_loop or "",
-        label=truth if isinstance(truth, str) else None, tool_server_url=given.tool_server_url,
-        idempotency_key=given.idempotency_key, server_url=given.server_url,
-    )  # fmt: skip
+        label=truth if isinstance(truth, str) else None,
+        tool_server_url=given.tool_server_url,
+        idempotency_key=given.idempotency_key,
+        server_url=given.server_url,
+    )
     told = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
     return InitRequest(
-        request=request, callback=Callback(target=given.server_url, credential=given.api_key or ""), trace=trace,
-        digest=hashlib.sha256(jsontext.canonical(told).encode()).digest(), size=size,
-    )  # fmt: skip
+        request=request,
+        callback=Callback(target=given.server_url, credential=given.api_key or ""),
+        trace=trace,
+        digest=hashlib.sha256(jsontext.canonical(told).encode()).digest(),
+        size=size,
+    )
 
 
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
@@ -162,12 +178,20 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
     metadata = dict(request.metadata)
     if request.label is not None:
         metadata.setdefault("ground_truth", request.label)
-    return _without_nulls({
-        "rollout_id": rollout_id, "server_url": server_url, "messages": list(request.messages),
-        "completion_params": dict(request.completion_params), "tool_server_url": request.tool_server_url,
-        "max_turns": request.max_turns, "max_tokens_total": request.max_tokens_total, "metadata": metadata,
-        "api_key": api_key, "idempotency_key": api_key[:32],
-    })  # fmt: skip
+    return _without_nulls(
+        {
+            "rollout_id": rollout_id,
+            "server_url": server_url,
+            "messages": list(request.messages),
+            "completion_params": dict(request.completion_params),
+            "tool_server_url": request.tool_server_url,
+            "max_turns": request.max_turns,
+            "max_tokens_total": request.max_tokens_total,
+            "metadata": metadata,
+            "api_key": api_key,
+            "idempotency_key": api_key[:32],
+        }
+    )
 
 
 def chat_body(request: ChatRequest) -> dict[str, Any]:
@@ -179,9 +203,12 @@ def chat_body(request: ChatRequest) -> dict[str, Any]:
     if params.get("max_completion_tokens") is not None:
         del defaults["max_tokens"]
     tools = list(request.tools) if request.own_tools and request.tools is not None else None
-    return _without_nulls(defaults | {"logprobs": True} | _without_nulls(params) | {
-        "rollout_id": request.rollout_id, "messages": list(request.messages), "tools": tools,
-    })  # fmt: skip
+    return _without_nulls(
+        defaults
+        | {"logprobs": True}
+        | _without_nulls(params)
+        | {"rollout_id": request.rollout_id, "messages": list(request.messages), "tools": tools}
+    )
 
 
 def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
@@ -213,8 +240,11 @@ def read_reply(raw: bytes) -> ChatResponse:
             message={"role": "assistant"} | _message(choice["message"]),
             finish_reason=_a(str, choice.get("finish_reason") or "stop"),
             usage=_usage(body.get("usage")),
-            tokens=block, prompt_ids=prompt, extra={key: body[key] for key in body.keys() - _REPLY}, size=len(raw),
-        )  # fmt: skip
+            tokens=block,
+            prompt_ids=prompt,
+            extra={key: body[key] for key in body.keys() - _REPLY},
+            size=len(raw),
+        )
         response.check()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
         raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
@@ -239,9 +269,13 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | _without_nulls(result.usage or {})
     choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
     return {
-        "id": rollout_id, "object": "chat.completion", "created": created, "model": "default", "choices": [choice],
+        "id": rollout_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": "default",
+        "choices": [choice],
         "usage": usage,
-    }  # fmt: skip
+    }
 
 
 def completion_body(completion: Completion) -> dict[str, Any]:
@@ -251,13 +285,18 @@ def completion_body(completion: Completion) -> dict[str, Any]:
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
     failure = completion.failure
     told = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
-    return _without_nulls({
-        "rollout_id": completion.rollout_id, "status": "COMPLETED" if completed else "ERROR",
-        "final_messages": list(completion.messages), "finish_reason": completion.finish_reason or None,
-        "error_message": None if completed else f"{completion.status}: {reason}", "reward": completion.reward,
-        "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
-        "extra_fields": told | dict(completion.extra_fields) | omitted,
-    })  # fmt: skip
+    return _without_nulls(
+        {
+            "rollout_id": completion.rollout_id,
+            "status": "COMPLETED" if completed else "ERROR",
+            "final_messages": list(completion.messages),
+            "finish_reason": completion.finish_reason or None,
+            "error_message": None if completed else f"{completion.status}: {reason}",
+            "reward": completion.reward,
+            "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
+            "extra_fields": told | dict(completion.extra_fields) | omitted,
+        }
+    )
 
 
 def _failure(failure: Failure) -> dict[str, Any]:

@@ -35,9 +35,14 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, tls: ServerTls | None = None,
+        self,
+        app: FastAPI,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ServerTls | None = None,
         supervisor: Supervisor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.supervisor = supervisor or Supervisor("the HTTP server")
         self._app = app
         self._tls = server_context(tls) if tls is not None else None
@@ -57,9 +62,16 @@ class HttpServer:
         self.port = listening.getsockname()[1]
         forks.keep_from_children(self, self.port)
         config = uvicorn.Config(
-            self._app, http=BoundedProtocol, log_config=None, access_log=False, server_header=False, lifespan="on",
-            backlog=2048, timeout_graceful_shutdown=1, timeout_keep_alive=75,
-        )  # fmt: skip
+            self._app,
+            http=BoundedProtocol,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            backlog=2048,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
+        )
         config.load()
         config.ssl = self._tls
         self._server = _Uvicorn(config)
@@ -125,9 +137,11 @@ async def open_door(
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("osmosis_grpc")
         door = Door(
-            tokens=security.tokens or tokens_of(known), certificates=security.asks_certificates,
-            max_metadata_bytes=server.max_metadata_bytes, loopback=server.on_loopback,
-        )  # fmt: skip
+            tokens=security.tokens or tokens_of(known),
+            certificates=security.asks_certificates,
+            max_metadata_bytes=server.max_metadata_bytes,
+            loopback=server.on_loopback,
+        )
         app.state.rollouts, app.state.metrics = HostedRollouts(server.engine, trainers.peer), server.metrics
         add_routes(app, door)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)

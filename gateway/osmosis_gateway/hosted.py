@@ -29,6 +29,8 @@ class HostedRollouts:
         left = self._engine.capacity()
         return {
             "status": "draining" if self._engine.shutdown.draining else "healthy",
-            "agent_loop": ", ".join(sorted(self._engine.agent_loops)), "active_rollouts": left.running + left.queued,
-            "completed_rollouts": left.completed, "undelivered": left.undelivered,
-        }  # fmt: skip
+            "agent_loop": ", ".join(sorted(self._engine.agent_loops)),
+            "active_rollouts": left.running + left.queued,
+            "completed_rollouts": left.completed,
+            "undelivered": left.undelivered,
+        }

@@ -33,15 +33,21 @@ class OsmosisLLMClient:
     """
 
     def __init__(
-        self, server_url: str, rollout_id: str, api_key: str | None = None, timeout_seconds: float | None = None,
-        max_retries: int | None = None, complete_rollout_retries: int | None = None,
+        self,
+        server_url: str,
+        rollout_id: str,
+        api_key: str | None = None,
+        timeout_seconds: float | None = None,
+        max_retries: int | None = None,
+        complete_rollout_retries: int | None = None,
         settings: RolloutClientSettings | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         known = settings or get_settings().client
         given = {
-            "timeout_seconds": timeout_seconds, "max_retries": max_retries,
+            "timeout_seconds": timeout_seconds,
+            "max_retries": max_retries,
             "complete_rollout_retries": complete_rollout_retries,
-        }  # fmt: skip
+        }
         self._settings = RolloutClientSettings.model_validate(
             known.model_dump() | {name: value for name, value in given.items() if value is not None}
         )
@@ -75,27 +81,39 @@ class OsmosisLLMClient:
         await self.__aenter__()
         tools = params.pop("tools", None)
         request = ChatRequest(
-            rollout_id=self.rollout_id, messages=copy_messages(messages, "messages"),
-            params=own_params(params, "params"), tools=None if tools is None else tool_dicts(tools),
-        )  # fmt: skip
+            rollout_id=self.rollout_id,
+            messages=copy_messages(messages, "messages"),
+            params=own_params(params, "params"),
+            tools=None if tools is None else tool_dicts(tools),
+        )
         began = time.monotonic()
         raw = await self._calls.post(
-            self._base.join(contract.CHAT_PATH), jsontext.render(contract.chat_body(request)).encode(),
-            key=self._key, retries=self._settings.max_retries,
-        )  # fmt: skip
+            self._base.join(contract.CHAT_PATH),
+            jsontext.render(contract.chat_body(request)).encode(),
+            key=self._key,
+            retries=self._settings.max_retries,
+        )
         response = contract.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
         block = response.tokens
         return CompletionsResult(
-            message=response.message, token_ids=None if block is None else block.ids,
+            message=response.message,
+            token_ids=None if block is None else block.ids,
             logprobs=None if block is None else block.logprobs,
-            usage=dict(response.usage or {}), finish_reason=response.finish_reason, extra=response.extra,
-        )  # fmt: skip
+            usage=dict(response.usage or {}),
+            finish_reason=response.finish_reason,
+            extra=response.extra,
+        )
 
     async def complete_rollout(
-        self, status: str, final_messages: Sequence[Mapping[str, Any]], finish_reason: str = "stop",
-        error_message: str | None = None, metrics: RolloutMetrics | None = None, reward: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        status: str,
+        final_messages: Sequence[Mapping[str, Any]],
+        finish_reason: str = "stop",
+        error_message: str | None = None,
+        metrics: RolloutMetrics | None = None,
+        reward: float | None = None,
+    ) -> None:
         """Report the result: status COMPLETED or ERROR. Any 2xx acknowledges it."""
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):
@@ -104,17 +122,25 @@ class OsmosisLLMClient:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
-        body = contract.completion_body(Completion(
-            rollout_id=self.rollout_id, status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
-            finish_reason=finish_reason, messages=copy_messages(final_messages, "final_messages"),
-            failure=failure, reward=None if reward is None else float(reward), metrics=metrics or self._metrics,
-        ))  # fmt: skip
+        body = contract.completion_body(
+            Completion(
+                rollout_id=self.rollout_id,
+                status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
+                finish_reason=finish_reason,
+                messages=copy_messages(final_messages, "final_messages"),
+                failure=failure,
+                reward=None if reward is None else float(reward),
+                metrics=metrics or self._metrics,
+            )
+        )
         if not completed:
             body["error_message"] = error_message or "the agent gave up without a reason"
         await self._calls.post(
-            self._base.join(contract.COMPLETED_PATH), jsontext.render(body).encode(), key=self._key,
+            self._base.join(contract.COMPLETED_PATH),
+            jsontext.render(body).encode(),
+            key=self._key,
             retries=self._settings.complete_rollout_retries,
-        )  # fmt: skip
+        )
 
     def get_metrics(self) -> RolloutMetrics:
         """What the chats took so far."""
@@ -124,10 +150,12 @@ class OsmosisLLMClient:
         before = self._metrics
         prompt, reply = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         self._metrics = RolloutMetrics(
-            llm_latency_ms=before.llm_latency_ms + milliseconds, num_llm_calls=before.num_llm_calls + 1,
-            prompt_tokens=before.prompt_tokens + prompt, response_tokens=before.response_tokens + reply,
+            llm_latency_ms=before.llm_latency_ms + milliseconds,
+            num_llm_calls=before.num_llm_calls + 1,
+            prompt_tokens=before.prompt_tokens + prompt,
+            response_tokens=before.response_tokens + reply,
             max_context_tokens=max(before.max_context_tokens, prompt + reply),
-        )  # fmt: skip
+        )
 
 
 def count_of(told: object) -> int:

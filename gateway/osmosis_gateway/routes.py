@@ -104,18 +104,23 @@ def add_routes(app: FastAPI, door: Door) -> None:
     guarded = _bearer(door)
 
     @app.post(
-        contract.INIT_PATH, status_code=202, response_model=InitAnswer, dependencies=guarded,
+        contract.INIT_PATH,
+        status_code=202,
+        response_model=InitAnswer,
+        dependencies=guarded,
         responses=responses(400, 401, 404, 408, 409, 413, 415, 421, 429, 500, 503) | invalid(),
         openapi_extra=body_of(InitBody),
-    )  # fmt: skip
+    )
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, door.bounds)
         init = contract.read_init(body, size, door.max_metadata_bytes, _trace(request))
         rollout_id, tools = await behind(request).init(
-            init, owner=getattr(request.state, "owner", ""), authenticated=door.guarded,
+            init,
+            owner=getattr(request.state, "owner", ""),
+            authenticated=door.guarded,
             loopback=bound_to_loopback(request.scope, door.loopback),
-        )  # fmt: skip
+        )
         return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
 
     @app.get("/health", response_model=Health, responses=responses(503))
@@ -123,9 +128,12 @@ def add_routes(app: FastAPI, door: Door) -> None:
         """Whether the server serves, and its counts. Open to everybody."""
         return await behind(request).health()
 
-    @app.get("/platform/health", response_model=Health, dependencies=guarded,
-             responses=responses(401, 503) | {404: {"description": "This server has no token.",
-             "content": _JSON_DETAIL}})  # fmt: skip
+    @app.get(
+        "/platform/health",
+        response_model=Health,
+        dependencies=guarded,
+        responses=responses(401, 503) | {404: {"description": "This server has no token.", "content": _JSON_DETAIL}},
+    )
     async def platform_health(request: Request) -> dict[str, Any]:
         """The same for callers with a token; not there on a server that has none."""
         if not door.guarded:
@@ -143,8 +151,12 @@ def add_metrics(app: FastAPI, door: Door) -> None:
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
     }
 
-    @app.get("/metrics", response_class=PlainTextResponse, dependencies=_bearer(door),
-             responses=responses(401, 421, 501) | hidden)  # fmt: skip
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        dependencies=_bearer(door),
+        responses=responses(401, 421, 501) | hidden,
+    )
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus, to callers with a token, or on loopback where there is none."""
         if not (door.guarded or bound_to_loopback(request.scope, door.loopback)):

@@ -39,9 +39,14 @@ class HttpTrainer:
     """One rollout's trainer."""
 
     def __init__(
-        self, calls: Calls, settings: RolloutClientSettings, base: Base, address: Address, api_key: str,
+        self,
+        calls: Calls,
+        settings: RolloutClientSettings,
+        base: Base,
+        address: Address,
+        api_key: str,
         trace: TraceContext | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._calls = calls
         self._address = address
         self._chat_url = base.join(contract.CHAT_PATH)
@@ -57,9 +62,13 @@ class HttpTrainer:
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         body = jsontext.render(contract.chat_body(request)).encode()
         raw = await self._calls.post(
-            self._chat_url, body, key=self._key, retries=self._settings.max_retries, headers=self._headers,
+            self._chat_url,
+            body,
+            key=self._key,
+            retries=self._settings.max_retries,
+            headers=self._headers,
             address=self._address,
-        )  # fmt: skip
+        )
         try:
             return contract.read_reply(raw)
         except Internal as error:
@@ -69,9 +78,14 @@ class HttpTrainer:
         body = jsontext.render(contract.completion_body(completion)).encode()
         try:
             await self._calls.post(
-                self._completed_url, body, key=self._key, retries=self._settings.complete_rollout_retries,
-                headers=self._headers, address=self._address, answer=False,
-            )  # fmt: skip
+                self._completed_url,
+                body,
+                key=self._key,
+                retries=self._settings.complete_rollout_retries,
+                headers=self._headers,
+                address=self._address,
+                answer=False,
+            )
         except OsmosisValidationError as error:
             raise InvalidArgument("", str(error)) from None
         return Outcome.RECORDED

@@ -32,9 +32,14 @@ class RolloutContext:
         return ModelClient(self)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, sample: str = "main",
-        purpose: ChatPurpose = ChatPurpose.POLICY, tools: Sequence[Any] | None = None, **params: Any,
-    ) -> CompletionsResult:  # fmt: skip
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str = "main",
+        purpose: ChatPurpose = ChatPurpose.POLICY,
+        tools: Sequence[Any] | None = None,
+        **params: Any,
+    ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
         `params` are sampling parameters under OpenAI's names; unknown ones are forwarded.
@@ -58,9 +63,12 @@ class RolloutContext:
         return self._session.add_sample(name)
 
     def complete(
-        self, final_messages: Sequence[Message], finish_reason: str = "stop", reward: float | None = None,
+        self,
+        final_messages: Sequence[Message],
+        finish_reason: str = "stop",
+        reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
-    ) -> RolloutResult:  # fmt: skip
+    ) -> RolloutResult:
         """The result of a rollout that went well; return it from run.
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
@@ -69,9 +77,12 @@ class RolloutContext:
         if reward is not None and not is_reward(reward):
             raise BadRewardError(reward)
         return RolloutResult(
-            status="COMPLETED", final_messages=final_messages, finish_reason=finish_reason, reward=reward,
+            status="COMPLETED",
+            final_messages=final_messages,
+            finish_reason=finish_reason,
+            reward=reward,
             extra_fields=extra_fields,
-        )  # fmt: skip
+        )
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
         """The result of a rollout that the agent gives up; return it from run.

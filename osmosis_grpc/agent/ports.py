@@ -129,9 +129,15 @@ class Journal(Store, Protocol):
         """The rollout that a key names; empty when there is none."""
 
     async def entries(
-        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        self,
+        owner: str,
+        after: int,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
         unsettled: bool = False,
-    ) -> Sequence[Entry]:  # fmt: skip
+    ) -> Sequence[Entry]:
         """The owner's rollouts in order of acceptance, from after a sequence on, without completions.
 
         Leaves out settled rollouts in other states or, with `unsettled`, all settled ones, and rollouts whose request
@@ -197,9 +203,14 @@ class Session(Protocol):
         """Raise RolloutEndedError when the rollout has ended."""
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, sample: str, purpose: ChatPurpose,
-        tools: Sequence[Any] | None, params: Mapping[str, Any],
-    ) -> ChatResponse: ...  # fmt: skip
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str,
+        purpose: ChatPurpose,
+        tools: Sequence[Any] | None,
+        params: Mapping[str, Any],
+    ) -> ChatResponse: ...
 
     def add_sample(self, name: str | None) -> str:
         """Begin another sample."""

@@ -10,15 +10,22 @@ _CHAT = "call the model with await ctx.chat(messages) in a RolloutAgentLoop of o
 
 _NOT_YET: dict[str, tuple[str, ...]] = {
     _LOOP: (
-        "AgentWorkflow", "AgentWorkflowConfig", "AgentWorkflowContext", "BaseConfig", "ConcurrencyConfig",
-        "AgenticRollout", "AgenticRolloutConfig", "BaseAgent", "BaseAgenticTool", "Trajectory", "TrajectoryStep",
+        "AgentWorkflow",
+        "AgentWorkflowConfig",
+        "AgentWorkflowContext",
+        "BaseConfig",
+        "ConcurrencyConfig",
+        "AgenticRollout",
+        "AgenticRolloutConfig",
+        "BaseAgent",
+        "BaseAgenticTool",
+        "Trajectory",
+        "TrajectoryStep",
         "StepType",
     ),
-    _REWARD: (
-        "Grader", "GraderConfig", "GraderContext", "RolloutSample", "osmosis_rubric", "evaluate_rubric",
-    ),
+    _REWARD: ("Grader", "GraderConfig", "GraderContext", "RolloutSample", "osmosis_rubric", "evaluate_rubric"),
     _CHAT: ("OsmosisStrandsAgent", "OsmosisRolloutModel"),
-}  # fmt: skip
+}
 """What to use today, and the names that are not built yet."""
 
 _MODULES = {

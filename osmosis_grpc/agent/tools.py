@@ -128,10 +128,15 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
         if watcher:
             watcher(run)
     if session:
-        session.record(events.ToolReturned(
-            tool_call_id=run.call_id, name=run.name, latency=run.latency, error=clip(run.error_text),
-            message=copy_message(message, "message"),
-        ))  # fmt: skip
+        session.record(
+            events.ToolReturned(
+                tool_call_id=run.call_id,
+                name=run.name,
+                latency=run.latency,
+                error=clip(run.error_text),
+                message=copy_message(message, "message"),
+            )
+        )
     return message
 
 

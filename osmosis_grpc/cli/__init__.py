@@ -23,9 +23,12 @@ def build() -> Any:
     from osmosis_grpc.serve.command import serve
 
     app = typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-        rich_markup_mode=None, help="Remote agent rollouts over gRPC.",
-    )  # fmt: skip
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Remote agent rollouts over gRPC.",
+    )
 
     def show_version(wanted: bool) -> None:
         if wanted:

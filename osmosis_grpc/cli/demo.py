@@ -99,17 +99,34 @@ def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
     secret = os.path.join(folder, "token")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"demo={token}\n")
-    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--token-file", secret,
-               "--state-dir", os.path.join(folder, "state"), "--drain-timeout", "0"]  # fmt: skip
+    options = [
+        "--grpc-port",
+        "0",
+        "--no-http",
+        "--json",
+        "--log-level",
+        "warning",
+        "--token-file",
+        secret,
+        "--state-dir",
+        os.path.join(folder, "state"),
+        "--drain-timeout",
+        "0",
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     server: subprocess.Popen[str] | None = None
     try:
         with _signals_wait():
             server = subprocess.Popen(
-                [*command, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=folder,
-                env=env, process_group=0,
-            )  # fmt: skip
+                [*command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=folder,
+                env=env,
+                process_group=0,
+            )
         yield server
     finally:
         for number in STOPS:
@@ -228,10 +245,14 @@ def _record(completion: "Completion", label: str) -> dict[str, Any]:
         for name, sample in completion.samples.items()
     }
     return {
-        "rollout_id": completion.rollout_id, "status": str(completion.status), "reward": completion.reward,
-        "finish_reason": completion.finish_reason, "label": label, "messages": list(completion.messages),
+        "rollout_id": completion.rollout_id,
+        "status": str(completion.status),
+        "reward": completion.reward,
+        "finish_reason": completion.finish_reason,
+        "label": label,
+        "messages": list(completion.messages),
         "samples": samples,
-    }  # fmt: skip
+    }
 
 
 def _print_table(completions: "list[Completion]") -> None:
@@ -245,10 +266,14 @@ def _print_table(completions: "list[Completion]") -> None:
     for completion in completions:
         metrics = completion.metrics
         table.add_row(
-            completion.rollout_id, str(completion.status),
-            "-" if completion.reward is None else f"{completion.reward:.1f}", str(metrics.num_llm_calls),
-            str(metrics.response_tokens), completion.finish_reason, f"{metrics.total_latency_ms:.0f} ms",
-        )  # fmt: skip
+            completion.rollout_id,
+            str(completion.status),
+            "-" if completion.reward is None else f"{completion.reward:.1f}",
+            str(metrics.num_llm_calls),
+            str(metrics.response_tokens),
+            completion.finish_reason,
+            f"{metrics.total_latency_ms:.0f} ms",
+        )
     Console().print(table)
     done = sum(completion.status == "COMPLETED" for completion in completions)
     typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")

@@ -75,9 +75,14 @@ def _report(found: "Examined", out: "Records", *, text: bool) -> None:
     for one in found.damaged:
         out.write("damaged", kind=found.kind, file=str(found.path), **one._asdict())
     out.write(
-        "examined", kind=found.kind, file=str(found.path), structure=found.structure or None, sound=dict(found.sound),
-        damaged=len(found.damaged), unreadable=found.lost,
-    )  # fmt: skip
+        "examined",
+        kind=found.kind,
+        file=str(found.path),
+        structure=found.structure or None,
+        sound=dict(found.sound),
+        damaged=len(found.damaged),
+        unreadable=found.lost,
+    )
     if not text:
         return
     _say(f"{found.kind} {found.path}: {'sound' if found.is_sound else 'damaged'}")

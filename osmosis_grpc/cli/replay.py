@@ -149,9 +149,13 @@ class _Report:
     def _chat(self, row: "Row") -> None:
         self._rows.append(row)
         self._out.write(
-            "chat", sample=row.sample, number=row.number, same=row.difference is None,
-            difference=_plain(row.difference), tools=row.tools,
-        )  # fmt: skip
+            "chat",
+            sample=row.sample,
+            number=row.number,
+            same=row.difference is None,
+            difference=_plain(row.difference),
+            tools=row.tools,
+        )
         tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
         self._say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
@@ -184,13 +188,21 @@ class _Report:
             self._differs(difference)
         entry = recorded.entry
         self._out.write(
-            "replayed", rollout_id=entry.init.request.rollout_id, attempt=entry.init.request.attempt,
-            agent_loop=entry.agent_loop, chats=done.chats, stopped=done.stopped or None,
+            "replayed",
+            rollout_id=entry.init.request.rollout_id,
+            attempt=entry.init.request.attempt,
+            agent_loop=entry.agent_loop,
+            chats=done.chats,
+            stopped=done.stopped or None,
             not_asked=[{"sample": sample, "number": number} for sample, number in missing],
-            result={"compared": not why, "same": not found if not why else None, "why_not": why or None,
-                    "differences": [_plain(difference) for difference in found]},
+            result={
+                "compared": not why,
+                "same": not found if not why else None,
+                "why_not": why or None,
+                "differences": [_plain(difference) for difference in found],
+            },
             same=not self._differences,
-        )  # fmt: skip
+        )
 
     def _differs(self, difference: "Difference | None") -> None:
         if difference is not None:

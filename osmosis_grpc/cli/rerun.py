@@ -112,9 +112,11 @@ class Recorded:
         if completion is None:
             return "it has not ended"
         by_server = completion.failure is not None and completion.failure.boundary == "server"
-        if by_server or completion.finish_reason == "trainer_lost" or completion.status in (
-            CompletionStatus.CANCELLED, CompletionStatus.DEADLINE_EXCEEDED
-        ):  # fmt: skip
+        if (
+            by_server
+            or completion.finish_reason == "trainer_lost"
+            or completion.status in (CompletionStatus.CANCELLED, CompletionStatus.DEADLINE_EXCEEDED)
+        ):
             return f"it ended {completion.status} ({completion.finish_reason}), which was not its agent's doing"
         return ""
 
@@ -267,9 +269,10 @@ def _told_to_agent(kind: "events.ChatFailed") -> bool:
 def _status(completion: "Completion") -> dict[str, Any]:
     failure = completion.failure
     return {
-        "status": str(completion.status), "finish_reason": completion.finish_reason,
+        "status": str(completion.status),
+        "finish_reason": completion.finish_reason,
         "failure": None if failure is None else {"boundary": failure.boundary, "message": failure.message},
-    }  # fmt: skip
+    }
 
 
 def _tokens(sample: Any) -> list[dict[str, Any]]:

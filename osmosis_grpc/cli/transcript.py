@@ -109,9 +109,12 @@ def _what(message: Mapping[str, Any]) -> str:
 
 
 def _message(
-    message: Mapping[str, Any], number: int, results: Sequence[Mapping[str, Any]], paired: list[int],
+    message: Mapping[str, Any],
+    number: int,
+    results: Sequence[Mapping[str, Any]],
+    paired: list[int],
     latencies: Mapping[str, float],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Yield the lines of one message and of the results of its calls, which are added to `paired`."""
     role = message.get("role")
     if role == "tool":

@@ -196,9 +196,12 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
         pulse = _Pulse(loop, engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]
         request = RolloutRequest(
-            rollout_id="validate", messages=messages, label=ANSWER, metadata={"ground_truth": ANSWER},
+            rollout_id="validate",
+            messages=messages,
+            label=ANSWER,
+            metadata={"ground_truth": ANSWER},
             agent_timeout=timeout,
-        )  # fmt: skip
+        )
 
         def stop() -> None:
             engine.cancel("", rollout_id=request.rollout_id)

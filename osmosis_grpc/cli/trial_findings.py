@@ -42,10 +42,14 @@ HINTS = {
 
 WARNINGS = frozenset(
     {
-        "TOOL_FAILED", "TOOL_REFUSED", "TOOL_ANSWERED_ERROR", "TOOLS_NEVER_CALLED", "HISTORY_REWRITTEN",
+        "TOOL_FAILED",
+        "TOOL_REFUSED",
+        "TOOL_ANSWERED_ERROR",
+        "TOOLS_NEVER_CALLED",
+        "HISTORY_REWRITTEN",
         "UNKNOWN_PARAMETER",
     }
-)  # fmt: skip
+)
 """The codes that may be as the author means it."""
 
 _UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)

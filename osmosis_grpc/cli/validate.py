@@ -101,11 +101,18 @@ class _Report:
     def _run(self, spec: str, name: str | None, completion: "Completion") -> None:
         metrics, samples = completion.metrics, completion.samples
         self._out.write(
-            "run", module=spec, agent=name, status=str(completion.status), finish_reason=completion.finish_reason,
-            reward=completion.reward, turns=metrics.num_llm_calls, tool_calls=metrics.num_tool_calls,
-            seconds=metrics.total_latency_ms / 1000, messages=list(completion.messages),
+            "run",
+            module=spec,
+            agent=name,
+            status=str(completion.status),
+            finish_reason=completion.finish_reason,
+            reward=completion.reward,
+            turns=metrics.num_llm_calls,
+            tool_calls=metrics.num_tool_calls,
+            seconds=metrics.total_latency_ms / 1000,
+            messages=list(completion.messages),
             samples={key: list(sample.messages) for key, sample in samples.items()} if len(samples) > 1 else {},
-        )  # fmt: skip
+        )
 
     def end(self) -> None:
         """The last line of the text."""

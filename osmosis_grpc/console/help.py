@@ -52,6 +52,10 @@ def _entry(field: Field, width: int) -> list[str]:
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
     """Return lines that are cut between words only."""
     return textwrap.wrap(
-        text, width, initial_indent=" " * indent, subsequent_indent=" " * indent, break_long_words=False,
+        text,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )

@@ -42,10 +42,21 @@ class Acceptance:
     """Takes Inits in. `callbacks` gives the tenant of an owner's callbacks."""
 
     def __init__(
-        self, agent_loops: Mapping[str, RolloutAgentLoop], config: EngineConfig, journal: Journal | None,
-        table: RecordTable, tombstones: Tombstones, admission: Admission, runner: Runner, log: EventLog, clock: Clock,
-        shutdown: Shutdown, callbacks: Callable[[str], Tenant], provenance: Provenance, supervisor: Supervisor,
-    ) -> None:  # fmt: skip
+        self,
+        agent_loops: Mapping[str, RolloutAgentLoop],
+        config: EngineConfig,
+        journal: Journal | None,
+        table: RecordTable,
+        tombstones: Tombstones,
+        admission: Admission,
+        runner: Runner,
+        log: EventLog,
+        clock: Clock,
+        shutdown: Shutdown,
+        callbacks: Callable[[str], Tenant],
+        provenance: Provenance,
+        supervisor: Supervisor,
+    ) -> None:
         self._provenance = provenance
         self._agent_loops = agent_loops
         self._config = config
@@ -95,10 +106,16 @@ class Acceptance:
         own = own_copy(request)
         now = self._clock.monotonic()
         record = Record(
-            init, owner, peer, peer.tenant or self._callbacks(owner), self._clock.time(), Meter(now),
+            init,
+            owner,
+            peer,
+            peer.tenant or self._callbacks(owner),
+            self._clock.time(),
+            Meter(now),
             asyncio.get_running_loop().create_future(),
-            agent_loop=name, deadline=None if request.agent_timeout is None else now + request.agent_timeout,
-        )  # fmt: skip
+            agent_loop=name,
+            deadline=None if request.agent_timeout is None else now + request.agent_timeout,
+        )
         record.accepted.add_done_callback(_retrieve)
         self._admission.reserve(owner)
         record.reserved = True
@@ -144,8 +161,11 @@ class Acceptance:
         if not name:
             raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self._agent_loops))}")
         if name not in self._agent_loops:
-            raise NotFound(f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._agent_loops))}",
-                           kind="agent_loop", name=name)  # fmt: skip
+            raise NotFound(
+                f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._agent_loops))}",
+                kind="agent_loop",
+                name=name,
+            )
         return name
 
     def _mark(self, record: Record, peer: Peer) -> None:
@@ -194,8 +214,11 @@ class Acceptance:
         newest = self._table.newest(record.rollout_id)
         try:
             if newest is not record:
-                raise Aborted(f"rollout {record.rollout_id} is at attempt {newest.attempt}",
-                              rollout_id=record.rollout_id, attempt=newest.attempt)  # fmt: skip
+                raise Aborted(
+                    f"rollout {record.rollout_id} is at attempt {newest.attempt}",
+                    rollout_id=record.rollout_id,
+                    attempt=newest.attempt,
+                )
             if self._shutdown.closing:
                 raise Unavailable("the server is shutting down")
             record.tools = tool_dicts(tools)
@@ -253,13 +276,17 @@ class Acceptance:
 def _check_same(known: Record, init: InitRequest) -> None:
     request = init.request
     if known.attempt > request.attempt:
-        raise Aborted(f"rollout {request.rollout_id} is at attempt {known.attempt}",
-                      rollout_id=request.rollout_id, attempt=known.attempt)  # fmt: skip
+        raise Aborted(
+            f"rollout {request.rollout_id} is at attempt {known.attempt}",
+            rollout_id=request.rollout_id,
+            attempt=known.attempt,
+        )
     if known.init.digest != init.digest:
         raise AlreadyExists(
             f"rollout {request.rollout_id} attempt {known.attempt} was started with another request",
-            rollout_id=request.rollout_id, attempt=known.attempt,
-        )  # fmt: skip
+            rollout_id=request.rollout_id,
+            attempt=known.attempt,
+        )
 
 
 async def settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:

@@ -65,10 +65,15 @@ class Engine:
     """
 
     def __init__(
-        self, agent_loops: Iterable[RolloutAgentLoop], config: EngineConfig | None = None, *,
-        journal: Journal | None = None, clock: Clock | None = None, sinks: Sequence[EventSink] = (),
+        self,
+        agent_loops: Iterable[RolloutAgentLoop],
+        config: EngineConfig | None = None,
+        *,
+        journal: Journal | None = None,
+        clock: Clock | None = None,
+        sinks: Sequence[EventSink] = (),
         supervisor: Supervisor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config = config = config or EngineConfig()
         given = list(agent_loops)
         self.agent_loops = loops = {loop.name: loop for loop in given}
@@ -92,9 +97,18 @@ class Engine:
         self.provenance = provenance = Provenance(loops, journal)
         """Who runs here, and which outcomes come from an earlier run of their trainer."""
         self._runner = runner = Runner(
-            loops, config, admission, log, clock, self._ended, outbox.drop, outbox.absences.reached, provenance,
-            supervisor, table.grow,
-        )  # fmt: skip
+            loops,
+            config,
+            admission,
+            log,
+            clock,
+            self._ended,
+            outbox.drop,
+            outbox.absences.reached,
+            provenance,
+            supervisor,
+            table.grow,
+        )
         tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
 
         def callbacks(owner: str) -> Tenant:
@@ -108,9 +122,20 @@ class Engine:
         self.recovery = Recovery(loops, journal, table, tombstones, admission, runner, outbox, log, clock, callbacks)
         """What another process left."""
         self.acceptance = Acceptance(
-            loops, config, journal, table, tombstones, admission, runner, log, clock, self.shutdown, callbacks,
-            provenance, supervisor,
-        )  # fmt: skip
+            loops,
+            config,
+            journal,
+            table,
+            tombstones,
+            admission,
+            runner,
+            log,
+            clock,
+            self.shutdown,
+            callbacks,
+            provenance,
+            supervisor,
+        )
         """How a rollout comes in; `init` waits for it."""
         self.end_sinks: list[EndSink] = []
         """Called with each rollout that ended, after its commit."""
@@ -160,8 +185,11 @@ class Engine:
         if not rollout_id:
             live = [r for r in self._table.live() if r.owner == owner]
             live.sort(key=lambda record: not record.accepted.done())  # what cannot be refused goes first
-            return [self._cancel(r, reason) for r in live if not group_id or (
-                r.init.request.group is not None and r.init.request.group.id == group_id)]  # fmt: skip
+            return [
+                self._cancel(r, reason)
+                for r in live
+                if not group_id or (r.init.request.group is not None and r.init.request.group.id == group_id)
+            ]
         pending = [
             r for r in self._table.pending(rollout_id) if r.owner == owner and r.attempt <= (attempt or r.attempt)
         ]
@@ -204,11 +232,15 @@ class Engine:
     def capacity(self) -> Capacity:
         """What there is room for."""
         return Capacity(
-            max_concurrent=self.config.max_concurrent, max_queued=self.config.queue_limit,
-            running=self._admission.running - len(self._runner.abandoned), queued=self._admission.queued,
-            abandoned=len(self._runner.abandoned), undelivered=self.outbox.undelivered, expired=self.outbox.expired,
+            max_concurrent=self.config.max_concurrent,
+            max_queued=self.config.queue_limit,
+            running=self._admission.running - len(self._runner.abandoned),
+            queued=self._admission.queued,
+            abandoned=len(self._runner.abandoned),
+            undelivered=self.outbox.undelivered,
+            expired=self.outbox.expired,
             completed=self._completed,
-        )  # fmt: skip
+        )
 
     def _ended(self, record: Record) -> None:
         """The end is committed: deliver it."""

@@ -142,8 +142,9 @@ class EventLog:
         if journal != self.store.journal_id:
             raise FailedPrecondition(
                 "the cursor is of another journal: the server has forgotten what it ran before",
-                kind="JOURNAL", subject=self.store.journal_id,
-            )  # fmt: skip
+                kind="JOURNAL",
+                subject=self.store.journal_id,
+            )
         position = int(text)
         if position < self.store.forgotten_position:
             raise OutOfRange(

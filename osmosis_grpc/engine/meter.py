@@ -15,9 +15,23 @@ class Meter:
     """Counts one rollout. Times are monotonic seconds."""
 
     __slots__ = (
-        "_accepted", "_chats", "_last", "_llm_calls", "_llm_latency", "_max_context", "_model_time", "_prompt_tokens",
-        "_response_tokens", "_run_latency", "_runs", "_started", "_tool_calls", "_tool_latency", "_tool_time", "_tools",
-    )  # fmt: skip
+        "_accepted",
+        "_chats",
+        "_last",
+        "_llm_calls",
+        "_llm_latency",
+        "_max_context",
+        "_model_time",
+        "_prompt_tokens",
+        "_response_tokens",
+        "_run_latency",
+        "_runs",
+        "_started",
+        "_tool_calls",
+        "_tool_latency",
+        "_tool_time",
+        "_tools",
+    )
 
     def __init__(self, accepted: float) -> None:
         self._accepted = accepted
@@ -95,13 +109,19 @@ class Meter:
         total = now - self._accepted
         tool = self._tool_time or min(self._tool_latency, max(0.0, total - queue - self._model_time))
         return RolloutMetrics(
-            total_latency_ms=total * 1000, llm_latency_ms=self._llm_latency * 1000,
-            tool_latency_ms=tool_latency * 1000, num_llm_calls=self._llm_calls,
-            num_tool_calls=max(recorded, seen), prompt_tokens=self._prompt_tokens,
-            response_tokens=self._response_tokens, max_context_tokens=self._max_context,
-            queue_time=queue, model_time=self._model_time, tool_time=tool,
+            total_latency_ms=total * 1000,
+            llm_latency_ms=self._llm_latency * 1000,
+            tool_latency_ms=tool_latency * 1000,
+            num_llm_calls=self._llm_calls,
+            num_tool_calls=max(recorded, seen),
+            prompt_tokens=self._prompt_tokens,
+            response_tokens=self._response_tokens,
+            max_context_tokens=self._max_context,
+            queue_time=queue,
+            model_time=self._model_time,
+            tool_time=tool,
             overhead_time=max(0.0, total - queue - self._model_time - tool),
-        )  # fmt: skip
+        )
 
     def _tick(self, now: float) -> None:
         if self._chats:

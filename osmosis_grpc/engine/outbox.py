@@ -32,9 +32,13 @@ class Outbox:
     """Counts what is undelivered, and delivers it. `settled` is told when one is."""
 
     def __init__(
-        self, config: EngineConfig, log: EventLog, clock: Clock, settled: Callable[[Record], None],
+        self,
+        config: EngineConfig,
+        log: EventLog,
+        clock: Clock,
+        settled: Callable[[Record], None],
         supervisor: Supervisor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._supervisor = supervisor
         self._config = config
         self._log = log
@@ -115,9 +119,13 @@ class Outbox:
             self._go_on(record, peer, call=call)
 
     def _go_on(
-        self, record: Record, peer: Peer, problem: BaseException | None = None, *,
+        self,
+        record: Record,
+        peer: Peer,
+        problem: BaseException | None = None,
+        *,
         call: "asyncio.Future[Outcome] | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Deliver in a task: the first try, at `peer`, was in vain, or raised `problem` here."""
         if not self._closed:
             task = self._supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
@@ -157,8 +165,9 @@ class Outbox:
                 if tries == 1:
                     log.warning(
                         "the completion of rollout %s did not reach its trainer (%s); trying again",
-                        record.rollout_id, clip(describe(error)),
-                    )  # fmt: skip
+                        record.rollout_id,
+                        clip(describe(error)),
+                    )
             finally:
                 record.calls.discard(call)
                 self.absences.tried(record, peer.trainer, reached=reached)

@@ -57,9 +57,14 @@ class Provenance:
             return None
         then, now = completion.agent_version, self._versions.get(record.agent_loop, AgentVersion())
         return EarlierRun(
-            record.end_time or 0.0, by.process_uuid, by.process_uuid == self.process_uuid, record.agent_loop, then,
-            now.digest, self._changes(then, now),
-        )  # fmt: skip
+            record.end_time or 0.0,
+            by.process_uuid,
+            by.process_uuid == self.process_uuid,
+            record.agent_loop,
+            then,
+            now.digest,
+            self._changes(then, now),
+        )
 
     def _changes(self, then: str, now: AgentVersion) -> tuple[str, ...]:
         if not then or then == now.digest or self._journal is None:
@@ -84,9 +89,10 @@ class Provenance:
         log.warning(
             "%d %s asked for rollouts that had ended in an earlier run of the trainer: nothing ran, and the trainer "
             "gets the outcomes of then; new ids or a higher attempt run them again%s",
-            self._count, "Init" if self._count == 1 else "Inits",
+            self._count,
+            "Init" if self._count == 1 else "Inits",
             "".join(f"; {change}" for change in self._changed.values()),
-        )  # fmt: skip
+        )
         self._count = 0
         self._changed.clear()
 

@@ -172,20 +172,42 @@ class Record:
         timeout = entry.init.request.agent_timeout
         over = entry.end_time is not None
         return cls(
-            entry.init, entry.owner, peer, tenant, entry.accept_time, Meter(now - elapsed), accepted,
-            state=entry.state if over else RolloutState.ACCEPTED, sequence=entry.sequence, agent_loop=entry.agent_loop,
-            tools=entry.tools, deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
-            start_time=entry.start_time, end_time=entry.end_time, ended=now if over else None,
-            completion=entry.completion, ended_by=entry.ended_by, undelivered=entry.undelivered, settled=entry.settled,
+            entry.init,
+            entry.owner,
+            peer,
+            tenant,
+            entry.accept_time,
+            Meter(now - elapsed),
+            accepted,
+            state=entry.state if over else RolloutState.ACCEPTED,
+            sequence=entry.sequence,
+            agent_loop=entry.agent_loop,
+            tools=entry.tools,
+            deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
+            start_time=entry.start_time,
+            end_time=entry.end_time,
+            ended=now if over else None,
+            completion=entry.completion,
+            ended_by=entry.ended_by,
+            undelivered=entry.undelivered,
+            settled=entry.settled,
             verdict=Verdict(CompletionStatus(entry.state.value)) if over else None,
-            last_number=entry.last_number, written=entry.last_number,
-        )  # fmt: skip
+            last_number=entry.last_number,
+            written=entry.last_number,
+        )
 
     def entry(self) -> Entry:
         """What a journal has to know of it."""
         place = self.peer.place
-        return Entry(init=self.init, tools=self.tools, owner=self.owner, place=place, sequence=self.sequence,
-                     agent_loop=self.agent_loop, accept_time=self.accept_time)  # fmt: skip
+        return Entry(
+            init=self.init,
+            tools=self.tools,
+            owner=self.owner,
+            place=place,
+            sequence=self.sequence,
+            agent_loop=self.agent_loop,
+            accept_time=self.accept_time,
+        )
 
     def next_turn(self) -> asyncio.Event:
         """What the next re-pointing sets."""
@@ -219,8 +241,15 @@ class Record:
     def info(self) -> RolloutInfo:
         """Where it stands, without its completion."""
         return RolloutInfo(
-            rollout_id=self.rollout_id, attempt=self.attempt, agent_loop=self.agent_loop, state=self.state,
-            activity=self.activity(), group=self.init.request.group, accept_time=self.accept_time,
-            start_time=self.start_time, end_time=self.end_time, last_number=self.last_number,
+            rollout_id=self.rollout_id,
+            attempt=self.attempt,
+            agent_loop=self.agent_loop,
+            state=self.state,
+            activity=self.activity(),
+            group=self.init.request.group,
+            accept_time=self.accept_time,
+            start_time=self.start_time,
+            end_time=self.end_time,
+            last_number=self.last_number,
             undelivered=self.undelivered,
-        )  # fmt: skip
+        )

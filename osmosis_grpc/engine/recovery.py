@@ -25,10 +25,18 @@ class Recovery:
     """
 
     def __init__(
-        self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None, table: RecordTable,
-        tombstones: Tombstones, admission: Admission, runner: Runner, outbox: Outbox, log: EventLog, clock: Clock,
+        self,
+        agent_loops: Mapping[str, RolloutAgentLoop],
+        journal: Journal | None,
+        table: RecordTable,
+        tombstones: Tombstones,
+        admission: Admission,
+        runner: Runner,
+        outbox: Outbox,
+        log: EventLog,
+        clock: Clock,
         callbacks: Callable[[str], Tenant],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._agent_loops = agent_loops
         self._journal = journal
         self._table = table

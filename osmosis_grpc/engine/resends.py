@@ -86,8 +86,11 @@ class Resends:
                 if isinstance(error, CallError) and error.retry_after is not None:
                     pause = error.retry_after
                 if isinstance(error, FINAL) or loop.time() + pause > give_up:
-                    log.warning("the completion of rollout %s was asked for again and cannot be delivered: %s",
-                                completion.rollout_id, clip(describe(error)))  # fmt: skip
+                    log.warning(
+                        "the completion of rollout %s was asked for again and cannot be delivered: %s",
+                        completion.rollout_id,
+                        clip(describe(error)),
+                    )
                     return
             await asyncio.sleep(pause)
             delay = min(longest, delay * 2)

@@ -26,8 +26,11 @@ class Rollouts:
         """A rollout of the owner's. Raises NotFound."""
         record = self._table.find(rollout_id, attempt) if attempt else self._table.accepted(rollout_id)
         if record is None or record.owner != owner or not record.accepted.done():
-            raise NotFound(f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
-                           kind="rollout", name=rollout_id)  # fmt: skip
+            raise NotFound(
+                f"there is no rollout {rollout_id}" + (f" attempt {attempt}" if attempt else ""),
+                kind="rollout",
+                name=rollout_id,
+            )
         return record
 
     async def info(self, record: Record) -> RolloutInfo:
@@ -38,8 +41,16 @@ class Rollouts:
         bare = replace(completion, from_journal=None) if completion.from_journal else completion  # that is the asker's
         return replace(info, completion=await read_whole(bare, self._log.store))
 
-    async def page(self, owner: str, after: int = 0, limit: int = 100, *, states: Sequence[RolloutState] = (),
-             group_id: str = "", undelivered: bool = False) -> tuple[list[RolloutInfo], int]:  # fmt: skip
+    async def page(
+        self,
+        owner: str,
+        after: int = 0,
+        limit: int = 100,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
+        undelivered: bool = False,
+    ) -> tuple[list[RolloutInfo], int]:
         """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
         rows: list[RolloutInfo] = []
         place = 0

@@ -57,11 +57,19 @@ class Runner:
     """Starts, stops and ends rollouts."""
 
     def __init__(
-        self, agent_loops: dict[str, RolloutAgentLoop], config: EngineConfig, admission: Admission,
-        event_log: EventLog, clock: Clock, on_end: Callable[[Record], None], on_dropped: Callable[[Record], None],
-        on_reached: Callable[[object], None], provenance: Provenance, supervisor: Supervisor,
+        self,
+        agent_loops: dict[str, RolloutAgentLoop],
+        config: EngineConfig,
+        admission: Admission,
+        event_log: EventLog,
+        clock: Clock,
+        on_end: Callable[[Record], None],
+        on_dropped: Callable[[Record], None],
+        on_reached: Callable[[object], None],
+        provenance: Provenance,
+        supervisor: Supervisor,
         on_grown: Callable[[Record, int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._supervisor = supervisor
         self._provenance = provenance
         self._agent_loops = agent_loops
@@ -185,8 +193,9 @@ class Runner:
         record.session = session
         context = RolloutContext(
             request=own_copy(request, partial(self._on_grown, record)),
-            tools=[jsontext.copy(tool, "tools") for tool in record.tools], session=session,
-        )  # fmt: skip
+            tools=[jsontext.copy(tool, "tools") for tool in record.tools],
+            session=session,
+        )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
         agent = self._agent_loops[record.agent_loop]
@@ -286,10 +295,17 @@ class Runner:
         """Write the end of a rollout to the log."""
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
-                self._log.append(record, events.SegmentClosed(
-                    sample=name, index=index, chats=segment.chats, tokens=sum(segment.mask_runs),
-                    sampled_tokens=segment.sampled, drift_index=segment.drift_index,
-                ))  # fmt: skip
+                self._log.append(
+                    record,
+                    events.SegmentClosed(
+                        sample=name,
+                        index=index,
+                        chats=segment.chats,
+                        tokens=sum(segment.mask_runs),
+                        sampled_tokens=segment.sampled,
+                        drift_index=segment.drift_index,
+                    ),
+                )
         failpoints.reach("result.before")
         record.report = completion, self._provenance.ended_by(record)
         try:
@@ -364,7 +380,8 @@ def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size:
     elif metadata:
         held = jsontext.copy(metadata, "metadata_json")
     return copy_of(
-        request, messages=copy_messages(request.messages, "messages"),
+        request,
+        messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
         metadata=held,
-    )  # fmt: skip
+    )

@@ -72,15 +72,28 @@ class RolloutSession:
     """One run of one rollout. Refuses everything once the rollout has ended."""
 
     __slots__ = (
-        "_clock", "_config", "_log", "_on_diverged", "_on_reached", "_on_superseded", "_record", "_samples",
-        "_unsampled", "open",
-    )  # fmt: skip
+        "_clock",
+        "_config",
+        "_log",
+        "_on_diverged",
+        "_on_reached",
+        "_on_superseded",
+        "_record",
+        "_samples",
+        "_unsampled",
+        "open",
+    )
 
     def __init__(
-        self, record: Record, log: EventLog, config: EngineConfig, clock: Clock,
-        on_superseded: Callable[[Record], None], on_diverged: Callable[[Record, str], None],
+        self,
+        record: Record,
+        log: EventLog,
+        config: EngineConfig,
+        clock: Clock,
+        on_superseded: Callable[[Record], None],
+        on_diverged: Callable[[Record, str], None],
         on_reached: Callable[[object], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._record = record
         self._on_superseded = on_superseded
         self._on_diverged = on_diverged
@@ -139,9 +152,14 @@ class RolloutSession:
         return name
 
     async def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, sample: str, purpose: ChatPurpose,
-        tools: Sequence[Any] | None, params: Mapping[str, Any],
-    ) -> ChatResponse:  # fmt: skip
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str,
+        purpose: ChatPurpose,
+        tools: Sequence[Any] | None,
+        params: Mapping[str, Any],
+    ) -> ChatResponse:
         if not self.open:
             await asyncio.sleep(0)  # an agent that ignores the error in a loop must not block the event loop
         self.check_open()
@@ -161,16 +179,30 @@ class RolloutSession:
         history = state.conversation.messages(place.node)
         known = None if record.peer.knows else state.assembler.tokens(place.continues)
         request = ChatRequest(
-            rollout_id=record.rollout_id, attempt=record.attempt, sample=sample, number=number, messages=history,
-            params=params, tools=record.tools if chat_tools is None else chat_tools,
-            own_tools=chat_tools is not None, purpose=purpose, continues=place.continues, covered=place.covered,
-            known_ids=known if known is not None and len(known) else None, state=callback.state if callback else b"",
+            rollout_id=record.rollout_id,
+            attempt=record.attempt,
+            sample=sample,
+            number=number,
+            messages=history,
+            params=params,
+            tools=record.tools if chat_tools is None else chat_tools,
+            own_tools=chat_tools is not None,
+            purpose=purpose,
+            continues=place.continues,
+            covered=place.covered,
+            known_ids=known if known is not None and len(known) else None,
+            state=callback.state if callback else b"",
             timeout=self._timeout(),
-        )  # fmt: skip
+        )
         asked = events.ChatRequested(
-            sample=sample, number=number, continues=place.continues, messages=history[place.covered :], params=params,
-            tools=chat_tools, purpose=purpose,
-        )  # fmt: skip
+            sample=sample,
+            number=number,
+            continues=place.continues,
+            messages=history[place.covered :],
+            params=params,
+            tools=chat_tools,
+            purpose=purpose,
+        )
         recorded = self._recorded(asked) if record.recording is not None else None
         self._log.append(record, asked)
         began = self._clock.monotonic()
@@ -198,10 +230,16 @@ class RolloutSession:
         if purpose is ChatPurpose.POLICY:  # what a judge said is no sample
             state.newest = reply
         record.meter.answered(response, prompt_ids or 0, ended - began)
-        self._log.append(record, events.ChatAnswered(
-            sample=sample, number=number, response=response, latency=ended - began,
-            recorded_number=0 if recorded is None else recorded.number,
-        ))  # fmt: skip
+        self._log.append(
+            record,
+            events.ChatAnswered(
+                sample=sample,
+                number=number,
+                response=response,
+                latency=ended - began,
+                recorded_number=0 if recorded is None else recorded.number,
+            ),
+        )
         record.called = _called(response.message)
         return response
 
@@ -242,8 +280,11 @@ class RolloutSession:
                 if first:
                     log.warning(
                         "chat %d of rollout %s: the trainer cannot answer now (%s); asking again for up to %g s",
-                        request.number, request.rollout_id, clip(describe(error)), self._config.trainer_grace,
-                    )  # fmt: skip
+                        request.number,
+                        request.rollout_id,
+                        clip(describe(error)),
+                        self._config.trainer_grace,
+                    )
                 self._failed(request, error, will_retry=True)
                 delay = min(longest, delay * 2)
             await self._pause(pause)
@@ -292,10 +333,16 @@ class RolloutSession:
 
     def _failed(self, request: ChatRequest, error: CallError, *, will_retry: bool) -> None:
         if self.open and self._record.state is RolloutState.RUNNING:
-            self._log.append(self._record, events.ChatFailed(
-                sample=request.sample, number=request.number, code=error.code, message=clip(str(error)),
-                will_retry=will_retry,
-            ))  # fmt: skip
+            self._log.append(
+                self._record,
+                events.ChatFailed(
+                    sample=request.sample,
+                    number=request.number,
+                    code=error.code,
+                    message=clip(str(error)),
+                    will_retry=will_retry,
+                ),
+            )
 
     def frozen(self, messages: Sequence[Any], field: str) -> Told:
         """Messages as this run's own copies. Raises InvalidArgument."""
@@ -346,10 +393,12 @@ class RolloutSession:
                 reason = assembler.reason
                 messages, begins = _told(name, state.newest)
                 made[name] = Sample(
-                    messages=messages, begins=begins,
+                    messages=messages,
+                    begins=begins,
                     segments=assembler.references() if refer else assembler.segments(),
-                    trainable=not reason, not_trainable_reason=reason,
-                )  # fmt: skip
+                    trainable=not reason,
+                    not_trainable_reason=reason,
+                )
         return made
 
     def close(self) -> None:

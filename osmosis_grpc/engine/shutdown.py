@@ -25,9 +25,15 @@ class Shutdown:
     """Draining takes no new rollouts; closing ends what there is. `durable`: whether there is a journal."""
 
     def __init__(
-        self, agent_loops: Mapping[str, RolloutAgentLoop], durable: bool, table: RecordTable, runner: Runner,
-        outbox: Outbox, clock: Clock, capacity: Callable[[], Capacity],
-    ) -> None:  # fmt: skip
+        self,
+        agent_loops: Mapping[str, RolloutAgentLoop],
+        durable: bool,
+        table: RecordTable,
+        runner: Runner,
+        outbox: Outbox,
+        clock: Clock,
+        capacity: Callable[[], Capacity],
+    ) -> None:
         self.draining = False
         """Whether new rollouts are refused."""
         self.closing = False
@@ -69,8 +75,11 @@ class Shutdown:
             left = self._capacity()
             log.warning(
                 "the drain limit of %g s is over: %d running, %d queued, %d undelivered",
-                limit, left.running, left.queued, left.undelivered,
-            )  # fmt: skip
+                limit,
+                left.running,
+                left.queued,
+                left.undelivered,
+            )
         await self.close(LAST_DELIVERIES if limit else 0.0)
         undelivered = self._outbox.undelivered
         if undelivered and not self._durable:
@@ -78,8 +87,9 @@ class Shutdown:
         elif self._durable and (self.parked or undelivered):
             log.info(
                 "%d unfinished rollouts and %d undelivered completions stay in the journal",
-                len(self.parked), undelivered,
-            )  # fmt: skip
+                len(self.parked),
+                undelivered,
+            )
 
     async def close(self, limit: float) -> None:
         """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.

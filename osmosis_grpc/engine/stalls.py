@@ -28,9 +28,13 @@ class Stalls:
             activity = record.activity()
             log.warning(
                 "rollout %s (agent loop %s, attempt %d) has made no progress for %.0f s; it does: %s, since %s",
-                record.rollout_id, record.agent_loop, record.attempt, now - record.progress, activity.description,
+                record.rollout_id,
+                record.agent_loop,
+                record.attempt,
+                now - record.progress,
+                activity.description,
                 time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.since)),
-            )  # fmt: skip
+            )
         if len(stalled) > MOST_LINES:
             log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)
 

@@ -40,8 +40,9 @@ class Suspects:
         """Keep a suspect waiting. Suspects with fewer deaths go first."""
         log.warning(
             "the server's process died %d times while rollout %s ran without a new reply: it runs alone now",
-            deaths, record.rollout_id,
-        )  # fmt: skip
+            deaths,
+            record.rollout_id,
+        )
         heapq.heappush(self._waiting, (deaths, record.sequence, record))
 
     def begin(self) -> None:

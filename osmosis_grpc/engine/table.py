@@ -90,9 +90,15 @@ class RecordTable:
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
     async def after(
-        self, sequence: int, owner: str, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        self,
+        sequence: int,
+        owner: str,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
         unsettled: bool = False,
-    ) -> AsyncIterator[Record]:  # fmt: skip
+    ) -> AsyncIterator[Record]:
         """The owner's accepted records in order of acceptance; `limit` is how many the caller wants.
 
         Leaves out some of those that have another state or group, or are settled where `unsettled` is asked for.
@@ -213,8 +219,9 @@ class RecordTable:
             live = self._live_size + self._store.live_size
             raise ResourceExhausted(
                 f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
-                f"undelivered outcomes {self._memory - live}", retry_after=5.0,
-            )  # fmt: skip
+                f"undelivered outcomes {self._memory - live}",
+                retry_after=5.0,
+            )
         if self._journal is not None and not self._journal.has_room(owner):
             raise ResourceExhausted(
                 "the disk_budget is full: live rollouts and undelivered outcomes take it all", retry_after=5.0

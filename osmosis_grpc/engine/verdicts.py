@@ -22,9 +22,13 @@ from osmosis_grpc.types.completion import clip, describe, is_reward
 
 
 def failed(
-    boundary: Boundary, message: str, *, reason: FailureReason = FailureReason.SERVER_ERROR, retryable: bool = False,
+    boundary: Boundary,
+    message: str,
+    *,
+    reason: FailureReason = FailureReason.SERVER_ERROR,
+    retryable: bool = False,
     finish_reason: str = "error",
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """A rollout that failed without an exception."""
     return Verdict(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
 
@@ -114,22 +118,38 @@ def completion(
             name: replace(sample, reward=reward, messages=messages, begins=begins) for name, sample in samples.items()
         }
     return Completion(
-        rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
-        finish_reason=verdict.finish_reason, failure=verdict.failure, messages=messages, begins=begins, reward=reward,
-        samples=samples, metrics=record.meter.total(now, session.tool_messages() if session else {}),
-        extra_fields=extra, group=record.init.request.group, evaluation=record.init.request.evaluation,
+        rollout_id=record.rollout_id,
+        attempt=record.attempt,
+        result_id=result_id,
+        status=verdict.status,
+        finish_reason=verdict.finish_reason,
+        failure=verdict.failure,
+        messages=messages,
+        begins=begins,
+        reward=reward,
+        samples=samples,
+        metrics=record.meter.total(now, session.tool_messages() if session else {}),
+        extra_fields=extra,
+        group=record.init.request.group,
+        evaluation=record.init.request.evaluation,
         agent_version=record.agent_version,
-    )  # fmt: skip
+    )
 
 
 def bare(record: Record, verdict: Verdict, result_id: str) -> Completion:
     """A terminal report that says nothing of what the agent did: it is made when the whole one cannot be."""
     return Completion(
-        rollout_id=record.rollout_id, attempt=record.attempt, result_id=result_id, status=verdict.status,
-        finish_reason=verdict.finish_reason, failure=verdict.failure, metrics=RolloutMetrics(),
-        group=record.init.request.group, evaluation=record.init.request.evaluation,
+        rollout_id=record.rollout_id,
+        attempt=record.attempt,
+        result_id=result_id,
+        status=verdict.status,
+        finish_reason=verdict.finish_reason,
+        failure=verdict.failure,
+        metrics=RolloutMetrics(),
+        group=record.init.request.group,
+        evaluation=record.init.request.evaluation,
         agent_version=record.agent_version,
-    )  # fmt: skip
+    )
 
 
 def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[Told, dict[str, Any]]:

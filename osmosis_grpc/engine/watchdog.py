@@ -86,8 +86,10 @@ class Watchdog:
         log.warning(
             "the event loop has been blocked for more than %.0f ms at %s%s; every rollout waits for it. "
             "Use await asyncio.to_thread(...) for code that blocks.",
-            self._limit * 1000, self.last, tool and f", by the tool {tool}",
-        )  # fmt: skip
+            self._limit * 1000,
+            self.last,
+            tool and f", by the tool {tool}",
+        )
 
 
 def _tool(task: "asyncio.Task[Any] | None") -> str:

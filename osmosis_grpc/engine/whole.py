@@ -62,9 +62,11 @@ def _left_out(begins: ChatRef | None) -> bool:
 
 
 def _told(
-    begins: ChatRef | None, messages: Sequence[Message], asked: Mapping[ChatName, events.ChatRequested],
+    begins: ChatRef | None,
+    messages: Sequence[Message],
+    asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
-) -> tuple[ChatRef | None, Sequence[Message]]:  # fmt: skip
+) -> tuple[ChatRef | None, Sequence[Message]]:
     """A conversation with what it begins with."""
     if begins is None or begins.covered:
         return begins, messages

@@ -34,7 +34,5 @@ def row_sum(about: bytes, values: Iterable[Any]) -> int:
 
 def event_sum(position: int, sequence: int, number: int, time: float, kind: int, body: bytes) -> int:
     """Return what row_sum gives for an event. There are many events, and this is faster."""
-    head = _event(
-        EVENTS, b"#", position, b"#", sequence, b"#", number, b"#", time, b"#", kind, b"b", len(body)
-    )  # fmt: skip
+    head = _event(EVENTS, b"#", position, b"#", sequence, b"#", number, b"#", time, b"#", kind, b"b", len(body))
     return crc32(body, crc32(head))

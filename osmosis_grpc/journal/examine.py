@@ -99,9 +99,12 @@ def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) ->
         columns["rollout_id"], columns["attempt"] = known or ("", 0)
     attempt = columns.get("attempt", 0)
     return Finding(
-        str(columns.get("rollout_id", "")), attempt if isinstance(attempt, int) else 0, table.name,
-        " ".join(str(row[at]) for at in table.key), what,
-    )  # fmt: skip
+        str(columns.get("rollout_id", "")),
+        attempt if isinstance(attempt, int) else 0,
+        table.name,
+        " ".join(str(row[at]) for at in table.key),
+        what,
+    )
 
 
 def _trails(database: sqlite3.Connection, found: Examined) -> None:

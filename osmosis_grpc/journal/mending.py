@@ -38,8 +38,11 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             values = 0, schema.deaths_sum(row.sequence, 0), row.sequence
             database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
         elif wrong.startswith("end_sum") and _remake(database, row):
-            log.error("the row of rollout %s was damaged in the journal %s; it is made anew from its events",
-                      row.rollout_id, path)  # fmt: skip
+            log.error(
+                "the row of rollout %s was damaged in the journal %s; it is made anew from its events",
+                row.rollout_id,
+                path,
+            )
         elif wrong.startswith("end_sum"):  # then its positions are not to be trusted: its events are found without
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
@@ -67,9 +70,11 @@ def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
     (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
     (clock,) = database.execute("SELECT max(max(accepted_at), max(coalesce(ended_at, 0.0))) FROM rollouts").fetchone()
     values = {
-        "journal_id": journal_id, _COPY: journal_id, "forgotten_position": newest or 0 if lost else 0,
+        "journal_id": journal_id,
+        _COPY: journal_id,
+        "forgotten_position": newest or 0 if lost else 0,
         "clock": clock or 0.0,
-    }  # fmt: skip
+    }
     for name, value in values.items():
         if name not in known:
             database.execute(schema.FACT, schema.fact(name, value))

@@ -81,8 +81,12 @@ class Reader:
             found = [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
         for entry in found:
             if entry.damage:
-                log.error("rollout %s attempt %d is damaged in the journal: %s",
-                          rollout_id, entry.init.request.attempt, entry.damage)  # fmt: skip
+                log.error(
+                    "rollout %s attempt %d is damaged in the journal: %s",
+                    rollout_id,
+                    entry.init.request.attempt,
+                    entry.damage,
+                )
         return found
 
     def named(self, owner: str, idempotency_key: str) -> str:
@@ -98,9 +102,15 @@ class Reader:
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
     def entries(
-        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        self,
+        owner: str,
+        after: int,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
         unsettled: bool = False,
-    ) -> list[Entry]:  # fmt: skip
+    ) -> list[Entry]:
         """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
         values: list[Any]
         conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
@@ -231,22 +241,38 @@ class Reader:
         if completion is not None and completion.finish_reason == DATA_LOSS:  # it has ended so: there is nothing more
             damage = ""
         entry = Entry(
-            init=_init(row, first), tools=first.tools if first else (), owner=row.owner, place=row.place,
-            sequence=row.sequence, agent_loop=row.agent_loop, accept_time=row.accept_time, settled=bool(row.settled),
-            last_number=row.last_number, accepted_at=row.accepted_at, deaths=row.deaths, damage=damage,
-        )  # fmt: skip
+            init=_init(row, first),
+            tools=first.tools if first else (),
+            owner=row.owner,
+            place=row.place,
+            sequence=row.sequence,
+            agent_loop=row.agent_loop,
+            accept_time=row.accept_time,
+            settled=bool(row.settled),
+            last_number=row.last_number,
+            accepted_at=row.accepted_at,
+            deaths=row.deaths,
+            damage=damage,
+        )
         if not damage:
             return replace(
-                entry, start_time=row.start_time, end_time=row.end_time, state=RolloutState(row.state),
-                completion=completion if whole else None, ended_by=ended_by,
+                entry,
+                start_time=row.start_time,
+                end_time=row.end_time,
+                state=RolloutState(row.state),
+                completion=completion if whole else None,
+                ended_by=ended_by,
                 undelivered=bool(row.ended and not row.settled),
-            )  # fmt: skip
+            )
         if not row.settled:
             return entry
         return replace(
-            entry, start_time=row.accept_time, end_time=row.accept_time, state=RolloutState.FAILED,
+            entry,
+            start_time=row.accept_time,
+            end_time=row.accept_time,
+            state=RolloutState.FAILED,
             completion=data_loss(entry.init.request, damage) if whole else None,
-        )  # fmt: skip
+        )
 
     def _event(self, position: int) -> EventRow:
         """An event. Raises Damaged."""

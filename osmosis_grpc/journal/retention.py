@@ -39,9 +39,14 @@ class Retention:
     """
 
     def __init__(
-        self, database: sqlite3.Connection, clock: JournalClock, ttl: float, budget: int,
-        drop: Callable[[Sequence[Dropped]], None], barrier: Callable[[Callable[[bool], None]], None],
-    ) -> None:  # fmt: skip
+        self,
+        database: sqlite3.Connection,
+        clock: JournalClock,
+        ttl: float,
+        budget: int,
+        drop: Callable[[Sequence[Dropped]], None],
+        barrier: Callable[[Callable[[bool], None]], None],
+    ) -> None:
         self._database = database
         self._clock = clock
         self._ttl = ttl

@@ -149,9 +149,14 @@ def data_loss(request: RolloutRequest, damage: str) -> Completion:
     """The completion of a rollout that had ended, and of which the journal has lost something."""
     name = f"{request.rollout_id}/{request.attempt}".encode("utf-8", "replace")
     return Completion(
-        rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
-        result_id=hashlib.blake2b(name, digest_size=16).hexdigest(), finish_reason=DATA_LOSS,
-        failure=Failure("server", f"the journal's record of the rollout is damaged: {damage}", True,
-                        reason=FailureReason.DATA_LOSS),
-        group=request.group, evaluation=request.evaluation,
-    )  # fmt: skip
+        rollout_id=request.rollout_id,
+        attempt=request.attempt,
+        status=CompletionStatus.FAILED,
+        result_id=hashlib.blake2b(name, digest_size=16).hexdigest(),
+        finish_reason=DATA_LOSS,
+        failure=Failure(
+            "server", f"the journal's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
+        ),
+        group=request.group,
+        evaluation=request.evaluation,
+    )

@@ -37,8 +37,15 @@ def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
     aside = finish(path)
     log.error(
         "the %s %s is damaged: %s. Its rows were read into a new file: %d, of them %d damaged; %d could not be read. "
-        "The damaged file is kept as %s", schema.kind, path, problem, found.rows, found.damaged, pages.lost, aside,
-    )  # fmt: skip
+        "The damaged file is kept as %s",
+        schema.kind,
+        path,
+        problem,
+        found.rows,
+        found.damaged,
+        pages.lost,
+        aside,
+    )
     for name in found.lost:
         log.error("%s is lost from the %s %s", name, schema.kind, path)
 

@@ -74,9 +74,21 @@ CREATE TABLE tombstones (
 );
 """
 _ACCEPTED = (
-    "sequence", "rollout_id", "attempt", "owner", "place", "target", "delta", "tls", "agent_loop", "idempotency_key",
-    "digest", "accept_time", "accepted", "accepted_at",
-)  # fmt: skip
+    "sequence",
+    "rollout_id",
+    "attempt",
+    "owner",
+    "place",
+    "target",
+    "delta",
+    "tls",
+    "agent_loop",
+    "idempotency_key",
+    "digest",
+    "accept_time",
+    "accepted",
+    "accepted_at",
+)
 _END = (
     "sequence",
     "state",
@@ -123,13 +135,18 @@ FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 FILE = "journal.db"
 """What it is called in its folder."""
 JOURNAL = Schema(
-    kind="journal", tables_script=TABLES, error=JournalError, instead="another folder", known_table="rollouts",
-    page_size=8192, shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
+    kind="journal",
+    tables_script=TABLES,
+    error=JournalError,
+    instead="another folder",
+    known_table="rollouts",
+    page_size=8192,
+    shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
     legacy_id=0,
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
     rank={"rollouts": ("settled", "last_number")},
     clean=_clean,
-)  # fmt: skip
+)
 
 
 def accept_sum(values: Sequence[Any]) -> int:

@@ -98,5 +98,6 @@ def _of(init: InitRequest) -> dict[str, str | None] | None:
     return {
         "credential": callback.credential if callback else "",
         "state": base64.b64encode(callback.state if callback else b"").decode(),
-        "api_key": request.api_key, "server_url": request.server_url,
-    }  # fmt: skip
+        "api_key": request.api_key,
+        "server_url": request.server_url,
+    }

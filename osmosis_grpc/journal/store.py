@@ -126,9 +126,14 @@ class JournalStore:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
     def __init__(
-        self, folder: Path, *, record_ttl: float = 3600.0, budget: int = 10 * 1024**3,
-        supervisor: Supervisor | None = None, monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        record_ttl: float = 3600.0,
+        budget: int = 10 * 1024**3,
+        supervisor: Supervisor | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = found = Folder(folder)
         try:
             self._clock = JournalClock(found.clock, monotonic)
@@ -218,10 +223,16 @@ class JournalStore:
         init = entry.init
         self.last_sequence = max(self.last_sequence, entry.sequence)
         state, rest = RolloutState.ACCEPTED.value, (1, 0, 0)
-        batch.rows[schema.ACCEPT].append((
-            *_accepted(entry, rollout), state, *rest, schema.end_sum((entry.sequence, *rollout.end, None, *rest)),
-            0, schema.deaths_sum(entry.sequence, 0),
-        ))  # fmt: skip
+        batch.rows[schema.ACCEPT].append(
+            (
+                *_accepted(entry, rollout),
+                state,
+                *rest,
+                schema.end_sum((entry.sequence, *rollout.end, None, *rest)),
+                0,
+                schema.deaths_sum(entry.sequence, 0),
+            )
+        )
         if has_secrets(init):
             batch.before.append(lambda: self._secrets.put(init))
 
@@ -235,11 +246,13 @@ class JournalStore:
         rollout.ended = True
         self._live_size -= rollout.size
         rollout.end = (
-            completion.status.value, rollout.start_time, event.time, rollout.positions[-1], self._clock.now()
-        )  # fmt: skip
-        row = (
-            rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled
-        )  # fmt: skip
+            completion.status.value,
+            rollout.start_time,
+            event.time,
+            rollout.positions[-1],
+            self._clock.now(),
+        )
+        row = (rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled)
         batch.rows[schema.END].append((*row, schema.end_sum(row)))
         if rollout.settled:
             batch.after.append(lambda: self._secrets.drop(*rollout.key))
@@ -290,8 +303,9 @@ class JournalStore:
         with suppress(sqlite3.Error):
             rows = self._database.execute(
                 "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
-                "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt),
-            ).fetchall()  # fmt: skip
+                "WHERE rollout_id = ? AND attempt = ?",
+                (rollout_id, attempt),
+            ).fetchall()
             self._drop([Dropped(*row) for row in rows])
             if rows:
                 self._secrets.drop(rollout_id, attempt)
@@ -333,7 +347,7 @@ class JournalStore:
             ("DELETE FROM rollouts WHERE sequence IN (SELECT value FROM json_each(?))", (json.dumps(sequences),)),
             (_FACT, schema.fact("forgotten_position", self.forgotten_position)),
             (_FACT, schema.fact("last_sequence", self.last_sequence)),
-        ]  # fmt: skip
+        ]
         batch.after.append(lambda: self._dropped(sequences))
         batch.shrinks = True
 
@@ -418,9 +432,15 @@ class JournalStore:
         return self._reader.named(owner, idempotency_key)
 
     async def entries(
-        self, owner: str, after: int, limit: int, *, states: Sequence[RolloutState] = (), group_id: str = "",
+        self,
+        owner: str,
+        after: int,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
         unsettled: bool = False,
-    ) -> Sequence[Entry]:  # fmt: skip
+    ) -> Sequence[Entry]:
         """See Journal."""
 
         def read(reader: Reader) -> Sequence[Entry]:
@@ -458,14 +478,24 @@ class JournalStore:
             if entry.damage:
                 log.error(
                     "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
-                    request.rollout_id, request.attempt, self._folder.path, entry.damage,
-                )  # fmt: skip
+                    request.rollout_id,
+                    request.attempt,
+                    self._folder.path,
+                    entry.damage,
+                )
             key = request.rollout_id, request.attempt
             rollout = self._open[key] = _Open(
-                entry.sequence, key, entry.owner, row.accepted, row.accepted_at, trail.positions, len(trail.positions),
-                start_time=entry.start_time, end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
+                entry.sequence,
+                key,
+                entry.owner,
+                row.accepted,
+                row.accepted_at,
+                trail.positions,
+                len(trail.positions),
+                start_time=entry.start_time,
+                end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
                 ended=entry.end_time is not None,
-            )  # fmt: skip
+            )
             self._grow(rollout, trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
@@ -513,10 +543,19 @@ def _accepted(entry: Entry, rollout: _Open) -> tuple[Any, ...]:
     """What a rollout's row has from its acceptance on, its checksum last."""
     init, request = entry.init, entry.init.request
     row = (
-        entry.sequence, request.rollout_id, request.attempt, entry.owner, entry.place, *_address(init),
-        entry.agent_loop, request.idempotency_key, init.digest, entry.accept_time, rollout.accepted,
+        entry.sequence,
+        request.rollout_id,
+        request.attempt,
+        entry.owner,
+        entry.place,
+        *_address(init),
+        entry.agent_loop,
+        request.idempotency_key,
+        init.digest,
+        entry.accept_time,
+        rollout.accepted,
         rollout.accepted_at,
-    )  # fmt: skip
+    )
     return *row, schema.accept_sum(row)
 
 

@@ -48,8 +48,9 @@ class Table:
         """Whether a row is the newer version of another one."""
 
         def rank(one: Row) -> list[float]:
-            return [value if isinstance(value := one[at], int | float) else -1 if value is None else 1
-                    for at in self.rank]  # fmt: skip
+            return [
+                value if isinstance(value := one[at], int | float) else -1 if value is None else 1 for at in self.rank
+            ]
 
         return rank(row) > rank(other)
 

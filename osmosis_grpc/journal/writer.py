@@ -90,9 +90,15 @@ class Writer(Committer[Batch]):
     """
 
     def __init__(
-        self, database: sqlite3.Connection, path: Path, lock: Lock, told: Callable[[list[Token], bool], None],
-        told_problem: Callable[[str], None], measured: Callable[[int], None], supervisor: Supervisor,
-    ) -> None:  # fmt: skip
+        self,
+        database: sqlite3.Connection,
+        path: Path,
+        lock: Lock,
+        told: Callable[[list[Token], bool], None],
+        told_problem: Callable[[str], None],
+        measured: Callable[[int], None],
+        supervisor: Supervisor,
+    ) -> None:
         self._path = path
         self._told = told
         self._told_problem = told_problem

@@ -7,17 +7,32 @@ from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls, read_pems
 
-HARMLESS_TRACERS = frozenset((
-    "bdp_estimator", "connectivity_state", "dns_resolver", "flowctl", "http_keepalive", "pick_first", "resource_quota",
-    "subchannel", "subchannel_pool", "timer",
-))  # fmt: skip
+HARMLESS_TRACERS = frozenset(
+    (
+        "bdp_estimator",
+        "connectivity_state",
+        "dns_resolver",
+        "flowctl",
+        "http_keepalive",
+        "pick_first",
+        "resource_quota",
+        "subchannel",
+        "subchannel_pool",
+        "timer",
+    )
+)
 """Tracers of gRPC that print nothing of what is said. `all`, `api` and `http` print metadata, `tcp` every byte."""
 
 
 def security_of(
-    tokens: Sequence[str], cert: Path | None, key: Path | None, client_ca: Path | None, *, insecure: bool,
+    tokens: Sequence[str],
+    cert: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    *,
+    insecure: bool,
     admin: Sequence[str] = (),
-) -> Security:  # fmt: skip
+) -> Security:
     """What callers have to show, and what they are shown."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
@@ -37,9 +52,15 @@ def security_of(
 
 
 def access_of(
-    token: str, ca: Path | None, cert: Path | None, key: Path | None, *, tls: bool, insecure: bool,
+    token: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+    *,
+    tls: bool,
+    insecure: bool,
     names: tuple[str, str],
-) -> Access:  # fmt: skip
+) -> Access:
     """How others are dialled. `names` are the token's option and what the files' options begin with."""
     files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
     if (cert is None) != (key is None):

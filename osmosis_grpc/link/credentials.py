@@ -63,8 +63,10 @@ class Access:
         """Refuse to tell the token in plain text. Raises ValueError."""
         host = target.rpartition(":")[0].strip("[]")
         if self.token and self.tls is None and not self.insecure and not is_loopback(host):
-            raise ValueError(f"{target} is not loopback, and the token would travel there in plain text: speak TLS "
-                             "with it, or say that insecure is meant")  # fmt: skip
+            raise ValueError(
+                f"{target} is not loopback, and the token would travel there in plain text: speak TLS "
+                "with it, or say that insecure is meant"
+            )
 
     @property
     def metadata(self) -> Metadata:

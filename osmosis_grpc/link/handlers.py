@@ -72,9 +72,12 @@ class _Wrapped(grpc.GenericRpcHandler):
                 return None
             make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
             method = _Method(
-                details.method.lstrip("/"), self._guard, self._calls, careful(handler.request_deserializer) or bytes,
+                details.method.lstrip("/"),
+                self._guard,
+                self._calls,
+                careful(handler.request_deserializer) or bytes,
                 handler.response_serializer or bytes,
-            )  # fmt: skip
+            )
             wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), method))
         return wrapped
 

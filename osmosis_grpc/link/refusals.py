@@ -29,12 +29,16 @@ _HTTP_ANSWER = "http2 header with status"
 """In gRPC's words for what a proxy answers; it may stand in front of a server that is only restarting."""
 
 _TLS: tuple[tuple[str, str], ...] = (
-    ("WRONG_VERSION_NUMBER", "it speaks plain text and not TLS: leave out `tls`, or start it with --tls-cert and "
-     "--tls-key"),
-    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by the CA that is trusted here: name its CA with "
-     "ClientTls(ca=...)"),
+    (
+        "WRONG_VERSION_NUMBER",
+        "it speaks plain text and not TLS: leave out `tls`, or start it with --tls-cert and --tls-key",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "its certificate is not signed by the CA that is trusted here: name its CA with ClientTls(ca=...)",
+    ),
     ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)"),
-)  # fmt: skip
+)
 """What gRPC says of a TLS handshake, and what it means."""
 _HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")
 """What gRPC says of a server that answers in HTTP/1."""
@@ -72,8 +76,10 @@ async def explained(target: str, access: Access, error: CallError) -> CallError:
             f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
         )
     if access.tls is not None and access.tls.cert is None and shown == "closed":  # or it is ending, or a proxy's is
-        return Unavailable(f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
-                           "tls=ClientTls(cert=..., key=...)")  # fmt: skip
+        return Unavailable(
+            f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
+            "tls=ClientTls(cert=..., key=...)"
+        )
     return error
 
 

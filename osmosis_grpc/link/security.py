@@ -32,9 +32,14 @@ class Security:
 
     @classmethod
     def of(
-        cls, tokens: str | Sequence[str] = (), tls: ServerTls | None = None, insecure: bool = False, *,
-        admin: str | Sequence[str] = (), tls_name: str = "tls",
-    ) -> "Security":  # fmt: skip
+        cls,
+        tokens: str | Sequence[str] = (),
+        tls: ServerTls | None = None,
+        insecure: bool = False,
+        *,
+        admin: str | Sequence[str] = (),
+        tls_name: str = "tls",
+    ) -> "Security":
         """From tokens as text. Raises ValueError for one that is none, TypeError naming `tls_name`."""
         if tls is not None and not isinstance(tls, ServerTls):
             raise TypeError(f"{tls_name}: {tls!r:.80} is not a ServerTls; pass ServerTls(cert=..., key=...)")

@@ -368,9 +368,12 @@ def _cancelled_here() -> bool:
 
 
 async def redial(
-    connect: Callable[[], Awaitable[CallError | None]], told: Callable[[CallError | None, float], None], *,
-    pauses: tuple[float, float] = (0.25, 10.0), lasted: float = 1.0,
-) -> None:  # fmt: skip
+    connect: Callable[[], Awaitable[CallError | None]],
+    told: Callable[[CallError | None, float], None],
+    *,
+    pauses: tuple[float, float] = (0.25, 10.0),
+    lasted: float = 1.0,
+) -> None:
     """Connect again and again, without end: pauses grow from the first to the last, jittered.
 
     `connect` runs a stream to its end; `told` learns how it ended and how long the pause is. What `connect` raises

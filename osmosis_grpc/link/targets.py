@@ -16,9 +16,12 @@ from osmosis_grpc.errors import InvalidArgument
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _TARGET = re.compile(rf"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>{_HOST})):(?P<port>[0-9]{{1,5}})")
 _NUMERIC = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]*|[0-9]+))*")
-_METADATA = frozenset(map(ipaddress.ip_address, (
-    "169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"
-)))  # fmt: skip
+_METADATA = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+    )
+)
 _CARRIERS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96")))  # an IPv4 address in the last 32 bits
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -92,9 +95,9 @@ class TargetPolicy:
                 )
         elif not authenticated:
             raise InvalidArgument(
-                field, f"{where} is not on this machine, and the caller has not authenticated; "
-                "allow it with --allow-target",
-            )  # fmt: skip
+                field,
+                f"{where} is not on this machine, and the caller has not authenticated; allow it with --allow-target",
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -79,6 +79,8 @@ def _buckets(histogram: Histogram) -> Sequence[tuple[str, float]]:
 
 
 _MAKE: dict[str, Any] = {
-    "counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily,
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
     "summary": SummaryMetricFamily,
-}  # fmt: skip
+}

@@ -42,17 +42,21 @@ RUNNING = Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs
 QUEUED = Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot.")
 ABANDONED = Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot.")
 ENDED = Family(
-    "osmosis_rollouts_total", "counter", "Rollouts that ended. error_category says whose fault a failure is.",
+    "osmosis_rollouts_total",
+    "counter",
+    "Rollouts that ended. error_category says whose fault a failure is.",
     ("agent", "status", "finish_reason", "error_category"),
-)  # fmt: skip
+)
 DURATION = Family(
     "osmosis_rollout_duration_seconds", "histogram", "Time from the acceptance of a rollout to its end.", ("agent",)
 )
 CHATS = Family("osmosis_llm_call_duration_seconds", "histogram", "Time until the trainer answered a chat.")
 TOOLS = Family(
-    "osmosis_tool_call_duration_seconds", "histogram",
-    f"Time that a tool ran. Tools that no agent offers, and all beyond {MAX_TOOLS}, are {OTHER}.", ("tool",),
-)  # fmt: skip
+    "osmosis_tool_call_duration_seconds",
+    "histogram",
+    f"Time that a tool ran. Tools that no agent offers, and all beyond {MAX_TOOLS}, are {OTHER}.",
+    ("tool",),
+)
 TOKENS = Family("osmosis_tokens_total", "counter", "Tokens of ended rollouts: prompt or response.", ("kind",))
 REWARD = Family("osmosis_reward", "histogram", "Rewards. Without a sum, since rewards may be negative.", ("agent",))
 REWARD_MEAN = Family("osmosis_reward_mean", "gauge", f"Mean of an agent's newest {RECENT:,} rewards.", ("agent",))
@@ -121,8 +125,11 @@ class EngineMetrics:
         if completion is None:
             return
         name, reason, failure, took = (
-            rollout.agent_loop, completion.finish_reason, completion.failure, completion.metrics
-        )  # fmt: skip
+            rollout.agent_loop,
+            completion.finish_reason,
+            completion.failure,
+            completion.metrics,
+        )
         agent = self._agents.get(name)
         if agent is None:  # left by a process that hosted another one
             name, agent = OTHER, self._agents[OTHER]

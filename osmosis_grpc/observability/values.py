@@ -11,10 +11,26 @@ from typing import Literal, Protocol
 OTHER = "other"
 """The label value of everything that has no label value of its own."""
 
-FINISH_REASONS = frozenset((
-    "abort", "cancelled", "content_filter", "crashed_server", "error", "length", "max_tokens", "max_turns", "replay",
-    "restart", "shutdown", "stop", "superseded", "timeout", "tool_calls", "trainer_lost",
-))  # fmt: skip
+FINISH_REASONS = frozenset(
+    (
+        "abort",
+        "cancelled",
+        "content_filter",
+        "crashed_server",
+        "error",
+        "length",
+        "max_tokens",
+        "max_turns",
+        "replay",
+        "restart",
+        "shutdown",
+        "stop",
+        "superseded",
+        "timeout",
+        "tool_calls",
+        "trainer_lost",
+    )
+)
 """The finish reasons with a label value of their own. Agents may return any text."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 CHAT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

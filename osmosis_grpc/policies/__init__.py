@@ -17,5 +17,11 @@ Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
 it may be entered more than once."""
 
 __all__ = [
-    "EchoPolicy", "EveryToolMock", "OpenAIPolicy", "Policy", "ScriptedPolicy", "ThreadedPolicy", "ToolCallingMock",
-]  # fmt: skip
+    "EchoPolicy",
+    "EveryToolMock",
+    "OpenAIPolicy",
+    "Policy",
+    "ScriptedPolicy",
+    "ThreadedPolicy",
+    "ToolCallingMock",
+]

@@ -17,12 +17,25 @@ _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
 
 _FORMATS = {
-    "date": "2025-01-31", "date-time": "2025-01-31T12:00:00Z", "time": "12:00:00Z", "duration": "PT1H",
-    "email": "user@example.com", "idn-email": "user@example.com", "hostname": "example.com", "ipv4": "192.0.2.1",
-    "ipv6": "2001:db8::1", "uri": "https://example.com/", "url": "https://example.com/", "uri-reference": "/path",
-    "iri": "https://example.com/", "uuid": "123e4567-e89b-12d3-a456-426614174000", "json-pointer": "/a", "regex": "a",
-    "byte": "dGV4dA==", "path": "file.txt",
-}  # fmt: skip
+    "date": "2025-01-31",
+    "date-time": "2025-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "PT1H",
+    "email": "user@example.com",
+    "idn-email": "user@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com/",
+    "url": "https://example.com/",
+    "uri-reference": "/path",
+    "iri": "https://example.com/",
+    "uuid": "123e4567-e89b-12d3-a456-426614174000",
+    "json-pointer": "/a",
+    "regex": "a",
+    "byte": "dGV4dA==",
+    "path": "file.txt",
+}
 _KINDS = (
     ("object", ("properties", "required", "additionalProperties", "minProperties")),
     ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),

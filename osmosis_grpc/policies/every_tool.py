@@ -40,11 +40,21 @@ class EveryToolMock:
         new = [] if over else [name for name in offered if name not in called]
         if not new:
             return self._answer
-        return {"role": "assistant", "content": None, "tool_calls": [
-            {"id": f"call_{request.number}_{index}", "type": "function",
-             "function": {"name": name, "arguments": json.dumps(arguments_for(offered[name]), ensure_ascii=False)}}
-            for index, name in enumerate(new if called else new[:1])
-        ]}  # fmt: skip
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": f"call_{request.number}_{index}",
+                    "type": "function",
+                    "function": {
+                        "name": name,
+                        "arguments": json.dumps(arguments_for(offered[name]), ensure_ascii=False),
+                    },
+                }
+                for index, name in enumerate(new if called else new[:1])
+            ],
+        }
 
 
 def called_names(messages: Sequence[Message]) -> Iterator[str]:

@@ -22,9 +22,7 @@ from osmosis_grpc.types import ChatRequest, ChatResponse, Message
 
 _RUN = re.compile(r"[-+*/().\d\s]+")
 _LONGEST = 1000  # characters of an expression
-_TOOLS: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"
-}  # fmt: skip
+_TOOLS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 
 _Call = tuple[str, float, float]
 
@@ -63,11 +61,18 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
     except RecursionError:
         return "I cannot answer that: the expression is too long for me."
     if wanted:
-        return {"role": "assistant", "content": None, "tool_calls": [
-            {"id": f"call_{number}_{i}", "type": "function",
-             "function": {"name": name, "arguments": json.dumps({"a": a, "b": b})}}
-            for i, (name, a, b) in enumerate(wanted)
-        ]}  # fmt: skip
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": f"call_{number}_{i}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps({"a": a, "b": b})},
+                }
+                for i, (name, a, b) in enumerate(wanted)
+            ],
+        }
     assert value is not None
     try:
         return f"The tools say {value:g}.\n#### {round(value)}"

@@ -51,9 +51,16 @@ class OpenAIPolicy:
     """
 
     def __init__(
-        self, base_url: str, model: str, *, api_key: str | None = None, token_ids: bool = True,
-        timeout: float = 600.0, connections: int = 1024, version: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        token_ids: bool = True,
+        timeout: float = 600.0,
+        connections: int = 1024,
+        version: str = "",
+    ) -> None:
         _check_installed()
         self._url = _checked(base_url) + "/chat/completions"
         self._model = model
@@ -111,9 +118,11 @@ class OpenAIPolicy:
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._session = aiohttp.ClientSession(
-            headers=headers, trust_env=False, timeout=aiohttp.ClientTimeout(total=self._timeout),
+            headers=headers,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
             connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
-        )  # fmt: skip
+        )
         return self._session
 
     def _without_key(self, text: str) -> str:
@@ -156,10 +165,13 @@ def _read(body: dict[str, Any], version: str) -> ChatResponse:
     message = {"role": "assistant"} | _typed(choice["message"], dict)
     finish_reason = _typed(choice.get("finish_reason") or "", str)
     response = ChatResponse(
-        message=message, finish_reason=finish_reason, usage=_typed(body.get("usage") or {}, dict) or None, tokens=block,
+        message=message,
+        finish_reason=finish_reason,
+        usage=_typed(body.get("usage") or {}, dict) or None,
+        tokens=block,
         prompt_ids=prompt_ids,
         versions=(VersionSpan(version, len(block.ids)),) if version and block is not None else (),
-    )  # fmt: skip
+    )
     response.check()
     return response
 

@@ -9,8 +9,21 @@ import warnings
 
 _MOST = 1000
 """Characters of a text, and repetitions of a part."""
-_ESCAPES = {"d": "1", "w": "a", "s": " ", "D": "a", "W": "-", "S": "a", "t": "\t", "n": "\n", "b": "", "B": "", "A": "",
-            "Z": "", "z": ""}  # fmt: skip
+_ESCAPES = {
+    "d": "1",
+    "w": "a",
+    "s": " ",
+    "D": "a",
+    "W": "-",
+    "S": "a",
+    "t": "\t",
+    "n": "\n",
+    "b": "",
+    "B": "",
+    "A": "",
+    "Z": "",
+    "z": "",
+}
 _CANDIDATES = "a1A_- .:/" + "".join(map(chr, range(33, 127)))
 
 

@@ -23,9 +23,13 @@ def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, ver
         "total_tokens": len(prompt) + len(block.ids),
     }
     return ChatResponse(
-        message=message, finish_reason="tool_calls" if message.get("tool_calls") else "stop", usage=usage,
-        tokens=block, prompt_ids=prompt, versions=(VersionSpan(version, len(block.ids)),) if version else (),
-    )  # fmt: skip
+        message=message,
+        finish_reason="tool_calls" if message.get("tool_calls") else "stop",
+        usage=usage,
+        tokens=block,
+        prompt_ids=prompt,
+        versions=(VersionSpan(version, len(block.ids)),) if version else (),
+    )
 
 
 class ScriptedPolicy:
@@ -36,9 +40,13 @@ class ScriptedPolicy:
     """
 
     def __init__(
-        self, script: Sequence[Reply] | Mapping[str, Sequence[Reply]] | Callable[[ChatRequest], Reply], *,
-        tokens: int | None = None, latency: float = 0.0, version: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        script: Sequence[Reply] | Mapping[str, Sequence[Reply]] | Callable[[ChatRequest], Reply],
+        *,
+        tokens: int | None = None,
+        latency: float = 0.0,
+        version: str = "",
+    ) -> None:
         self._script: Any = script
         self._tokens = tokens
         self._latency = latency

@@ -81,8 +81,10 @@ class ThreadedPolicy:
 def check_policy(policy: object) -> None:
     """Raise TypeError for a policy that is not callable."""
     if not callable(policy):
-        raise TypeError(f"policy: {policy!r:.80} is not callable; pass a function from ChatRequest to ChatResponse, "
-                        "for example EchoPolicy()")  # fmt: skip
+        raise TypeError(
+            f"policy: {policy!r:.80} is not callable; pass a function from ChatRequest to ChatResponse, "
+            "for example EchoPolicy()"
+        )
 
 
 def is_async(policy: Callable[..., Any]) -> bool:

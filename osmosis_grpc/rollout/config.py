@@ -10,5 +10,10 @@ from osmosis_grpc.settings import (
 )
 
 __all__ = [
-    "RolloutClientSettings", "RolloutServerSettings", "RolloutSettings", "configure", "get_settings", "reset_settings"
-]  # fmt: skip
+    "RolloutClientSettings",
+    "RolloutServerSettings",
+    "RolloutSettings",
+    "configure",
+    "get_settings",
+    "reset_settings",
+]

@@ -10,6 +10,11 @@ from osmosis_grpc.agent.tools import (
 from osmosis_grpc.errors import ToolArgumentError, ToolExecutionError
 
 __all__ = [
-    "ToolArgumentError", "ToolExecutionError", "create_tool_error_result", "create_tool_result",
-    "execute_tool_calls", "get_tool_call_info", "serialize_tool_result",
-]  # fmt: skip
+    "ToolArgumentError",
+    "ToolExecutionError",
+    "create_tool_error_result",
+    "create_tool_result",
+    "execute_tool_calls",
+    "get_tool_call_info",
+    "serialize_tool_result",
+]

@@ -12,6 +12,12 @@ from osmosis_grpc.agent.messages import (
 )
 
 __all__ = [
-    "count_messages_by_role", "get_message_content", "get_message_role", "is_assistant_message", "is_tool_message",
-    "is_user_message", "normalize_stop", "parse_tool_calls",
-]  # fmt: skip
+    "count_messages_by_role",
+    "get_message_content",
+    "get_message_role",
+    "is_assistant_message",
+    "is_tool_message",
+    "is_user_message",
+    "normalize_stop",
+    "parse_tool_calls",
+]

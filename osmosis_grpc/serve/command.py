@@ -87,18 +87,27 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
     guard = security_of(
-        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure,
+        options.tokens,
+        options.tls_cert,
+        options.tls_key,
+        options.tls_client_ca,
+        insecure=options.insecure,
         admin=options.secrets("admin_token"),
-    )  # fmt: skip
+    )
     try:
         guard.check_host(options.host)
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
     options.secret("legacy_agent_token")  # raises now what it would raise later
     dialling = access_of(
-        options.secret("connect_token"), options.trainer_ca, options.trainer_cert, options.trainer_key,
-        tls=options.connect_tls, insecure=options.insecure, names=("--connect-token", "--trainer"),
-    )  # fmt: skip
+        options.secret("connect_token"),
+        options.trainer_ca,
+        options.trainer_cert,
+        options.trainer_key,
+        tls=options.connect_tls,
+        insecure=options.insecure,
+        names=("--connect-token", "--trainer"),
+    )
     for target in options.connect:
         try:
             dialling.check_target(target)

@@ -50,9 +50,13 @@ class NotStarted(Exception):
 
 
 async def run_process(
-    loops: Sequence[RolloutAgentLoop], config: EngineConfig, settings: "RolloutSettings", security: Security,
-    trainers: Access, out: Records,
-) -> int:  # fmt: skip
+    loops: Sequence[RolloutAgentLoop],
+    config: EngineConfig,
+    settings: "RolloutSettings",
+    security: Security,
+    trainers: Access,
+    out: Records,
+) -> int:
     """Serve until told to stop. Returns the exit code. `security` is for callers, `trainers` for dialling.
 
     Raises NotStarted.
@@ -85,9 +89,10 @@ async def run_process(
             _banner(names, doors, security)
         state = _state_dir(options)
         log.info(
-            "serving %s", ", ".join(names),
+            "serving %s",
+            ", ".join(names),
             extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
-        )  # fmt: skip
+        )
         for supervisor in (server.supervisor, *(loop.supervisor for loop in legacy)):
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
@@ -103,9 +108,9 @@ async def run_process(
         left, kept = server.engine.capacity(), len(server.engine.shutdown.parked)
     out.write("stopped", undelivered=left.undelivered, abandoned=left.abandoned, kept=kept)
     log.info(
-        "stopped", extra={"ended": left.completed, "undelivered": left.undelivered, "abandoned": left.abandoned,
-                          "kept": kept}
-    )  # fmt: skip
+        "stopped",
+        extra={"ended": left.completed, "undelivered": left.undelivered, "abandoned": left.abandoned, "kept": kept},
+    )
     if left.abandoned:
         log.warning("%d agents never stopped; ending without them", left.abandoned)
         _exit_now(1 if failed is not None else 0)
@@ -121,9 +126,12 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
     name, url = split_legacy_agent(text)
     try:
         loop = importlib.import_module("osmosis_gateway.agent_loop").HttpAgentLoop(
-            url, name=name, api_key=settings.server.secret("legacy_agent_token"),
-            listen=split_host_port(settings.server.legacy_listen), settings=settings.client,
-        )  # fmt: skip
+            url,
+            name=name,
+            api_key=settings.server.secret("legacy_agent_token"),
+            listen=split_host_port(settings.server.legacy_listen),
+            settings=settings.client,
+        )
         return await stack.enter_async_context(loop)
     except CallError as error:
         raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
@@ -132,19 +140,31 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 
 
 async def _grpc(
-    stack: AsyncExitStack, loops: Sequence[RolloutAgentLoop], config: EngineConfig, options: "RolloutServerSettings",
-    security: Security, trainers: Access,
-) -> AgentServer:  # fmt: skip
+    stack: AsyncExitStack,
+    loops: Sequence[RolloutAgentLoop],
+    config: EngineConfig,
+    options: "RolloutServerSettings",
+    security: Security,
+    trainers: Access,
+) -> AgentServer:
     sinks = [TraceLog(options.log)] if options.log else []
     state = _state_dir(options)
     try:
         if state is not None and not state.exists():
             check_free(options.host, options.grpc_port)  # before the folder is made, so that a refusal leaves none
         server = AgentServer(
-            loops, host=options.host, port=options.grpc_port, config=config, allow_targets=options.allow_target,
-            max_metadata_bytes=options.max_metadata_size_bytes, sinks=sinks,
-            connect=options.connect, security=security, trainers=trainers, state_dir=state,
-        )  # fmt: skip
+            loops,
+            host=options.host,
+            port=options.grpc_port,
+            config=config,
+            allow_targets=options.allow_target,
+            max_metadata_bytes=options.max_metadata_size_bytes,
+            sinks=sinks,
+            connect=options.connect,
+            security=security,
+            trainers=trainers,
+            state_dir=state,
+        )
         server.engine.watchdog.paused = True
         rollout_log = RolloutLog()
         server.engine.end_sinks.append(rollout_log)
@@ -234,8 +254,10 @@ def _banner(names: Sequence[str], doors: dict[str, str], security: Security) -> 
         more += '-H "Authorization: Bearer $TOKEN" '
     typer.echo(f"serving {', '.join(names)}")
     typer.echo(f"  gRPC    {doors['grpc']}")
-    typer.echo(f"  try     buf curl --protocol grpc {more}"
-               f"{scheme}://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo")  # fmt: skip
+    typer.echo(
+        f"  try     buf curl --protocol grpc {more}"
+        f"{scheme}://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
+    )
     if "http" in doors:
         typer.echo(f"  HTTP    {scheme}://{doors['http']}/v1/rollout/init")
     if "metrics" in doors:

@@ -23,9 +23,13 @@ def run_reloading() -> int:
         raise MissingExtraError("--reload", "server") from None
     supervisor = _Supervisor([sys.executable, "-m", "osmosis_grpc.serve", *_arguments(sys.argv[1:])])
     for changes in watch(
-        Path.cwd(), watch_filter=PythonFilter(), stop_event=supervisor.over, raise_interrupt=False,
-        rust_timeout=LOOK_EVERY, yield_on_timeout=True,
-    ):  # fmt: skip
+        Path.cwd(),
+        watch_filter=PythonFilter(),
+        stop_event=supervisor.over,
+        raise_interrupt=False,
+        rust_timeout=LOOK_EVERY,
+        yield_on_timeout=True,
+    ):
         if changes:
             supervisor.restart(", ".join(sorted({Path(path).name for _, path in changes})))
         else:

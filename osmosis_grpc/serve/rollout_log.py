@@ -57,9 +57,12 @@ class RolloutLog:
         if not (self._ended or capacity.running or capacity.queued):
             return
         fields: dict[str, Any] = {
-            "running": capacity.running, "queued": capacity.queued, "ended": self._ended, "failed": self._failed,
+            "running": capacity.running,
+            "queued": capacity.queued,
+            "ended": self._ended,
+            "failed": self._failed,
             "rollouts_per_second": round(self._ended / seconds, 2),
-        }  # fmt: skip
+        }
         if self._rewarded:
             fields["mean_reward"] = round(self._rewards / self._rewarded, 4)
         self._ended = self._failed = self._rewarded = 0

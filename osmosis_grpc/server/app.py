@@ -68,12 +68,21 @@ class AgentServer:
     """
 
     def __init__(
-        self, agent_loops: Sequence[RolloutAgentLoop], *, host: str = "127.0.0.1", port: int = 50051,
-        config: EngineConfig | None = None, allow_targets: Sequence[str] = (),
-        max_metadata_bytes: int = MAX_METADATA_BYTES, sinks: Sequence[EventSink] = (),
-        connect: Sequence[str] = (), security: Security | None = None, trainers: Access | None = None,
-        state_dir: Path | None = None, disk_budget: int = DISK_BUDGET,
-    ) -> None:  # fmt: skip
+        self,
+        agent_loops: Sequence[RolloutAgentLoop],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 50051,
+        config: EngineConfig | None = None,
+        allow_targets: Sequence[str] = (),
+        max_metadata_bytes: int = MAX_METADATA_BYTES,
+        sinks: Sequence[EventSink] = (),
+        connect: Sequence[str] = (),
+        security: Security | None = None,
+        trainers: Access | None = None,
+        state_dir: Path | None = None,
+        disk_budget: int = DISK_BUDGET,
+    ) -> None:
         self.security = security or Security()
         self.security.check_host(host)
         self.trainers = trainers or Access()
@@ -87,8 +96,9 @@ class AgentServer:
         self.on_loopback = is_loopback(host)
         self.callbacks = Callbacks(
             TargetPolicy(loopback=self.on_loopback, allow=allow_targets),
-            authenticated=self.security.authenticates, tls=self.trainers.tls,
-        )  # fmt: skip
+            authenticated=self.security.authenticates,
+            tls=self.trainers.tls,
+        )
         """Where rollouts' calls go, by the scheme of their callback's target."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
@@ -107,9 +117,10 @@ class AgentServer:
             self.attachments = Attachments(self.engine, max_metadata_bytes)
             """Trainers that speak over one stream."""
             self.metrics = ServerMetrics(
-                self.engine, attached=lambda: self.attachments.attached,
+                self.engine,
+                attached=lambda: self.attachments.attached,
                 journal=self._journal.figures if self._journal is not None else None,
-            )  # fmt: skip
+            )
             """What /metrics shows."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
@@ -139,10 +150,15 @@ class AgentServer:
         self._server = grpc.aio.server(options=server_options())
         guard = self.security.guard()
         servicer = RolloutServicer(
-            self.engine, self.callbacks, self.attachments, max_metadata_bytes=self.max_metadata_bytes,
+            self.engine,
+            self.callbacks,
+            self.attachments,
+            max_metadata_bytes=self.max_metadata_bytes,
             tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
-            on_drain=self._set_draining, owner=guard or _nobody, check_admin=self.security.check_admin,
-        )  # fmt: skip
+            on_drain=self._set_draining,
+            owner=guard or _nobody,
+            check_admin=self.security.check_admin,
+        )
         calls = self.metrics.answered
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)

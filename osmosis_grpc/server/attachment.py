@@ -81,9 +81,16 @@ class Attachment:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
-            self.chat, self.complete, ("attachment", attachment_id), knows=True, refers=True, tenant=self.tenant,
-            place=attachment_id, run=run_name(attachment_id), trainer=attachment_id,
-        )  # fmt: skip
+            self.chat,
+            self.complete,
+            ("attachment", attachment_id),
+            knows=True,
+            refers=True,
+            tenant=self.tenant,
+            place=attachment_id,
+            run=run_name(attachment_id),
+            trainer=attachment_id,
+        )
         self._loop = asyncio.get_running_loop()
         self._subscriptions = Subscriptions(engine, owner)
         self._waiting: deque[_Chat] = deque()
@@ -102,11 +109,16 @@ class Attachment:
         self._largest_rollout_window = 0
         self._ticking: asyncio.Task[None] | None = None
         self.handlers: dict[str, Callable[[Any], None]] = {
-            "open_rollouts": self._on_open_rollouts, "init": self._on_init, "cancel": self._on_cancel,
-            "chat_reply": self._on_chat_reply, "complete_reply": self._on_complete_reply,
-            "subscribe": self._on_subscribe, "unsubscribe": self._on_unsubscribe, "window": self._on_window,
+            "open_rollouts": self._on_open_rollouts,
+            "init": self._on_init,
+            "cancel": self._on_cancel,
+            "chat_reply": self._on_chat_reply,
+            "complete_reply": self._on_complete_reply,
+            "subscribe": self._on_subscribe,
+            "unsubscribe": self._on_unsubscribe,
+            "window": self._on_window,
             "heartbeat": lambda _: None,
-        }  # fmt: skip
+        }
         """What to do with a frame, by its kind."""
 
     @property

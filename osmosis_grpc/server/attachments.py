@@ -216,9 +216,14 @@ class Attachments:
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
         engine = self._engine
         return pb.ServerHello(
-            attachment_id=attachment_id, process_uuid=engine.provenance.process_uuid,
+            attachment_id=attachment_id,
+            process_uuid=engine.provenance.process_uuid,
             journal_id=engine.log.store.journal_id,
-            version=__version__, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], max_open_rollouts=window,
+            version=__version__,
+            protocol_min=PROTOCOL[0],
+            protocol_max=PROTOCOL[1],
+            max_open_rollouts=window,
             limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata, self._engine.config.agent_timeout),
-            agent_loops=sorted(engine.agent_loops), draining=engine.shutdown.draining,
-        )  # fmt: skip
+            agent_loops=sorted(engine.agent_loops),
+            draining=engine.shutdown.draining,
+        )

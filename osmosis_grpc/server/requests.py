@@ -24,9 +24,12 @@ def init_answer(record: Record, started: bool) -> InitResponse:
     """The answer to an Init that was accepted, or that found its rollout."""
     earlier = record.completion.from_journal if record.completion is not None and not started else None
     return InitResponse(
-        rollout_id=record.rollout_id, attempt=record.attempt, tools=map(tool_to_wire, record.tools), started=started,
+        rollout_id=record.rollout_id,
+        attempt=record.attempt,
+        tools=map(tool_to_wire, record.tools),
+        started=started,
         from_journal=earlier_to_wire(earlier),
-    )  # fmt: skip
+    )
 
 
 async def follow(

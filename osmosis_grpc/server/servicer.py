@@ -36,10 +36,17 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """
 
     def __init__(
-        self, engine: Engine, callbacks: Callbacks, attachments: Attachments, *, max_metadata_bytes: int,
-        tools: dict[str, list[ToolDict]], on_drain: Callable[[bool], Awaitable[None]], owner: Callable[[Any], str],
+        self,
+        engine: Engine,
+        callbacks: Callbacks,
+        attachments: Attachments,
+        *,
+        max_metadata_bytes: int,
+        tools: dict[str, list[ToolDict]],
+        on_drain: Callable[[bool], Awaitable[None]],
+        owner: Callable[[Any], str],
         check_admin: Callable[[Any], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._callbacks = callbacks
         self._attachments = attachments
@@ -71,9 +78,13 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
         rows, place = await self._engine.rollouts.page(
-            self._owner(context), wire.page_from_wire(request.page_token), min(request.page_size or 100, MAX_PAGE),
-            states=wire.states_from_wire(request.states), group_id=request.group_id, undelivered=request.undelivered,
-        )  # fmt: skip
+            self._owner(context),
+            wire.page_from_wire(request.page_token),
+            min(request.page_size or 100, MAX_PAGE),
+            states=wire.states_from_wire(request.states),
+            group_id=request.group_id,
+            undelivered=request.undelivered,
+        )
         page_token = str(place) if place else ""
         return pb.ListRolloutsResponse(rollouts=[rollout_to_wire(row) for row in rows], next_page_token=page_token)
 
@@ -90,12 +101,18 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
         return wire.server_info_to_wire(
-            version=__version__, process_uuid=engine.provenance.process_uuid, journal_id=engine.log.store.journal_id,
-            start_time=self._start_time, tools=self._tools, agent_versions=engine.provenance.versions,
+            version=__version__,
+            process_uuid=engine.provenance.process_uuid,
+            journal_id=engine.log.store.journal_id,
+            start_time=self._start_time,
+            tools=self._tools,
+            agent_versions=engine.provenance.versions,
             capacity=engine.capacity(),
-            max_message_bytes=MAX_MESSAGE_BYTES, max_metadata_bytes=self._max_metadata,
-            agent_timeout=engine.config.agent_timeout, draining=engine.shutdown.draining,
-        )  # fmt: skip
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_metadata_bytes=self._max_metadata,
+            agent_timeout=engine.config.agent_timeout,
+            draining=engine.shutdown.draining,
+        )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._check_admin(context)

@@ -39,9 +39,10 @@ class Subscriptions:
         request = control_pb2.StreamEventsRequest()
         request.CopyFrom(message.request)
         task = self._engine.supervisor.start(
-            FOLLOW, partial(self._follow, stream, message.id, request, message.tokens),
+            FOLLOW,
+            partial(self._follow, stream, message.id, request, message.tokens),
             partial(self._failed, stream, message.id),
-        )  # fmt: skip
+        )
         self._tasks[message.id] = task
         task.add_done_callback(lambda done: self._over(message.id, done))
 

@@ -24,9 +24,13 @@ class TraceLog:
 
     def __call__(self, event: TrajectoryEvent, /) -> None:
         row = {
-            "time": event.time, "rollout_id": event.rollout_id, "attempt": event.attempt, "number": event.number,
-            "event": _snake(type(event.kind).__name__), "data": _plain(event.kind),
-        }  # fmt: skip
+            "time": event.time,
+            "rollout_id": event.rollout_id,
+            "attempt": event.attempt,
+            "number": event.number,
+            "event": _snake(type(event.kind).__name__),
+            "data": _plain(event.kind),
+        }
         with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 

@@ -9,6 +9,15 @@ from osmosis_grpc.supervise.plain import call_later, child, failures, future, th
 from osmosis_grpc.supervise.supervisor import Supervisor
 
 __all__ = [
-    "Job", "OnFailure", "Supervisor", "call_later", "child", "declared", "failures", "future", "inject", "job",
+    "Job",
+    "OnFailure",
+    "Supervisor",
+    "call_later",
+    "child",
+    "declared",
+    "failures",
+    "future",
+    "inject",
+    "job",
     "thread",
-]  # fmt: skip
+]

@@ -64,9 +64,11 @@ def thread(
 
 
 def run_thread(
-    job: Job, step: Callable[[], bool], again: Callable[[BaseException, float], None],
+    job: Job,
+    step: Callable[[], bool],
+    again: Callable[[BaseException, float], None],
     ended: Callable[[BaseException], None],
-) -> threading.Thread:  # fmt: skip
+) -> threading.Thread:
     """Start a thread that calls `step()`; `again` and `ended` are called on it after a step has raised."""
 
     def run() -> None:

@@ -58,8 +58,9 @@ def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantag
     outcomes = _checked(group)
     rows = [
         (index, name, _reward(outcome, name))
-        for index, outcome in enumerate(outcomes) for name in outcome.samples or ("",)
-    ]  # fmt: skip
+        for index, outcome in enumerate(outcomes)
+        for name in outcome.samples or ("",)
+    ]
     apart = len({(index, reward) for index, _, reward in rows}) > len(outcomes)
     compared: dict[str, dict[int, float]] = {}
     for index, name, reward in rows:
@@ -89,8 +90,9 @@ def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
         if not isinstance(outcome, Completion):
             raise TypeError(f"group: holds a {type(outcome).__name__}, not the outcomes of one group")
         if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
-            raise InvalidArgument("group", f"rollout {outcome.rollout_id} has no advantage: "
-                                           f"{outcome.not_trainable_reason}")  # fmt: skip
+            raise InvalidArgument(
+                "group", f"rollout {outcome.rollout_id} has no advantage: {outcome.not_trainable_reason}"
+            )
         if outcome.rollout_id in seen:
             raise InvalidArgument("group", f"rollout {outcome.rollout_id} is in it twice")
         seen.add(outcome.rollout_id)
@@ -103,6 +105,9 @@ def _checked(group: Iterable[Completion]) -> tuple[Completion, ...]:
 def _reward(outcome: Completion, sample: str) -> float:
     reward = outcome.reward_of(sample)
     if reward is None:
-        raise InvalidArgument("group", f"rollout {outcome.rollout_id} has no advantage: it has no reward; "
-                                       "set one with dataclasses.replace(outcome, reward=...)")  # fmt: skip
+        raise InvalidArgument(
+            "group",
+            f"rollout {outcome.rollout_id} has no advantage: it has no reward; "
+            "set one with dataclasses.replace(outcome, reward=...)",
+        )
     return reward

@@ -46,12 +46,23 @@ MAX_OPEN_CHATS = 16_384
 
 
 def attach(
-    targets: str | Sequence[str], policy: Policy, *, listen_on: str = "", lost_after: float = 120.0,
-    max_open_chats: int = MAX_OPEN_CHATS, delta: bool = True, ttl: float = 7200.0, ledger: str | Path | None = None,
-    token: str = "", tls: ClientTls | None = None, listen_tokens: str | Sequence[str] = (),
-    listen_tls: ServerTls | None = None, insecure: bool = False, longest_pause: float = 10.0,
+    targets: str | Sequence[str],
+    policy: Policy,
+    *,
+    listen_on: str = "",
+    lost_after: float = 120.0,
+    max_open_chats: int = MAX_OPEN_CHATS,
+    delta: bool = True,
+    ttl: float = 7200.0,
+    ledger: str | Path | None = None,
+    token: str = "",
+    tls: ClientTls | None = None,
+    listen_tokens: str | Sequence[str] = (),
+    listen_tls: ServerTls | None = None,
+    insecure: bool = False,
+    longest_pause: float = 10.0,
     max_attempts: int = MAX_ATTEMPTS,
-) -> "Trainer":  # fmt: skip
+) -> "Trainer":
     """A trainer with any number of agent servers, to be used with `async with`.
 
     `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
@@ -80,11 +91,19 @@ def attach(
     """
     named = [targets] if isinstance(targets, str) else targets
     return Trainer(
-        named, policy, listen_on=listen_on, lost_after=lost_after, max_open_chats=max_open_chats, delta=delta, ttl=ttl,
+        named,
+        policy,
+        listen_on=listen_on,
+        lost_after=lost_after,
+        max_open_chats=max_open_chats,
+        delta=delta,
+        ttl=ttl,
         access=Access(token=token, tls=tls, insecure=insecure),
         security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
-        ledger=ledger, longest_pause=longest_pause, max_attempts=max_attempts,
-    )  # fmt: skip
+        ledger=ledger,
+        longest_pause=longest_pause,
+        max_attempts=max_attempts,
+    )
 
 
 class Trainer:
@@ -95,14 +114,28 @@ class Trainer:
     """
 
     def __init__(
-        self, targets: Sequence[str], policy: Policy, *, listen_on: str, lost_after: float, max_open_chats: int,
-        delta: bool, ttl: float, access: Access, security: Security, ledger: str | Path | None = None,
-        longest_pause: float = 10.0, max_attempts: int = MAX_ATTEMPTS,
-    ) -> None:  # fmt: skip
+        self,
+        targets: Sequence[str],
+        policy: Policy,
+        *,
+        listen_on: str,
+        lost_after: float,
+        max_open_chats: int,
+        delta: bool,
+        ttl: float,
+        access: Access,
+        security: Security,
+        ledger: str | Path | None = None,
+        longest_pause: float = 10.0,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> None:
         for name, value in (
-            ("lost_after", lost_after), ("max_open_chats", max_open_chats), ("ttl", ttl),
-            ("longest_pause", longest_pause), ("max_attempts", max_attempts),
-        ):  # fmt: skip
+            ("lost_after", lost_after),
+            ("max_open_chats", max_open_chats),
+            ("ttl", ttl),
+            ("longest_pause", longest_pause),
+            ("max_attempts", max_attempts),
+        ):
             if not value > 0:
                 raise ValueError(f"{name}: {value} is not greater than 0")
         for target in targets:
@@ -118,8 +151,10 @@ class Trainer:
         self._pauses = min(0.25, longest_pause), longest_pause
         self._delta = delta
         self._options: dict[str, Any] = {
-            "lost_after": lost_after, "max_open_chats": max_open_chats, "max_attempts": max_attempts,
-        }  # fmt: skip
+            "lost_after": lost_after,
+            "max_open_chats": max_open_chats,
+            "max_attempts": max_attempts,
+        }
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
@@ -157,9 +192,13 @@ class Trainer:
         self._opened_pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
         self._supervisor.add_listener(self._failed)
         self._connections = Connections(
-            self._pool, self._attachment, self._targets, access=self._access, security=self._security,
+            self._pool,
+            self._attachment,
+            self._targets,
+            access=self._access,
+            security=self._security,
             pauses=self._pauses,
-        )  # fmt: skip
+        )
         if self._listen_on:
             try:
                 self.address = self._connections.listen(self._listen_on)
@@ -194,10 +233,17 @@ class Trainer:
     def servers(self) -> list[Server]:
         """The agent servers, attached or awaited."""
         return [
-            Server(s.name, s.attached, s.window, len(s.rollouts), tuple(s.hello.agent_loops), s.hello.version,
-                   s.hello.journal_id)
+            Server(
+                s.name,
+                s.attached,
+                s.window,
+                len(s.rollouts),
+                tuple(s.hello.agent_loops),
+                s.hello.version,
+                s.hello.journal_id,
+            )
             for s in self._pool.servers
-        ]  # fmt: skip
+        ]
 
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, together: str = "", **changes: Any
@@ -220,9 +266,14 @@ class Trainer:
                 self._pool.give_up(rollout)
 
     async def run(
-        self, requests: Requests, *, group_size: int = 1,
-        max_in_flight: int = 256, together: bool = False, progress: bool = False,
-    ) -> AsyncGenerator[Completion, None]:  # fmt: skip
+        self,
+        requests: Requests,
+        *,
+        group_size: int = 1,
+        max_in_flight: int = 256,
+        together: bool = False,
+        progress: bool = False,
+    ) -> AsyncGenerator[Completion, None]:
         """Run rollouts and yield their completions as they come.
 
         With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
@@ -234,9 +285,7 @@ class Trainer:
         """
         pool = self._pool
         with shown(progress, requests, group_size, self._supervisor) as bar:
-            run = Run(
-                pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar
-            )  # fmt: skip
+            run = Run(pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar)
             async with aclosing(run.ended(requests)) as ended:
                 async for _, completion in ended:
                     if bar is not None:
@@ -244,9 +293,16 @@ class Trainer:
                     yield completion
 
     async def groups(
-        self, requests: Requests, group_size: int, *, retries: int = 1, on_failure: OnFailure = "drop_group",
-        max_in_flight: int = 256, together: bool = False, progress: bool = False,
-    ) -> AsyncGenerator[OutcomeGroup, None]:  # fmt: skip
+        self,
+        requests: Requests,
+        group_size: int,
+        *,
+        retries: int = 1,
+        on_failure: OnFailure = "drop_group",
+        max_in_flight: int = 256,
+        together: bool = False,
+        progress: bool = False,
+    ) -> AsyncGenerator[OutcomeGroup, None]:
         """Run each request as a group, as run() does, and yield groups as their last members end.
 
         A member that does not complete is run again with a higher attempt, up to `retries` times. A
@@ -261,9 +317,15 @@ class Trainer:
         pool = self._pool
         with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
-                pool, group_size=group_size, max_in_flight=max_in_flight, together=together, retries=retries,
-                on_failure=on_failure, counts=self._group_counts, progress=bar,
-            )  # fmt: skip
+                pool,
+                group_size=group_size,
+                max_in_flight=max_in_flight,
+                together=together,
+                retries=retries,
+                on_failure=on_failure,
+                counts=self._group_counts,
+                progress=bar,
+            )
             async with aclosing(grouping.groups(requests)) as groups:
                 async for group in groups:
                     if bar is not None:
@@ -278,7 +340,7 @@ class Trainer:
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, together: bool = False
-    ) -> Evaluation:  # fmt: skip
+    ) -> Evaluation:
         """Run rollouts that measure the policy, beside whatever else runs, and return all outcomes with a summary.
 
         The requests are sent with `evaluation=True`, so their outcomes are marked on both sides and on
@@ -288,9 +350,13 @@ class Trainer:
         cancelling it cancels what is not over.
         """
         run = Run(
-            self._pool, group_size=group_size, max_in_flight=max_in_flight, together=together,
-            changes={"evaluation": True}, name="evaluate",
-        )  # fmt: skip
+            self._pool,
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            together=together,
+            changes={"evaluation": True},
+            name="evaluate",
+        )
         async with aclosing(run.ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
 
@@ -418,9 +484,10 @@ class Trainer:
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
         return groups | self._book.metrics.read(
-            open_rollouts=len(self._pool.rollouts), open_chats=self._book.sampler.in_flight,
+            open_rollouts=len(self._pool.rollouts),
+            open_chats=self._book.sampler.in_flight,
             version=self._book.sampler.version,
-        )  # fmt: skip
+        )
 
     @property
     def source(self) -> TrainerMetrics:

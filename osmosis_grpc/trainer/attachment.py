@@ -42,9 +42,15 @@ class Attachment:
     """One agent server."""
 
     def __init__(
-        self, name: str, owner: Owner, book: ChatBook, *, delta: bool = True, place: str = "",
+        self,
+        name: str,
+        owner: Owner,
+        book: ChatBook,
+        *,
+        delta: bool = True,
+        place: str = "",
         ledger: Ledger | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         """Its target, or where it dialled from."""
         self.credential = ""
@@ -75,11 +81,17 @@ class Attachment:
         self.cancels = Cancels(self._send, owner.changed)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
-            "unknown_rollouts": self._on_unknown_rollouts, "init_reply": self._on_init_reply,
-            "cancel_reply": self.cancels.on_reply, "chat": self.chats.on_chat, "complete": self._on_complete,
-            "event": self.subscriptions.on_event, "unsubscribed": self.subscriptions.on_unsubscribed,
-            "window": self._on_window, "draining": self._on_draining, "heartbeat": lambda _: None,
-        }  # fmt: skip
+            "unknown_rollouts": self._on_unknown_rollouts,
+            "init_reply": self._on_init_reply,
+            "cancel_reply": self.cancels.on_reply,
+            "chat": self.chats.on_chat,
+            "complete": self._on_complete,
+            "event": self.subscriptions.on_event,
+            "unsubscribed": self.subscriptions.on_unsubscribed,
+            "window": self._on_window,
+            "draining": self._on_draining,
+            "heartbeat": lambda _: None,
+        }
         """What to do with a frame, by its kind."""
 
     @property
@@ -103,11 +115,19 @@ class Attachment:
 
     def greeting(self, granted: int) -> bytes:
         """The trainer's hello."""
-        return trainer_frame("hello", pb.TrainerHello(
-            attachment_id=self.attachment_id, process_uuid=PROCESS_UUID, journal_id=self.hello.journal_id,
-            version=__version__, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], max_open_chats=granted,
-            history=rollout_pb2.HISTORY_FORM_DELTA if self._delta else rollout_pb2.HISTORY_FORM_FULL,
-        ))  # fmt: skip
+        return trainer_frame(
+            "hello",
+            pb.TrainerHello(
+                attachment_id=self.attachment_id,
+                process_uuid=PROCESS_UUID,
+                journal_id=self.hello.journal_id,
+                version=__version__,
+                protocol_min=PROTOCOL[0],
+                protocol_max=PROTOCOL[1],
+                max_open_chats=granted,
+                history=rollout_pb2.HISTORY_FORM_DELTA if self._delta else rollout_pb2.HISTORY_FORM_FULL,
+            ),
+        )
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
         """Go on over this stream, both hellos said: what is unanswered is sent again."""
@@ -155,9 +175,12 @@ class Attachment:
             return
         rollout.written = False
         self._ledger.place(
-            *rollout.key, init_bytes(rollout.request), self.place, rollout.together,
+            *rollout.key,
+            init_bytes(rollout.request),
+            self.place,
+            rollout.together,
             partial(self._placed, rollout, rollout.key),
-        )  # fmt: skip
+        )
 
     def _placed(self, rollout: Rollout, key: RolloutKey, _: None, error: LedgerError | None) -> None:
         if self.rollouts.get(key) is not rollout:

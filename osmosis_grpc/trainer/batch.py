@@ -96,11 +96,15 @@ class _Found(NamedTuple):
 
 
 def pad(
-    outcomes: Iterable[Completion | OutcomeGroup], *,
+    outcomes: Iterable[Completion | OutcomeGroup],
+    *,
     advantages: Advantages | Iterable[Advantages] | Iterable[float] | None = None,
-    pad_id: int = 0, side: Side = "right", max_length: int | None = None, too_long: TooLong = "raise",
+    pad_id: int = 0,
+    side: Side = "right",
+    max_length: int | None = None,
+    too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
-) -> Batch:  # fmt: skip
+) -> Batch:
     """Make a batch of what there is to train on in `outcomes`: those of a group, of several, or any others.
 
     `advantages` are those of every group that the outcomes are from, or one number for each outcome, which all of
@@ -113,8 +117,11 @@ def pad(
 
     Raises InvalidArgument naming the argument, and the rollout where it is about one.
     """
-    for name, value, known in (("side", side, Side), ("too_long", too_long, TooLong),
-                               ("untrainable", untrainable, Untrainable)):  # fmt: skip
+    for name, value, known in (
+        ("side", side, Side),
+        ("too_long", too_long, TooLong),
+        ("untrainable", untrainable, Untrainable),
+    ):
         if value not in get_args(known):
             raise InvalidArgument(name, f"{value!r} is none of {', '.join(get_args(known))}")
     if max_length is not None and max_length < 1:
@@ -139,11 +146,21 @@ def pad(
     lengths = np.array([len(each.segment.ids) for each in found], dtype=np.int64)
     rows = tuple(each.row for each in found)
     return Batch(
-        ids=ids, attention_mask=attention_mask, loss_mask=loss_mask, logprobs=logprobs, versions=versions,
-        version_names=tuple(names), rewards=np.array([each.reward for each in found], dtype=np.float32),
-        advantages=_of_rows(rows, advantages, len(each)), lengths=np.minimum(lengths, width), truncated=lengths > width,
-        rows=rows, skipped=tuple(skipped), pad_id=pad_id, side=side,
-    )  # fmt: skip
+        ids=ids,
+        attention_mask=attention_mask,
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        versions=versions,
+        version_names=tuple(names),
+        rewards=np.array([each.reward for each in found], dtype=np.float32),
+        advantages=_of_rows(rows, advantages, len(each)),
+        lengths=np.minimum(lengths, width),
+        truncated=lengths > width,
+        rows=rows,
+        skipped=tuple(skipped),
+        pad_id=pad_id,
+        side=side,
+    )
 
 
 def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]:
@@ -156,16 +173,16 @@ def _each(outcomes: Iterable[Completion | OutcomeGroup]) -> Iterator[Completion]
             raise TypeError(f"outcomes: holds a {type(each).__name__}, not an outcome or an OutcomeGroup")
 
 
-def _segments(
-    outcomes: Iterable[Completion], untrainable: Untrainable, skipped: list[Skipped]
-) -> Iterator[_Found]:  # fmt: skip
+def _segments(outcomes: Iterable[Completion], untrainable: Untrainable, skipped: list[Skipped]) -> Iterator[_Found]:
     """Yields the segments to train on."""
     for index, outcome in enumerate(outcomes):
         samples = outcome.trainable_samples()
         if not samples and untrainable == "raise":
             raise InvalidArgument(
-                "outcomes", f"rollout {outcome.rollout_id} is not trained on: {outcome.not_trainable_reason}. "
-                'Leave it out, or pass untrainable="skip"')  # fmt: skip
+                "outcomes",
+                f"rollout {outcome.rollout_id} is not trained on: {outcome.not_trainable_reason}. "
+                'Leave it out, or pass untrainable="skip"',
+            )
         if not samples:
             skipped.append(Skipped(outcome.rollout_id, "", outcome.not_trainable_reason))
             continue
@@ -188,8 +205,11 @@ def _fitting(
         if max_length is not None and length > max_length and too_long != "truncate":
             problem = f"segment {row.segment} has {length} tokens, more than max_length {max_length}"
             if too_long == "raise":
-                raise InvalidArgument("outcomes", f"rollout {row.rollout_id}, sample {row.sample}: {problem}. "
-                                                  'Pass too_long="truncate" or too_long="skip"')  # fmt: skip
+                raise InvalidArgument(
+                    "outcomes",
+                    f"rollout {row.rollout_id}, sample {row.sample}: {problem}. "
+                    'Pass too_long="truncate" or too_long="skip"',
+                )
             skipped.append(Skipped(row.rollout_id, row.sample, problem))
             continue
         yield each
@@ -206,7 +226,7 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
 
 def _of_rows(
     rows: Sequence[Row], advantages: Advantages | Iterable[Advantages] | Iterable[float] | None, outcomes: int
-) -> NDArray[np.float32] | None:  # fmt: skip
+) -> NDArray[np.float32] | None:
     """The advantage of each row's sample, or of its outcome where there is a number for each outcome."""
     if advantages is None:
         return None
@@ -216,8 +236,11 @@ def _of_rows(
     known = dict(chain.from_iterable(zip(each.keys, each.values, strict=True) for each in listed))
     missing = next((row for row in rows if (row.rollout_id, row.sample) not in known), None)
     if missing is not None:
-        raise InvalidArgument("advantages", f"have none of rollout {missing.rollout_id}, sample {missing.sample}; "
-                                            "pass those of every group in the batch")  # fmt: skip
+        raise InvalidArgument(
+            "advantages",
+            f"have none of rollout {missing.rollout_id}, sample {missing.sample}; "
+            "pass those of every group in the batch",
+        )
     return np.array([known[row.rollout_id, row.sample] for row in rows], dtype=np.float32)
 
 

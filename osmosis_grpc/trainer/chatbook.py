@@ -75,9 +75,14 @@ class ChatBook:
         return Outcome.RECORDED, recorded
 
     def record(
-        self, completion: Completion, told: rollout_pb2.Completion, then: Recorded, *, given_up: bool = False,
+        self,
+        completion: Completion,
+        told: rollout_pb2.Completion,
+        then: Recorded,
+        *,
+        given_up: bool = False,
         chats: Sequence[KeptChat] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a completion, with a ledger after its commit; `told` is how it came.
 
         `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
@@ -105,8 +110,14 @@ class ChatBook:
                 then(unwritten(), None)
             elif self._rollouts.get(completion.rollout_id) is not book:
                 newest = self._rollouts[completion.rollout_id].attempt if completion.rollout_id in self._rollouts else 0
-                then(Aborted(f"rollout {completion.rollout_id} is at attempt {newest}",
-                             rollout_id=completion.rollout_id, attempt=newest), None)  # fmt: skip
+                then(
+                    Aborted(
+                        f"rollout {completion.rollout_id} is at attempt {newest}",
+                        rollout_id=completion.rollout_id,
+                        attempt=newest,
+                    ),
+                    None,
+                )
             else:
                 reach("ledger.complete.committed")
                 if not given_up:
@@ -122,9 +133,13 @@ class ChatBook:
         )
 
     def _again(
-        self, completion: Completion, told: rollout_pb2.Completion, then: Recorded, given_up: bool,
+        self,
+        completion: Completion,
+        told: rollout_pb2.Completion,
+        then: Recorded,
+        given_up: bool,
         chats: Sequence[KeptChat],
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             self.record(completion, told, then, given_up=given_up, chats=chats)
         except CallError as error:
@@ -138,8 +153,9 @@ class ChatBook:
         """An attempt's book, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
         book = self._rollouts.get(rollout_id)
         if book is not None and attempt < book.attempt:
-            raise Aborted(f"rollout {rollout_id} is at attempt {book.attempt}",
-                          rollout_id=rollout_id, attempt=book.attempt)  # fmt: skip
+            raise Aborted(
+                f"rollout {rollout_id} is at attempt {book.attempt}", rollout_id=rollout_id, attempt=book.attempt
+            )
         if book is None or attempt > book.attempt:
             if book is not None:
                 book.close()
@@ -151,10 +167,13 @@ class ChatBook:
         """Forget rollouts that were last heard of before a time, but those to keep and those to be confirmed."""
         unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
         old = [
-            rollout_id for rollout_id, book in self._rollouts.items()
-            if book.last_used < before and rollout_id not in keep and rollout_id not in unconfirmed
+            rollout_id
+            for rollout_id, book in self._rollouts.items()
+            if book.last_used < before
+            and rollout_id not in keep
+            and rollout_id not in unconfirmed
             and book.committing is None
-        ]  # fmt: skip
+        ]
         for rollout_id in old:
             self._rollouts.pop(rollout_id).close()
         if self._ledger is not None:

@@ -64,9 +64,15 @@ class RolloutClient:
     """
 
     def __init__(
-        self, target: str, *, timeout: float = 30.0, lost_after: float = 120.0, token: str = "",
-        tls: ClientTls | None = None, insecure: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        target: str,
+        *,
+        timeout: float = 30.0,
+        lost_after: float = 120.0,
+        token: str = "",
+        tls: ClientTls | None = None,
+        insecure: bool = False,
+    ) -> None:
         if target.startswith(("http://", "https://")) or ":" not in target:
             raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
         self.target = target

@@ -13,23 +13,31 @@ if TYPE_CHECKING:
 
 _EVALUATION = "evaluation"
 ROLLOUTS = Family(
-    "osmosis_trainer_rollouts_total", "counter", "Rollouts that ended, also those that no server took.",
+    "osmosis_trainer_rollouts_total",
+    "counter",
+    "Rollouts that ended, also those that no server took.",
     ("status", _EVALUATION),
-)  # fmt: skip
+)
 FROM_JOURNAL = Family(
-    "osmosis_trainer_rollouts_from_journal_total", "counter", "Of these, outcomes of an earlier run of the server.",
+    "osmosis_trainer_rollouts_from_journal_total",
+    "counter",
+    "Of these, outcomes of an earlier run of the server.",
     (_EVALUATION,),
-)  # fmt: skip
+)
 _REASONS = frozenset(str(reason) for reason in FailureReason)
 FAILURES = Family(
-    "osmosis_trainer_failures_total", "counter", "Failures, by whose fault they were. A rollout may be refused, too.",
+    "osmosis_trainer_failures_total",
+    "counter",
+    "Failures, by whose fault they were. A rollout may be refused, too.",
     ("boundary", "reason", _EVALUATION),
-)  # fmt: skip
+)
 REWARD = Family("osmosis_trainer_reward_mean", "gauge", "Mean of the newest 1,024 rewards.", (_EVALUATION,))
 LAG_MEAN = Family(
-    "osmosis_trainer_policy_lag_mean", "gauge", "Versions that an outcome's oldest token is behind, on average.",
+    "osmosis_trainer_policy_lag_mean",
+    "gauge",
+    "Versions that an outcome's oldest token is behind, on average.",
     (_EVALUATION,),
-)  # fmt: skip
+)
 LAG_MAX = Family(
     "osmosis_trainer_policy_lag_max",
     "gauge",
@@ -49,12 +57,18 @@ VERSION = Family("osmosis_trainer_policy_version", "gauge", "The policy's versio
 _BY_KIND = (ROLLOUTS, FROM_JOURNAL, FAILURES, REWARD, LAG_MEAN, LAG_MAX)
 _FAMILIES = (*_BY_KIND, OPEN, CHATS_OPEN, CHATS, TOKENS, VERSION)
 _NAMES: dict[str, tuple[Family, Labels]] = {
-    "rollouts/from_journal": (FROM_JOURNAL, ()), "rollouts/open": (OPEN, ()), "chats/open": (CHATS_OPEN, ()),
-    "chats/answered": (CHATS, ("answered",)), "chats/failed": (CHATS, ("failed",)),
-    "tokens/prompt": (TOKENS, ("prompt",)), "tokens/sampled": (TOKENS, ("sampled",)),
-    "reward/mean": (REWARD, ()), "policy/lag/mean": (LAG_MEAN, ()), "policy/lag/max": (LAG_MAX, ()),
+    "rollouts/from_journal": (FROM_JOURNAL, ()),
+    "rollouts/open": (OPEN, ()),
+    "chats/open": (CHATS_OPEN, ()),
+    "chats/answered": (CHATS, ("answered",)),
+    "chats/failed": (CHATS, ("failed",)),
+    "tokens/prompt": (TOKENS, ("prompt",)),
+    "tokens/sampled": (TOKENS, ("sampled",)),
+    "reward/mean": (REWARD, ()),
+    "policy/lag/mean": (LAG_MEAN, ()),
+    "policy/lag/max": (LAG_MAX, ()),
     "policy/version": (VERSION, ()),
-}  # fmt: skip
+}
 """The names of metrics() that stand for one value each."""
 
 

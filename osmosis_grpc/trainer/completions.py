@@ -49,9 +49,15 @@ class Completions:
     """
 
     def __init__(
-        self, book: ChatBook, rollouts: Mapping[str, Rollout], over: Callable[[Rollout, Completion], None],
-        refused: Callable[[Rollout, CallError], None], supervisor: Supervisor, *, keeps_chats: bool,
-    ) -> None:  # fmt: skip
+        self,
+        book: ChatBook,
+        rollouts: Mapping[str, Rollout],
+        over: Callable[[Rollout, Completion], None],
+        refused: Callable[[Rollout, CallError], None],
+        supervisor: Supervisor,
+        *,
+        keeps_chats: bool,
+    ) -> None:
         self._book = book
         self._rollouts = rollouts
         self._over = over
@@ -74,8 +80,11 @@ class Completions:
             raise _unclaimed(completion)
         book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if rollout is not None and completion.attempt < rollout.request.attempt:
-            raise Aborted(f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
-                          rollout_id=completion.rollout_id, attempt=rollout.request.attempt)  # fmt: skip
+            raise Aborted(
+                f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
+                rollout_id=completion.rollout_id,
+                attempt=rollout.request.attempt,
+            )
         if book.result_id is None and rollout is None:
             raise _unclaimed(completion)
         if book.result_id is None and book.lacks(completion):
@@ -92,7 +101,7 @@ class Completions:
 
     def _record(
         self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
             rollout = self._rollouts.get(completion.rollout_id)
             if recorded is not None and rollout is not None:

@@ -45,9 +45,15 @@ class Connections:
     """Those of one trainer, from begin() to close()."""
 
     def __init__(
-        self, pool: Pool, attach: Attach, targets: Sequence[str], *, access: Access, security: Security,
+        self,
+        pool: Pool,
+        attach: Attach,
+        targets: Sequence[str],
+        *,
+        access: Access,
+        security: Security,
         pauses: tuple[float, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._pool = pool
         self._attach = attach
         self._targets = targets
@@ -183,8 +189,9 @@ def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: 
         raise FailedPrecondition(
             f"journal {clip(hello.journal_id, 64)} is in use by another agent server, at {known.name}: a copy of a "
             "journal is no journal of its own; start this server with another --state-dir",
-            kind="JOURNAL", subject=clip(hello.journal_id, 64),
-        )  # fmt: skip
+            kind="JOURNAL",
+            subject=clip(hello.journal_id, 64),
+        )
 
 
 class _Door(services_pb2_grpc.TrainerServiceServicer):

@@ -51,9 +51,12 @@ class EarlierOutcomes:
         self._reported = self._earlier
         log.warning(
             "%d of %d outcomes came from an earlier run of the %s; use new ids or attempt=%d to run them again%s",
-            self._earlier, self._outcomes, "server" if self._server_restarted else "trainer", self._attempt,
+            self._earlier,
+            self._outcomes,
+            "server" if self._server_restarted else "trainer",
+            self._attempt,
             "".join(f"; {change}" for change in self._changes.values()),
-        )  # fmt: skip
+        )
 
 
 class EndedBefore:

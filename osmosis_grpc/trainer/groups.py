@@ -96,9 +96,17 @@ class Grouping:
     """One call of Trainer.groups(). `counts` is counted up as GroupCounts names it."""
 
     def __init__(
-        self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int, on_failure: OnFailure,
-        counts: Counter[str], progress: Progress | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        *,
+        group_size: int,
+        max_in_flight: int,
+        together: bool,
+        retries: int,
+        on_failure: OnFailure,
+        counts: Counter[str],
+        progress: Progress | None = None,
+    ) -> None:
         if group_size < MIN_MEMBERS:
             raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
@@ -158,8 +166,14 @@ class Grouping:
         untaken = self._run.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
-        log.warning("group %s is dropped: rollout %s, attempt %d: %s%s", name, last.rollout_id, last.attempt,
-                    reason_of(last), self._take_hint())  # fmt: skip
+        log.warning(
+            "group %s is dropped: rollout %s, attempt %d: %s%s",
+            name,
+            last.rollout_id,
+            last.attempt,
+            reason_of(last),
+            self._take_hint(),
+        )
         for completion in (*group.completed.values(), *group.failed.values(), *untaken):
             await completion.confirm()
 

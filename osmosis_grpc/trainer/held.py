@@ -42,17 +42,24 @@ class Held:
         return future
 
     def _fetched(
-        self, future: "asyncio.Future[Completion]", rollout_id: str, request: RolloutRequest | None,
-        kept: KeptRollout | None, error: LedgerError | None,
-    ) -> None:  # fmt: skip
+        self,
+        future: "asyncio.Future[Completion]",
+        rollout_id: str,
+        request: RolloutRequest | None,
+        kept: KeptRollout | None,
+        error: LedgerError | None,
+    ) -> None:
         if future.done():
             return
         try:
             if error is not None:
                 raise error
             if kept is None or kept.completion is None:
-                raise AlreadyExists(f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
-                                    rollout_id=rollout_id, attempt=kept.attempt if kept else 0)  # fmt: skip
+                raise AlreadyExists(
+                    f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
+                    rollout_id=rollout_id,
+                    attempt=kept.attempt if kept else 0,
+                )
             future.set_result(replace(self._outcome(kept, request), receipt=LedgerReceipt(self._ledger, kept)))
         except Exception as problem:
             future.set_exception(problem)
@@ -67,8 +74,12 @@ class Held:
                 return whole(kept)
             except Exception as error:
                 damage = clip(describe(error))
-        log.error("the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
-                  kept.rollout_id, self._ledger.path, damage)  # fmt: skip
+        log.error(
+            "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
+            kept.rollout_id,
+            self._ledger.path,
+            damage,
+        )
         return data_loss(kept.rollout_id, kept.attempt, kept.result_id or "", damage)
 
 
@@ -120,5 +131,8 @@ def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:
     """Whether a request is the one that stands in the ledger, but for its attempt. Raises AlreadyExists."""
     kept = rollout_pb2.InitRequest.FromString(init)
     if init_bytes(replace(request, attempt=kept.attempt)) != init:
-        raise AlreadyExists(f"rollout {request.rollout_id} was started with another request",
-                            rollout_id=request.rollout_id, attempt=attempt)  # fmt: skip
+        raise AlreadyExists(
+            f"rollout {request.rollout_id} was started with another request",
+            rollout_id=request.rollout_id,
+            attempt=attempt,
+        )

@@ -75,7 +75,7 @@ class Ledger:
 
     def __init__(
         self, path: Path, ttl: float, supervisor: Supervisor, lock: Lock, database: sqlite3.Connection, found: Found
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         self.unconfirmed: dict[str, int] = {}
         """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
@@ -151,9 +151,15 @@ class Ledger:
         self._writer.write([*statements, self._chat(kept)], then)
 
     def complete(
-        self, completion: Completion, told: bytes, then: Then, *, enter: bool, confirmed: bool,
+        self,
+        completion: Completion,
+        told: bytes,
+        then: Then,
+        *,
+        enter: bool,
+        confirmed: bool,
         chats: Sequence[KeptChat] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A completion has come.
 
         `enter` where its attempt is new here, `confirmed` where nobody wants it any more; `chats`

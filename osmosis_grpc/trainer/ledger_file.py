@@ -38,15 +38,24 @@ CREATE TABLE chat (
 );
 """
 LEDGER = Schema(
-    kind="ledger", tables_script=TABLES, error=LedgerError, instead="another file", known_table="chat",
-    page_size=4096, shrinks=False, legacy_id=0x6F734C31, pragmas=("wal_autocheckpoint = 4000",),
-    sums={"rollout": {
-        "place_sum": ("rollout_id", "attempt", "place", "together", "init"),
-        "tools_sum": ("rollout_id", "attempt", "tools"),
-        "end_sum": ("rollout_id", "attempt", "result_id", "completion", "ended"),
-    }},
+    kind="ledger",
+    tables_script=TABLES,
+    error=LedgerError,
+    instead="another file",
+    known_table="chat",
+    page_size=4096,
+    shrinks=False,
+    legacy_id=0x6F734C31,
+    pragmas=("wal_autocheckpoint = 4000",),
+    sums={
+        "rollout": {
+            "place_sum": ("rollout_id", "attempt", "place", "together", "init"),
+            "tools_sum": ("rollout_id", "attempt", "tools"),
+            "end_sum": ("rollout_id", "attempt", "result_id", "completion", "ended"),
+        }
+    },
     rank={"rollout": ("attempt", "ended", "tools_sum"), "confirmed": ("attempt", "time"), "attachment": ("seen",)},
-)  # fmt: skip
+)
 
 
 def open_file(

@@ -119,11 +119,15 @@ def whole_rollout(connection: sqlite3.Connection, rollout_id: str) -> KeptRollou
 def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Completion:
     """The outcome of a rollout of which the ledger has lost something."""
     return Completion(
-        rollout_id=rollout_id, attempt=attempt, status=CompletionStatus.FAILED, result_id=result_id,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        status=CompletionStatus.FAILED,
+        result_id=result_id,
         finish_reason=DATA_LOSS,
-        failure=Failure("trainer", f"the ledger's record of the rollout is damaged: {damage}", True,
-                        reason=FailureReason.DATA_LOSS),
-    )  # fmt: skip
+        failure=Failure(
+            "trainer", f"the ledger's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
+        ),
+    )
 
 
 def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
@@ -139,8 +143,10 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     connection.execute("COMMIT")
     done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
     confirmed = [KeptRollout(name, attempt, "", "", None, None, result, None, at) for name, attempt, result, at in done]
-    attachments = {place: (id_, journal) for place, id_, journal in connection.execute(
-        "SELECT place, attachment_id, journal_id FROM attachment")}  # fmt: skip
+    attachments = {
+        place: (id_, journal)
+        for place, id_, journal in connection.execute("SELECT place, attachment_id, journal_id FROM attachment")
+    }
     (last,) = connection.execute("SELECT max(position) FROM chat").fetchone()
     return Found([*confirmed, *running, *ended], attachments, last or 0)
 
@@ -175,8 +181,12 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[KeptRollout]:
             connection.execute("UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE rollout_id = ?", row[:1])
             row = (*row[:5], None, *row[6:])
         elif why:
-            log.error("rollout %s is damaged in the ledger %s: %s does not agree; it ends FAILED (DATA_LOSS)",
-                      row[0], path, why)  # fmt: skip
+            log.error(
+                "rollout %s is damaged in the ledger %s: %s does not agree; it ends FAILED (DATA_LOSS)",
+                row[0],
+                path,
+                why,
+            )
             _quarantine(connection, row, f"{why} does not agree in its row of rollout")
             continue
         found[row[0]] = _rollout(row)
@@ -188,8 +198,12 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[KeptRollout]:
     for chat in chats:
         name = chat[1]
         if name not in cut and wrong("chat", chat):
-            log.error("chat %s of rollout %s is damaged in the ledger %s; it and what follows is forgotten",
-                      chat[4], name, path)  # fmt: skip
+            log.error(
+                "chat %s of rollout %s is damaged in the ledger %s; it and what follows is forgotten",
+                chat[4],
+                name,
+                path,
+            )
             cut[name] = chat[0]
         if name not in cut and name in found:
             found[name].chats.append(KeptChat._make(chat[1:9]))
@@ -219,9 +233,10 @@ def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str)
     result_id = hashlib.blake2b(name, digest_size=16).hexdigest()
     told = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
     end = result_id, told, time.time()
-    connection.execute(_QUARANTINE, (
-        attempt, place_sum((rollout_id, attempt, "", "", None)), *end, end_sum(rollout_id, attempt, *end), row[0]
-    ))  # fmt: skip
+    connection.execute(
+        _QUARANTINE,
+        (attempt, place_sum((rollout_id, attempt, "", "", None)), *end, end_sum(rollout_id, attempt, *end), row[0]),
+    )
 
 
 def _rollout(row: Sequence[Any]) -> KeptRollout:

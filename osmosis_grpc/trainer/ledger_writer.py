@@ -86,9 +86,10 @@ class Writer(Committer[_Job]):
             if not disk_failed(error):  # one of them is to blame
                 return [answer for job in jobs for answer in self._answers([job])]
             return [
-                answer for job in jobs
+                answer
+                for job in jobs
                 for answer in ([(job.then, None, error)] if job.read is None else self._answers([job]))
-            ]  # fmt: skip
+            ]
         return [(job.then, value, None) for job, value in zip(jobs, values, strict=True)]
 
     # On the loop.

@@ -153,12 +153,16 @@ class Metrics:
         """Returns everything by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
         values |= {
-            "rollouts/open": float(open_rollouts), "chats/open": float(open_chats),
-            "chats/answered": float(self._answered), "chats/failed": float(self._unanswered),
-            "rollouts/not_trainable": float(self._not_trainable), "samples/trainable": float(self._samples),
+            "rollouts/open": float(open_rollouts),
+            "chats/open": float(open_chats),
+            "chats/answered": float(self._answered),
+            "chats/failed": float(self._unanswered),
+            "rollouts/not_trainable": float(self._not_trainable),
+            "samples/trainable": float(self._samples),
             "samples/segments": float(self._segments),
-            "tokens/prompt": float(self._prompt_tokens), "tokens/sampled": float(self._sampled_tokens),
-        }  # fmt: skip
+            "tokens/prompt": float(self._prompt_tokens),
+            "tokens/sampled": float(self._sampled_tokens),
+        }
         values.update(self._chat_seconds.spread("chat_seconds"))
         number = _number(version)
         if number is not None:

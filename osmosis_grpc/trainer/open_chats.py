@@ -80,8 +80,9 @@ class OpenChats:
         try:
             request = chat_from_wire(message)
             if not self._book.knows(request.rollout_id):
-                raise NotFound(f"rollout {request.rollout_id} was not started here", kind="rollout",
-                               name=request.rollout_id)  # fmt: skip
+                raise NotFound(
+                    f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
+                )
             asked = self._book.chat(request, time.monotonic())
         except CallError as error:
             self._reply(key, error)

@@ -45,9 +45,15 @@ class Pool:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
-        self, book: ChatBook, supervisor: Supervisor, *, lost_after: float, max_open_chats: int,
-        max_attempts: int = MAX_ATTEMPTS, ledger: Ledger | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        book: ChatBook,
+        supervisor: Supervisor,
+        *,
+        lost_after: float,
+        max_open_chats: int,
+        max_attempts: int = MAX_ATTEMPTS,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.book = book
         self.supervisor = supervisor
         self.failure: TrainerFailed | None = None
@@ -60,9 +66,13 @@ class Pool:
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
         self.servers = Servers(
-            supervisor, lost_after=lost_after, max_open_chats=max_open_chats, lost=self._lost, stuck=self._stuck,
+            supervisor,
+            lost_after=lost_after,
+            max_open_chats=max_open_chats,
+            lost=self._lost,
+            stuck=self._stuck,
             nobody=self._nobody,
-        )  # fmt: skip
+        )
         self._completions = Completions(
             book, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
         )
@@ -92,8 +102,11 @@ class Pool:
             self.held.left.pop(request.rollout_id, None)
         if known is not None:
             if not _equal(known.request, request):
-                raise AlreadyExists(f"rollout {request.rollout_id} runs with another request",
-                                    rollout_id=request.rollout_id, attempt=known.request.attempt)  # fmt: skip
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} runs with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=known.request.attempt,
+                )
             if request.attempt > known.request.attempt:
                 self._supersede(known, request)
             return known
@@ -102,13 +115,15 @@ class Pool:
         except Aborted as error:
             raise Aborted(
                 f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
-                rollout_id=request.rollout_id, attempt=error.attempt,
-            ) from None  # fmt: skip
+                rollout_id=request.rollout_id,
+                attempt=error.attempt,
+            ) from None
         if book.result_id is not None:
             raise AlreadyExists(
                 f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",
-                rollout_id=request.rollout_id, attempt=request.attempt,
-            )  # fmt: skip
+                rollout_id=request.rollout_id,
+                attempt=request.attempt,
+            )
         if self.servers.given_up:
             raise self.servers.nobody_there()
         rollout = Rollout(request, self._loop.create_future(), together)
@@ -132,8 +147,9 @@ class Pool:
         for row in kept:
             if row.init is None:
                 continue
-            rollout = Rollout(request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None,
-                              begun=True)  # fmt: skip
+            rollout = Rollout(
+                request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None, begun=True
+            )
             rollout.done.add_done_callback(partial(self._count, rollout.request))
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
@@ -191,10 +207,16 @@ class Pool:
         self.forget(rollout)
         if not rollout.done.done():
             rollout_id, attempt = rollout.key
-            rollout.done.set_result(Completion(
-                rollout_id=rollout_id, attempt=attempt, status=CompletionStatus.CANCELLED, finish_reason="cancelled",
-                group=rollout.request.group, evaluation=rollout.request.evaluation,
-            ))  # fmt: skip
+            rollout.done.set_result(
+                Completion(
+                    rollout_id=rollout_id,
+                    attempt=attempt,
+                    status=CompletionStatus.CANCELLED,
+                    finish_reason="cancelled",
+                    group=rollout.request.group,
+                    evaluation=rollout.request.evaluation,
+                )
+            )
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
         """A higher attempt was asked for: whoever waits gets its completion."""

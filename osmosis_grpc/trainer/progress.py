@@ -165,9 +165,13 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
-            TextColumn("rollouts"), BarColumn(bar_width=20), TextColumn("{task.description}"), console=console,
-            auto_refresh=False, redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-        )  # fmt: skip
+            TextColumn("rollouts"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+        )
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
 
@@ -184,9 +188,11 @@ class Bar:
 
 
 def shown(
-    progress: bool, requests: Iterable[RolloutRequest] | AsyncIterable[RolloutRequest], group_size: int,
+    progress: bool,
+    requests: Iterable[RolloutRequest] | AsyncIterable[RolloutRequest],
+    group_size: int,
     supervisor: Supervisor,
-) -> AbstractContextManager[Progress | None]:  # fmt: skip
+) -> AbstractContextManager[Progress | None]:
     """Returns the Progress of a run() over these requests; an empty context without `progress`."""
     if not progress:
         return nullcontext()

@@ -14,9 +14,16 @@ from osmosis_grpc.wire.rollout import init_to_wire
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 """What is left of a message for a request, its callback and its frame beside it."""
 _KINDS: dict[str, type] = {
-    "agent_loop": str, "attempt": int, "evaluation": bool, "idempotency_key": str, "label": str,
-    "max_tokens_total": int, "max_turns": int, "priority": int, "tool_server_url": str,
-}  # fmt: skip
+    "agent_loop": str,
+    "attempt": int,
+    "evaluation": bool,
+    "idempotency_key": str,
+    "label": str,
+    "max_tokens_total": int,
+    "max_turns": int,
+    "priority": int,
+    "tool_server_url": str,
+}
 _FIELDS = {field.name for field in fields(RolloutRequest)}
 
 

@@ -21,9 +21,15 @@ def kept_chat(request: ChatRequest, asked: Asked) -> KeptChat:
     if request.state or request.own_tools:
         question = replace(request, state=b"", tools=None, own_tools=False)
     return KeptChat(
-        request.rollout_id, request.attempt, request.sample, request.number, asked.continues, asked.body[2],
-        chat_bytes(question, delta=True, all_tools=False), reply_bytes(asked.kept()),
-    )  # fmt: skip
+        request.rollout_id,
+        request.attempt,
+        request.sample,
+        request.number,
+        asked.continues,
+        asked.body[2],
+        chat_bytes(question, delta=True, all_tools=False),
+        reply_bytes(asked.kept()),
+    )
 
 
 def learn(samples: Samples, chats: Iterable[KeptChat]) -> None:
@@ -48,9 +54,15 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[KeptC
 def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: KeptSample) -> ChatRequest:
     node, params, _, purpose = body
     return ChatRequest(
-        rollout_id=rollout_id, attempt=attempt, sample=name, number=number, messages=sample.tree.messages(node),
-        params=json.loads(params), purpose=purpose, own_tools=False,
-    )  # fmt: skip
+        rollout_id=rollout_id,
+        attempt=attempt,
+        sample=name,
+        number=number,
+        messages=sample.tree.messages(node),
+        params=json.loads(params),
+        purpose=purpose,
+        own_tools=False,
+    )
 
 
 def completion_of(kept: KeptRollout) -> Completion:

@@ -84,21 +84,32 @@ class RolloutBook:
             if known.body != body:
                 raise AlreadyExists(
                     f"chat {request.number} of sample {request.sample} was asked with another body",
-                    rollout_id=request.rollout_id, attempt=self.attempt,
-                )  # fmt: skip
+                    rollout_id=request.rollout_id,
+                    attempt=self.attempt,
+                )
             if known.unwritten is not None and known.done.done():
                 known.done = asyncio.get_running_loop().create_future()
                 self._write(known, known.unwritten)
             return known
         tokens = sample.assembler.tokens(place.continues)
         full = ChatRequest(
-            rollout_id=request.rollout_id, attempt=request.attempt, sample=request.sample, number=request.number,
-            messages=sample.tree.messages(place.node), params=request.params,
-            tools=self.tools if request.tools is None else request.tools, own_tools=request.own_tools,
-            purpose=request.purpose, continues=place.continues, covered=place.covered,
-            known_ids=tokens if len(tokens) else None, state=request.state, credential=request.credential,
-            timeout=request.timeout, version=sampler.version,
-        )  # fmt: skip
+            rollout_id=request.rollout_id,
+            attempt=request.attempt,
+            sample=request.sample,
+            number=request.number,
+            messages=sample.tree.messages(place.node),
+            params=request.params,
+            tools=self.tools if request.tools is None else request.tools,
+            own_tools=request.own_tools,
+            purpose=request.purpose,
+            continues=place.continues,
+            covered=place.covered,
+            known_ids=tokens if len(tokens) else None,
+            state=request.state,
+            credential=request.credential,
+            timeout=request.timeout,
+            version=sampler.version,
+        )
         asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked

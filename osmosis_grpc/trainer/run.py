@@ -30,10 +30,19 @@ class Run:
     """One call of Trainer.run() or groups(): takes requests while there are slots, hands out what ended as it ends."""
 
     def __init__(
-        self, pool: Pool, *, group_size: int, max_in_flight: int, together: bool, retries: int = 0,
-        counts: Counter[str] | None = None, changes: Mapping[str, Any] | None = None,
-        progress: Progress | None = None, name: str = "run", raises_known: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        *,
+        group_size: int,
+        max_in_flight: int,
+        together: bool,
+        retries: int = 0,
+        counts: Counter[str] | None = None,
+        changes: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        name: str = "run",
+        raises_known: bool = False,
+    ) -> None:
         """`name` is the method in error messages. With `raises_known` an id that is over is an error."""
         if group_size < 1 or max_in_flight < 1:
             raise ValueError("group_size and max_in_flight are at least 1")
@@ -223,10 +232,14 @@ def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
     return [
-        replace(request, rollout_id=f"{name}-{index}", group=Group(name, index, group_size),
-                idempotency_key=f"{key}-{index}" if key else None)
+        replace(
+            request,
+            rollout_id=f"{name}-{index}",
+            group=Group(name, index, group_size),
+            idempotency_key=f"{key}-{index}" if key else None,
+        )
         for index in range(group_size)
-    ]  # fmt: skip
+    ]
 
 
 async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
@@ -248,10 +261,17 @@ def _refused(request: RolloutRequest, error: BaseException) -> Completion:
     """A refusal as a completion."""
     mine = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure(
-        "trainer" if mine else "server", f"refused: {error}", getattr(error, "retryable", False),
+        "trainer" if mine else "server",
+        f"refused: {error}",
+        getattr(error, "retryable", False),
         reason=FailureReason.REFUSED,
-    )  # fmt: skip
+    )
     return Completion(
-        rollout_id=request.rollout_id, attempt=request.attempt, status=CompletionStatus.FAILED,
-        finish_reason="refused", failure=failure, group=request.group, evaluation=request.evaluation,
-    )  # fmt: skip
+        rollout_id=request.rollout_id,
+        attempt=request.attempt,
+        status=CompletionStatus.FAILED,
+        finish_reason="refused",
+        failure=failure,
+        group=request.group,
+        evaluation=request.evaluation,
+    )

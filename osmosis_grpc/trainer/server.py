@@ -81,10 +81,18 @@ class TrainerServer:
     """
 
     def __init__(
-        self, policy: Policy, *, host: str = "127.0.0.1", port: int = 0, ttl: float = 7200.0,
-        recorder: Recorder | None = None, ledger: str | Path | None = None, tokens: str | Sequence[str] = (),
-        tls: ServerTls | None = None, insecure: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        policy: Policy,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ttl: float = 7200.0,
+        recorder: Recorder | None = None,
+        ledger: str | Path | None = None,
+        tokens: str | Sequence[str] = (),
+        tls: ServerTls | None = None,
+        insecure: bool = False,
+    ) -> None:
         if recorder is not None and ledger is not None:
             raise ValueError("a recorder and a ledger: completions go to one of them")
         check_policy(policy)
@@ -115,9 +123,15 @@ class TrainerServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     def callback(
-        self, *, rollout_id: str = "", target: str = "", server_name: str = "", credential: str = "",
-        state: bytes = b"", delta: bool = True,
-    ) -> Callback:  # fmt: skip
+        self,
+        *,
+        rollout_id: str = "",
+        target: str = "",
+        server_name: str = "",
+        credential: str = "",
+        state: bytes = b"",
+        delta: bool = True,
+    ) -> Callback:
         """Where rollouts are to call back; hand it to RolloutClient.init.
 
         `target` is HOST:PORT as the agent server reaches this trainer, when that is another than it
@@ -136,9 +150,8 @@ class TrainerServer:
             raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
         return Callback(
-            target=target or self.address, credential=credential, state=state, delta=delta, tls=tls,
-            run_id=self._run_id,
-        )  # fmt: skip
+            target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id
+        )
 
     async def completion(self, rollout_id: str, timeout: float | None = None, *, attempt: int = 0) -> Completion:
         """Wait for a rollout's completion, of this attempt or a higher one, and take it.
@@ -231,7 +244,7 @@ class TrainerServer:
 
     async def _complete(
         self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         if self._ledger is not None:
             outcome = await self._commit(completion, told)
         else:

@@ -46,10 +46,15 @@ class Servers:
     """
 
     def __init__(
-        self, supervisor: Supervisor, *, lost_after: float, max_open_chats: int,
-        lost: Callable[[Attachment, str], None], stuck: Callable[[Attachment, BaseException], None],
+        self,
+        supervisor: Supervisor,
+        *,
+        lost_after: float,
+        max_open_chats: int,
+        lost: Callable[[Attachment, str], None],
+        stuck: Callable[[Attachment, BaseException], None],
         nobody: Callable[[CallError], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.paused = False
         self.more_may_come = False
         """Whether servers that nobody has named may dial in."""

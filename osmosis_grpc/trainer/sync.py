@@ -56,7 +56,7 @@ def _iterates(
         with _Readers() as readers:
             yield from self._thread.iterate(
                 lambda: method(self._trainer, *readers.first(args), **readers.named(kwargs))
-            )  # fmt: skip
+            )
 
     return iterate
 

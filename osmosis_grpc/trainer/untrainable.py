@@ -38,5 +38,7 @@ class UntrainableOutcomes:
             self._reported = self._untrainable
             log.warning(
                 "%d of %d completed rollouts are not trainable; the first one: %s",
-                self._untrainable, self._completed, self._reason,
-            )  # fmt: skip
+                self._untrainable,
+                self._completed,
+                self._reason,
+            )

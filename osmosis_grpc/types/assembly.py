@@ -69,9 +69,13 @@ class _Growing:
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
         return Segment(
-            ids=ids, logprobs=logprobs, mask_runs=tuple(self.runs), chats=tuple(self.chats),
-            versions=tuple(self.versions) if self.versioned else (), drift_index=self.drift_index,
-        )  # fmt: skip
+            ids=ids,
+            logprobs=logprobs,
+            mask_runs=tuple(self.runs),
+            chats=tuple(self.chats),
+            versions=tuple(self.versions) if self.versioned else (),
+            drift_index=self.drift_index,
+        )
 
 
 class _End(NamedTuple):
@@ -166,11 +170,20 @@ class Assembler:
 
     def references(self) -> tuple[Segment, ...]:
         """The same without tokens, for whoever answered the chats itself."""
-        return () if self.reason else tuple(
-            Segment(ids=_NO_IDS, logprobs=_NO_LOGPROBS, mask_runs=tuple(segment.runs), chats=tuple(segment.chats),
-                    drift_index=segment.drift_index)
-            for segment in self._segments
-        )  # fmt: skip
+        return (
+            ()
+            if self.reason
+            else tuple(
+                Segment(
+                    ids=_NO_IDS,
+                    logprobs=_NO_LOGPROBS,
+                    mask_runs=tuple(segment.runs),
+                    chats=tuple(segment.chats),
+                    drift_index=segment.drift_index,
+                )
+                for segment in self._segments
+            )
+        )
 
     def segments(self) -> tuple[Segment, ...]:
         """What to train on: all segments, or none when the sample is not trainable."""

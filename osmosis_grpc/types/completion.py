@@ -94,9 +94,12 @@ class Failure:
         known = _told(error)
         text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
         failure = cls(
-            known.boundary if known else "agent", clip(text), known.retryable if known else False,
-            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)), reason=reason_of(known),
-        )  # fmt: skip
+            known.boundary if known else "agent",
+            clip(text),
+            known.retryable if known else False,
+            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
+            reason=reason_of(known),
+        )
         return failure.raised_at(error)
 
     def raised_at(self, error: BaseException) -> "Failure":

@@ -31,8 +31,10 @@ class EarlierRun:
         if not self.changed:
             return ""
         files = f"; changed: {', '.join(self.changes)}" if self.changes else ""
-        return (f"the source of agent loop {self.agent_loop} has changed since "
-                f"({self.agent_version} then, {self.current_agent_version} now{files})")  # fmt: skip
+        return (
+            f"the source of agent loop {self.agent_loop} has changed since "
+            f"({self.agent_version} then, {self.current_agent_version} now{files})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

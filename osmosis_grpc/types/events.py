@@ -162,9 +162,22 @@ class Delivered:
 
 
 EventKind = (
-    Accepted | Started | Resumed | ChatRequested | ChatAnswered | ChatFailed | ToolCalled | ToolReturned
-    | Logged | SampleAdded | SegmentClosed | CancelAsked | Graded | Ended | Delivered
-)  # fmt: skip
+    Accepted
+    | Started
+    | Resumed
+    | ChatRequested
+    | ChatAnswered
+    | ChatFailed
+    | ToolCalled
+    | ToolReturned
+    | Logged
+    | SampleAdded
+    | SegmentClosed
+    | CancelAsked
+    | Graded
+    | Ended
+    | Delivered
+)
 
 
 @quick

@@ -60,10 +60,12 @@ class FailureReason(StrEnum):
 
 
 _BY_BOUNDARY = {
-    "agent": FailureReason.AGENT_EXCEPTION, "tool": FailureReason.TOOL_EXCEPTION,
-    "trainer": FailureReason.CHAT_REFUSED, "grader": FailureReason.GRADER_EXCEPTION,
+    "agent": FailureReason.AGENT_EXCEPTION,
+    "tool": FailureReason.TOOL_EXCEPTION,
+    "trainer": FailureReason.CHAT_REFUSED,
+    "grader": FailureReason.GRADER_EXCEPTION,
     "server": FailureReason.SERVER_ERROR,
-}  # fmt: skip
+}
 _UNREACHABLE = OsmosisTransportError, OsmosisTimeoutError, ResourceExhausted
 
 

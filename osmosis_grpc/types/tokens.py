@@ -24,11 +24,23 @@ MAX_LOGPROB = 1e-3
 """Logprobs above this are refused: a little above zero is rounding, more is a mistake."""
 _HIGHEST = float(np.float32(MAX_LOGPROB))
 
-TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType({
-    "float16": "<f2", "bfloat16": None, "float32": "<f4", "float64": "<f8",
-    "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8",
-    "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8", "bool": "|b1",
-})  # fmt: skip
+TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType(
+    {
+        "float16": "<f2",
+        "bfloat16": None,
+        "float32": "<f4",
+        "float64": "<f8",
+        "int8": "|i1",
+        "int16": "<i2",
+        "int32": "<i4",
+        "int64": "<i8",
+        "uint8": "|u1",
+        "uint16": "<u2",
+        "uint32": "<u4",
+        "uint64": "<u8",
+        "bool": "|b1",
+    }
+)
 """Element types by name, with NumPy's word for each; NumPy has none for bfloat16."""
 
 

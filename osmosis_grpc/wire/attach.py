@@ -101,5 +101,7 @@ def check_protocol(hello: pb.TrainerHello | pb.ServerHello) -> None:
     if hello.protocol_min > most or hello.protocol_max < least:
         raise FailedPrecondition(
             f"protocol versions {hello.protocol_min} to {hello.protocol_max} are not spoken here, "
-            f"but {least} to {most}", kind="PROTOCOL", subject=f"{least}-{most}",
-        )  # fmt: skip
+            f"but {least} to {most}",
+            kind="PROTOCOL",
+            subject=f"{least}-{most}",
+        )

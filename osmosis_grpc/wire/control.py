@@ -49,9 +49,11 @@ def cancelled_to_wire(row: CancelRow) -> pb.CancelResult:
     if row.state is not None:
         disposition = pb.CANCEL_DISPOSITION_CANCELLED if row.cancelled else pb.CANCEL_DISPOSITION_ALREADY_ENDED
     return pb.CancelResult(
-        rollout_id=row.rollout_id, attempt=row.attempt, disposition=disposition,
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        disposition=disposition,
         state=STATES[row.state] if row.state else 0,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def cancelled_from_wire(row: pb.CancelResult) -> CancelResult:
@@ -98,21 +100,36 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
 def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int, agent_timeout: float | None) -> pb.Limits:
     """The bounds that a server sets."""
     return pb.Limits(
-        max_message_bytes=max_message_bytes, max_metadata_bytes=max_metadata_bytes, max_json_depth=MAX_DEPTH,
+        max_message_bytes=max_message_bytes,
+        max_metadata_bytes=max_metadata_bytes,
+        max_json_depth=MAX_DEPTH,
         max_rollout_id_chars=MAX_ID_CHARS,
         agent_timeout=None if agent_timeout is None else times.duration(agent_timeout),
-    )  # fmt: skip
+    )
 
 
 def server_info_to_wire(
-    *, version: str, process_uuid: str, journal_id: str, start_time: float, tools: Mapping[str, Sequence[ToolDict]],
-    agent_versions: Mapping[str, str], capacity: Capacity, max_message_bytes: int, max_metadata_bytes: int,
-    agent_timeout: float | None, draining: bool,
-) -> pb.GetServerInfoResponse:  # fmt: skip
+    *,
+    version: str,
+    process_uuid: str,
+    journal_id: str,
+    start_time: float,
+    tools: Mapping[str, Sequence[ToolDict]],
+    agent_versions: Mapping[str, str],
+    capacity: Capacity,
+    max_message_bytes: int,
+    max_metadata_bytes: int,
+    agent_timeout: float | None,
+    draining: bool,
+) -> pb.GetServerInfoResponse:
     """Who a server is."""
     return pb.GetServerInfoResponse(
-        version=version, protocol_min=PROTOCOL[0], protocol_max=PROTOCOL[1], process_uuid=process_uuid,
-        journal_id=journal_id, start_time=times.timestamp(start_time),
+        version=version,
+        protocol_min=PROTOCOL[0],
+        protocol_max=PROTOCOL[1],
+        process_uuid=process_uuid,
+        journal_id=journal_id,
+        start_time=times.timestamp(start_time),
         agent_loops=[
             pb.AgentLoopInfo(
                 name=name, tools=[tool_to_wire(tool) for tool in loop_tools], version=agent_versions.get(name, "")
@@ -120,10 +137,15 @@ def server_info_to_wire(
             for name, loop_tools in sorted(tools.items())
         ],
         capacity=pb.Capacity(
-            max_concurrent=capacity.max_concurrent, max_queued=capacity.max_queued, running=capacity.running,
-            queued=capacity.queued, abandoned=capacity.abandoned, undelivered=capacity.undelivered,
-            expired=capacity.expired, completed=capacity.completed,
+            max_concurrent=capacity.max_concurrent,
+            max_queued=capacity.max_queued,
+            running=capacity.running,
+            queued=capacity.queued,
+            abandoned=capacity.abandoned,
+            undelivered=capacity.undelivered,
+            expired=capacity.expired,
+            completed=capacity.completed,
         ),
         limits=limits_to_wire(max_message_bytes, max_metadata_bytes, agent_timeout),
         draining=draining,
-    )  # fmt: skip
+    )

@@ -13,10 +13,14 @@ def earlier_to_wire(earlier: EarlierRun | None) -> pb.EarlierRun | None:
     if earlier is None:
         return None
     return pb.EarlierRun(
-        end_time=times.timestamp(earlier.end_time), process_uuid=earlier.process_uuid,
-        same_process=earlier.same_process, agent_loop=earlier.agent_loop, agent_version=earlier.agent_version,
-        current_agent_version=earlier.current_agent_version, changes=earlier.changes[:MAX_CHANGES],
-    )  # fmt: skip
+        end_time=times.timestamp(earlier.end_time),
+        process_uuid=earlier.process_uuid,
+        same_process=earlier.same_process,
+        agent_loop=earlier.agent_loop,
+        agent_version=earlier.agent_version,
+        current_agent_version=earlier.current_agent_version,
+        changes=earlier.changes[:MAX_CHANGES],
+    )
 
 
 def earlier_from_wire(message: pb.Completion | pb.InitResponse) -> EarlierRun | None:
@@ -25,6 +29,11 @@ def earlier_from_wire(message: pb.Completion | pb.InitResponse) -> EarlierRun | 
         return None
     earlier = message.from_journal
     return EarlierRun(
-        times.unix(earlier.end_time), earlier.process_uuid, earlier.same_process, earlier.agent_loop,
-        earlier.agent_version, earlier.current_agent_version, tuple(earlier.changes[:MAX_CHANGES]),
-    )  # fmt: skip
+        times.unix(earlier.end_time),
+        earlier.process_uuid,
+        earlier.same_process,
+        earlier.agent_loop,
+        earlier.agent_version,
+        earlier.current_agent_version,
+        tuple(earlier.changes[:MAX_CHANGES]),
+    )

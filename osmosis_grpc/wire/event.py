@@ -51,9 +51,12 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
         bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
         event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
-        rollout_id=event.rollout_id, attempt=event.attempt, number=event.number,
-        time=times.timestamp(event.time), **{field: to_wire(event.kind)},
-    )  # fmt: skip
+        rollout_id=event.rollout_id,
+        attempt=event.attempt,
+        number=event.number,
+        time=times.timestamp(event.time),
+        **{field: to_wire(event.kind)},
+    )
 
 
 def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
@@ -93,10 +96,17 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     """Without a look at the reply, where its wire form is at hand."""
     reply, latency = kind.response.wire or reply_bytes(kind.response), times.duration_bytes(kind.latency)
-    return b"".join((
-        _sample(kind.sample), varint(_NUMBER, kind.number), head(_RESPONSE, len(reply)), reply,
-        head(_LATENCY, len(latency)), latency, varint(_RECORDED, kind.recorded_number),
-    ))  # fmt: skip
+    return b"".join(
+        (
+            _sample(kind.sample),
+            varint(_NUMBER, kind.number),
+            head(_RESPONSE, len(reply)),
+            reply,
+            head(_LATENCY, len(latency)),
+            latency,
+            varint(_RECORDED, kind.recorded_number),
+        )
+    )
 
 
 def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
@@ -118,10 +128,16 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
     if kind.params or kind.tools is not None:
         sampling = params_to_wire(kind.params) if kind.params else None
         rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools_to_wire(kind.tools)).SerializeToString()
-    return b"".join((
-        _sample(kind.sample), varint(_NUMBER, kind.number), varint(_CONTINUES, kind.continues),
-        repeated(_MESSAGES, map(frozen_bytes, kind.messages)), varint(_PURPOSE, purpose_to_wire(kind.purpose)), rest,
-    ))  # fmt: skip
+    return b"".join(
+        (
+            _sample(kind.sample),
+            varint(_NUMBER, kind.number),
+            varint(_CONTINUES, kind.continues),
+            repeated(_MESSAGES, map(frozen_bytes, kind.messages)),
+            varint(_PURPOSE, purpose_to_wire(kind.purpose)),
+            rest,
+        )
+    )
 
 
 @lru_cache(256)
@@ -132,25 +148,34 @@ def _sample(name: str) -> bytes:
 
 def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
     return events.ChatRequested(
-        sample=m.sample, number=m.number, continues=m.continues,
-        messages=messages_from_wire(m.messages, "messages"), params=params_from_wire(m.sampling, "sampling"),
+        sample=m.sample,
+        number=m.number,
+        continues=m.continues,
+        messages=messages_from_wire(m.messages, "messages"),
+        params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
         purpose=purpose_from_wire(m.purpose),
-    )  # fmt: skip
+    )
 
 
 def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
     return pb.ChatAnsweredEvent(
-        sample=kind.sample, number=kind.number, response=reply_to_wire(kind.response),
-        latency=times.duration(kind.latency), recorded_number=kind.recorded_number,
-    )  # fmt: skip
+        sample=kind.sample,
+        number=kind.number,
+        response=reply_to_wire(kind.response),
+        latency=times.duration(kind.latency),
+        recorded_number=kind.recorded_number,
+    )
 
 
 def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
     return events.ChatAnswered(
-        sample=m.sample, number=m.number, response=reply_from_wire(m.response),
-        latency=times.seconds(m.latency), recorded_number=m.recorded_number,
-    )  # fmt: skip
+        sample=m.sample,
+        number=m.number,
+        response=reply_from_wire(m.response),
+        latency=times.seconds(m.latency),
+        recorded_number=m.recorded_number,
+    )
 
 
 def _failed(kind: events.ChatFailed) -> pb.ChatFailedEvent:
@@ -165,30 +190,44 @@ def _read_failed(m: pb.ChatFailedEvent) -> events.ChatFailed:
 
 def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:
     return pb.ToolReturnedEvent(
-        tool_call_id=kind.tool_call_id, name=kind.name, error=kind.error, latency=times.duration(kind.latency),
+        tool_call_id=kind.tool_call_id,
+        name=kind.name,
+        error=kind.error,
+        latency=times.duration(kind.latency),
         message=message_to_wire(kind.message) if kind.message is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _read_returned(m: pb.ToolReturnedEvent) -> events.ToolReturned:
     return events.ToolReturned(
-        tool_call_id=m.tool_call_id, name=m.name, error=m.error, latency=times.seconds(m.latency),
+        tool_call_id=m.tool_call_id,
+        name=m.name,
+        error=m.error,
+        latency=times.seconds(m.latency),
         message=message_from_wire(m.message, "message") if m.HasField("message") else None,
-    )  # fmt: skip
+    )
 
 
 def _closed(kind: events.SegmentClosed) -> pb.SegmentClosedEvent:
     return pb.SegmentClosedEvent(
-        sample=kind.sample, index=kind.index, chats=kind.chats, tokens=kind.tokens,
-        sampled_tokens=kind.sampled_tokens, drift_index=kind.drift_index,
-    )  # fmt: skip
+        sample=kind.sample,
+        index=kind.index,
+        chats=kind.chats,
+        tokens=kind.tokens,
+        sampled_tokens=kind.sampled_tokens,
+        drift_index=kind.drift_index,
+    )
 
 
 def _read_closed(m: pb.SegmentClosedEvent) -> events.SegmentClosed:
     return events.SegmentClosed(
-        sample=m.sample, index=m.index, chats=tuple(m.chats), tokens=m.tokens, sampled_tokens=m.sampled_tokens,
+        sample=m.sample,
+        index=m.index,
+        chats=tuple(m.chats),
+        tokens=m.tokens,
+        sampled_tokens=m.sampled_tokens,
         drift_index=m.drift_index if m.HasField("drift_index") else None,
-    )  # fmt: skip
+    )
 
 
 def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:

@@ -205,15 +205,22 @@ _TEXTS = {
     "function": ("name", "description"),
 }
 _LEVELS = {
-    "message": MAX_DEPTH + 1, "part": MAX_DEPTH - 1, "call": MAX_DEPTH - 1, "function_call": MAX_DEPTH - 2,
-    "tool": MAX_DEPTH, "function": MAX_DEPTH - 1,
-}  # fmt: skip
+    "message": MAX_DEPTH + 1,
+    "part": MAX_DEPTH - 1,
+    "call": MAX_DEPTH - 1,
+    "function_call": MAX_DEPTH - 2,
+    "tool": MAX_DEPTH,
+    "function": MAX_DEPTH - 1,
+}
 """The levels of each object, itself included, so that each key of a message and each tool nests at most 256."""
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _PARAMS: dict[str, Callable[[object], bool]] = {
-    "temperature": _is_number, "top_p": _is_number, "max_tokens": _is_int64, "seed": _is_int64,
+    "temperature": _is_number,
+    "top_p": _is_number,
+    "max_tokens": _is_int64,
+    "seed": _is_int64,
     "logprobs": lambda value: type(value) is bool,
-}  # fmt: skip
+}
 
 
 def _object_to_wire(

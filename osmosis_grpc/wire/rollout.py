@@ -186,10 +186,13 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
     check_header(callback.credential, "callback.credential")
     check_run_id(callback.run_id, "callback.run_id")
     return Callback(
-        target=callback.target, credential=callback.credential, state=callback.state,
+        target=callback.target,
+        credential=callback.credential,
+        state=callback.state,
         delta=wants_delta(callback.history, "callback.history", usual=False),
-        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None, run_id=callback.run_id,
-    )  # fmt: skip
+        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
+        run_id=callback.run_id,
+    )
 
 
 def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
@@ -200,8 +203,10 @@ def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
 def wants_delta(form: int, field: str, *, usual: bool) -> bool:
     """Whether a trainer wants histories as deltas. Raises InvalidArgument for a form that is not known."""
     forms = {
-        int(pb.HISTORY_FORM_UNSPECIFIED): usual, int(pb.HISTORY_FORM_FULL): False, int(pb.HISTORY_FORM_DELTA): True
-    }  # fmt: skip
+        int(pb.HISTORY_FORM_UNSPECIFIED): usual,
+        int(pb.HISTORY_FORM_FULL): False,
+        int(pb.HISTORY_FORM_DELTA): True,
+    }
     if form not in forms:
         raise InvalidArgument(field, f"{form} is not a form of histories")
     return forms[form]
@@ -263,10 +268,13 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
     for name, sample in completion.samples.items():
         alone = len(completion.samples) == 1
         kept = Sample(
-            messages=() if head or alone else sample.messages, segments=() if head else sample.segments,
-            begins=None if head or alone else sample.begins, reward=sample.reward, trainable=sample.trainable,
+            messages=() if head or alone else sample.messages,
+            segments=() if head else sample.segments,
+            begins=None if head or alone else sample.begins,
+            reward=sample.reward,
+            trainable=sample.trainable,
             not_trainable_reason=sample.not_trainable_reason,
-        )  # fmt: skip
+        )
         samples[name] = sample_to_wire(kept, refer=refer)
     begins = completion.begins if refer else None
     told = () if head else completion.messages[begins.covered :] if begins else completion.messages
@@ -403,12 +411,16 @@ def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
         total_latency=times.duration(metrics.total_latency_ms / 1000),
         llm_latency=times.duration(metrics.llm_latency_ms / 1000),
         tool_latency=times.duration(metrics.tool_latency_ms / 1000),
-        num_llm_calls=metrics.num_llm_calls, num_tool_calls=metrics.num_tool_calls,
-        prompt_tokens=metrics.prompt_tokens, response_tokens=metrics.response_tokens,
-        max_context_tokens=metrics.max_context_tokens, queue_time=times.duration(metrics.queue_time),
-        model_time=times.duration(metrics.model_time), tool_time=times.duration(metrics.tool_time),
+        num_llm_calls=metrics.num_llm_calls,
+        num_tool_calls=metrics.num_tool_calls,
+        prompt_tokens=metrics.prompt_tokens,
+        response_tokens=metrics.response_tokens,
+        max_context_tokens=metrics.max_context_tokens,
+        queue_time=times.duration(metrics.queue_time),
+        model_time=times.duration(metrics.model_time),
+        tool_time=times.duration(metrics.tool_time),
         overhead_time=times.duration(metrics.overhead_time),
-    )  # fmt: skip
+    )
 
 
 def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
@@ -416,9 +428,13 @@ def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
         total_latency_ms=times.seconds(message.total_latency) * 1000,
         llm_latency_ms=times.seconds(message.llm_latency) * 1000,
         tool_latency_ms=times.seconds(message.tool_latency) * 1000,
-        num_llm_calls=message.num_llm_calls, num_tool_calls=message.num_tool_calls,
-        prompt_tokens=message.prompt_tokens, response_tokens=message.response_tokens,
-        max_context_tokens=message.max_context_tokens, queue_time=times.seconds(message.queue_time),
-        model_time=times.seconds(message.model_time), tool_time=times.seconds(message.tool_time),
+        num_llm_calls=message.num_llm_calls,
+        num_tool_calls=message.num_tool_calls,
+        prompt_tokens=message.prompt_tokens,
+        response_tokens=message.response_tokens,
+        max_context_tokens=message.max_context_tokens,
+        queue_time=times.seconds(message.queue_time),
+        model_time=times.seconds(message.model_time),
+        tool_time=times.seconds(message.tool_time),
         overhead_time=times.seconds(message.overhead_time),
-    )  # fmt: skip
+    )

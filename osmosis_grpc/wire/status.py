@@ -21,12 +21,24 @@ from osmosis_grpc.wire import times
 CLASSES: dict[int, type[CallError]] = {
     kind.code: kind
     for kind in (
-        errors.Cancelled, errors.UnknownError, errors.InvalidArgument, errors.DeadlineExceeded, errors.NotFound,
-        errors.AlreadyExists, errors.PermissionDenied, errors.ResourceExhausted, errors.FailedPrecondition,
-        errors.Aborted, errors.OutOfRange, errors.Unimplemented, errors.Internal, errors.Unavailable,
-        errors.DataLoss, errors.Unauthenticated,
+        errors.Cancelled,
+        errors.UnknownError,
+        errors.InvalidArgument,
+        errors.DeadlineExceeded,
+        errors.NotFound,
+        errors.AlreadyExists,
+        errors.PermissionDenied,
+        errors.ResourceExhausted,
+        errors.FailedPrecondition,
+        errors.Aborted,
+        errors.OutOfRange,
+        errors.Unimplemented,
+        errors.Internal,
+        errors.Unavailable,
+        errors.DataLoss,
+        errors.Unauthenticated,
     )
-}  # fmt: skip
+}
 """The exception of every code but OK."""
 
 _MAX_TEXT = 1000
@@ -95,16 +107,23 @@ def _details(error: CallError) -> Iterator[Message]:
 
 _Found = dict[type[Message], Message]
 _READ: tuple[type[Message], ...] = (
-    error_details_pb2.BadRequest, error_details_pb2.ResourceInfo, error_details_pb2.RetryInfo,
-    error_details_pb2.PreconditionFailure, error_pb2.CurrentAttempt, error_pb2.EventsGone,
+    error_details_pb2.BadRequest,
+    error_details_pb2.ResourceInfo,
+    error_details_pb2.RetryInfo,
+    error_details_pb2.PreconditionFailure,
+    error_pb2.CurrentAttempt,
+    error_pb2.EventsGone,
     error_pb2.UnknownChat,
-)  # fmt: skip
+)
 
 
 def _invalid(message: str, found: _Found) -> CallError:
     bad = found.get(error_details_pb2.BadRequest)
-    rows = [(v.field, v.description) for v in bad.field_violations] if isinstance(
-        bad, error_details_pb2.BadRequest) else []  # fmt: skip
+    rows = (
+        [(v.field, v.description) for v in bad.field_violations]
+        if isinstance(bad, error_details_pb2.BadRequest)
+        else []
+    )
     return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
 
 

@@ -85,9 +85,11 @@ def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
 def segment_to_wire(segment: Segment) -> pb.Segment:
     """A segment."""
     out = pb.Segment(
-        mask_runs=segment.mask_runs, versions=spans_to_wire(segment.versions), chats=segment.chats,
+        mask_runs=segment.mask_runs,
+        versions=spans_to_wire(segment.versions),
+        chats=segment.chats,
         drift_index=segment.drift_index,
-    )  # fmt: skip
+    )
     _write(out, segment.ids, segment.logprobs)
     return out
 
@@ -96,10 +98,13 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """A segment, checked. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     segment = Segment(
-        ids=ids, logprobs=logprobs, mask_runs=tuple(message.mask_runs), chats=tuple(message.chats),
+        ids=ids,
+        logprobs=logprobs,
+        mask_runs=tuple(message.mask_runs),
+        chats=tuple(message.chats),
         versions=spans_from_wire(message.versions),
         drift_index=message.drift_index if message.HasField("drift_index") else None,
-    )  # fmt: skip
+    )
     segment.check(field)
     return segment
 
@@ -117,8 +122,10 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
         messages=[message_to_wire(message) for message in sample.messages[begins.covered if begins else 0 :]],
         messages_after=begins.number if begins else 0,
         segments=[segment(each) for each in sample.segments],
-        reward=sample.reward, trainable=sample.trainable, not_trainable_reason=sample.not_trainable_reason,
-    )  # fmt: skip
+        reward=sample.reward,
+        trainable=sample.trainable,
+        not_trainable_reason=sample.not_trainable_reason,
+    )
 
 
 def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Sample:
@@ -128,8 +135,9 @@ def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Samp
         begins=ChatRef(name, message.messages_after) if message.messages_after else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
         reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
-        trainable=message.trainable, not_trainable_reason=message.not_trainable_reason,
-    )  # fmt: skip
+        trainable=message.trainable,
+        not_trainable_reason=message.not_trainable_reason,
+    )
 
 
 def check_reward(reward: float, field: str) -> float:

@@ -53,14 +53,16 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
     changed any more.
     """
     parts = [
-        _name(request.rollout_id, request.attempt, request.sample, request.purpose), varint(_NUMBER, request.number)
-    ]  # fmt: skip
+        _name(request.rollout_id, request.attempt, request.sample, request.purpose),
+        varint(_NUMBER, request.number),
+    ]
     tools = request.tools if all_tools or request.own_tools else None
     if tools is not None or request.params or request.state:
         rest = pb.ChatRequest(
             sampling=params_to_wire(request.params) if request.params else None,
-            tools=tools_to_wire(tools), state=request.state,
-        )  # fmt: skip
+            tools=tools_to_wire(tools),
+            state=request.state,
+        )
         parts.append(rest.SerializeToString())
     if delta and request.continues:
         continues = varint(_CONTINUES, request.continues)

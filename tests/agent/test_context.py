@@ -74,14 +74,27 @@ async def test_an_event_may_have_no_data():
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (Odd(), "<odd>"), (b"a", "b'a'"),
-        (Color.RED, "<Color.RED: 'red'>"), (Level.HIGH, 3), (1j, "1j"), ((1, 2), [1, 2]), ({1}, [1]),
-        ({1: 2, None: 3}, {"1": 2, "None": 3}), ([Odd(), float("nan")], ["<odd>", "nan"]), ("\ud800", "?"),
-        ({"\ud800": "\ud800"}, {"?": "?"}), (np.float64(0.5), 0.5), (np.int64(3), "np.int64(3)"),
-        (range(2), "range(0, 2)"), (10**5000, None),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        (Odd(), "<odd>"),
+        (b"a", "b'a'"),
+        (Color.RED, "<Color.RED: 'red'>"),
+        (Level.HIGH, 3),
+        (1j, "1j"),
+        ((1, 2), [1, 2]),
+        ({1}, [1]),
+        ({1: 2, None: 3}, {"1": 2, "None": 3}),
+        ([Odd(), float("nan")], ["<odd>", "nan"]),
+        ("\ud800", "?"),
+        ({"\ud800": "\ud800"}, {"?": "?"}),
+        (np.float64(0.5), 0.5),
+        (np.int64(3), "np.int64(3)"),
+        (range(2), "range(0, 2)"),
+        (10**5000, None),
     ],
     ids=lambda value: repr(value)[:30] if not isinstance(value, int) or value < 10 else "5,000 digits",
-)  # fmt: skip
+)
 async def test_what_is_not_json_is_logged_as_its_repr(value, told):
     kind = await logged("step", value=value)
     text = jsontext.render(dict(kind.data))

@@ -10,11 +10,16 @@ from osmosis_grpc.agent import CompletionsResult
 RESULT = CompletionsResult(message={"role": "assistant", "content": "hi"}, finish_reason="stop")
 
 
-@pytest.mark.parametrize(("name", "hint"), [
-    ("choices", "use result.message"), ("output_text", "use result.content"),
-    ("stop_reason", "use result.finish_reason"),
-    ("role", 'use result.message["role"]'), ("model_dump", "use result.message, which is a dict"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("choices", "use result.message"),
+        ("output_text", "use result.content"),
+        ("stop_reason", "use result.finish_reason"),
+        ("role", 'use result.message["role"]'),
+        ("model_dump", "use result.message, which is a dict"),
+    ],
+)
 def test_t14_a_name_of_another_library_is_answered_with_ours(name, hint):
     with pytest.raises(AttributeError, match=f"a chat's result has no attribute '{name}'") as raised:
         getattr(RESULT, name)

@@ -38,10 +38,18 @@ def test_tool_calls(message, calls):
 @pytest.mark.parametrize(
     ("stop", "texts"),
     [
-        (None, None), ("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([], []), ([1, "b"], ["1", "b"]), (3, None),
-        ({"a": 1}, None), (("a",), None), (True, None),
+        (None, None),
+        ("a", ["a"]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([], []),
+        ([1, "b"], ["1", "b"]),
+        (3, None),
+        ({"a": 1}, None),
+        (("a",), None),
+        (True, None),
     ],
-)  # fmt: skip
+)
 def test_stop(stop, texts):
     assert normalize_stop(stop) == texts
 
@@ -49,10 +57,14 @@ def test_stop(stop, texts):
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        ({"content": "hello"}, "hello"), ({"content": ""}, ""), ({"content": None}, ""), ({"content": 3}, ""), ({}, ""),
+        ({"content": "hello"}, "hello"),
+        ({"content": ""}, ""),
+        ({"content": None}, ""),
+        ({"content": 3}, ""),
+        ({}, ""),
         ({"content": [{"type": "text", "text": "hello"}]}, ""),
     ],
-)  # fmt: skip
+)
 def test_content(message, text):
     assert get_message_content(message) == text
 
@@ -60,10 +72,13 @@ def test_content(message, text):
 @pytest.mark.parametrize(
     ("message", "role"),
     [
-        ({"role": "user"}, "user"), ({"role": "critic"}, "critic"), ({"role": None}, "unknown"),
-        ({"role": ["user"]}, "unknown"), ({}, "unknown"),
+        ({"role": "user"}, "user"),
+        ({"role": "critic"}, "critic"),
+        ({"role": None}, "unknown"),
+        ({"role": ["user"]}, "unknown"),
+        ({}, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_role(message, role):
     assert get_message_role(message) == role
 

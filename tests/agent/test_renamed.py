@@ -33,7 +33,7 @@ IMPORTS = {
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),
     "import numpi": "ModuleNotFoundError: No module named 'numpi'",
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -43,10 +43,16 @@ async def answers(tool_call):
 @pytest.mark.parametrize(
     ("arguments", "parsed"),
     [
-        ('{"a": 1, "b": [2, null]}', {"a": 1, "b": [2, None]}), ('  {"a": "é"}\n', {"a": "é"}), ("{}", {}), ("", {}),
-        ("   ", {}), (None, {}), ({"a": 1}, {"a": 1}), ({}, {}),
+        ('{"a": 1, "b": [2, null]}', {"a": 1, "b": [2, None]}),
+        ('  {"a": "é"}\n', {"a": "é"}),
+        ("{}", {}),
+        ("", {}),
+        ("   ", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ({}, {}),
     ],
-)  # fmt: skip
+)
 def test_arguments_are_an_object(arguments, parsed):
     assert get_tool_call_info(call("add", arguments, "c7")) == ("c7", "add", parsed)
 
@@ -59,9 +65,10 @@ def test_missing_parts_are_empty():
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"a": 1', "add(1, 2)", "[1, 2]", '"text"', "5", "null", "true", [1, 2], 5, "[" * 100_000],
+    "arguments",
+    ['{"a": 1', "add(1, 2)", "[1, 2]", '"text"', "5", "null", "true", [1, 2], 5, "[" * 100_000],
     ids=lambda arguments: str(arguments)[:12],
-)  # fmt: skip
+)
 def test_other_arguments_are_refused_naming_the_call(arguments):
     with pytest.raises(ToolArgumentError, match="add") as raised:
         get_tool_call_info(call("add", arguments, "c7"))
@@ -83,19 +90,29 @@ def test_a_function_that_is_no_object_is_refused_naming_the_call(function):
 def test_results_and_errors_are_tool_messages():
     assert create_tool_result("c1", "3") == {"role": "tool", "content": "3", "tool_call_id": "c1"}
     assert create_tool_error_result("c1", "no such file") == {
-        "role": "tool", "content": "Error: no such file", "tool_call_id": "c1",
-    }  # fmt: skip
+        "role": "tool",
+        "content": "Error: no such file",
+        "tool_call_id": "c1",
+    }
 
 
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (None, ""), ("text", "text"), ("", ""), ("é", "é"), (3, "3"), (0.5, "0.5"), (True, "true"),
+        (None, ""),
+        ("text", "text"),
+        ("", ""),
+        ("é", "é"),
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
         ([1, "é"], '[1, "é"]'),
-        ({"a": {"b": None}}, '{"a": {"b": null}}'), ((1, 2), "[1, 2]"), ({"error": ValueError("x")}, '{"error": "x"}'),
+        ({"a": {"b": None}}, '{"a": {"b": null}}'),
+        ((1, 2), "[1, 2]"),
+        ({"error": ValueError("x")}, '{"error": "x"}'),
         (np.float64(0.5), "0.5"),
     ],
-)  # fmt: skip
+)
 def test_a_return_value_is_text_or_json(result, text):
     assert serialize_tool_result(result) == text
 
@@ -196,15 +213,17 @@ async def test_one_bad_call_of_the_models_does_not_lose_the_others(function):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"role": "tool", "content": "x", "tool_call_id": "c0", "extra": 1},
-         {"role": "tool", "content": "x", "tool_call_id": "c0", "extra": 1}),
+        (
+            {"role": "tool", "content": "x", "tool_call_id": "c0", "extra": 1},
+            {"role": "tool", "content": "x", "tool_call_id": "c0", "extra": 1},
+        ),
         ("text", {"role": "tool", "content": "text", "tool_call_id": "c0"}),
         ({"sum": 3}, {"role": "tool", "content": '{"sum": 3}', "tool_call_id": "c0"}),
         (0, {"role": "tool", "content": "0", "tool_call_id": "c0"}),
         ("", {"role": "tool", "content": "", "tool_call_id": "c0"}),
     ],
     ids=["a message", "text", "a dict", "zero", "nothing to say"],
-)  # fmt: skip
+)
 async def test_an_executor_may_return_a_value(returned, message):
     async def executor(tool_call):
         return returned

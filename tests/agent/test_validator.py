@@ -23,11 +23,26 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 
 SOURCE = Path(__file__).parent / "fixtures" / "broken_agents.py"
 OF_THE_SDK = [
-    "MISSING_NAME", "EMPTY_NAME", "INVALID_NAME_TYPE", "MISSING_TOOL_TYPE", "UNKNOWN_TOOL_TYPE", "MISSING_FUNCTION",
-    "INVALID_FUNCTION_TYPE", "MISSING_FUNCTION_NAME", "INVALID_FUNCTION_NAME", "MISSING_FUNCTION_DESCRIPTION",
-    "INVALID_PARAMETERS_TYPE", "PARAMETERS_TYPE_NOT_OBJECT", "INVALID_TOOL_TYPE", "GET_TOOLS_EXCEPTION",
-    "GET_TOOLS_RETURNS_NONE", "GET_TOOLS_INVALID_TYPE", "MISSING_RUN_METHOD", "RUN_NOT_CALLABLE", "RUN_NOT_ASYNC",
-]  # fmt: skip
+    "MISSING_NAME",
+    "EMPTY_NAME",
+    "INVALID_NAME_TYPE",
+    "MISSING_TOOL_TYPE",
+    "UNKNOWN_TOOL_TYPE",
+    "MISSING_FUNCTION",
+    "INVALID_FUNCTION_TYPE",
+    "MISSING_FUNCTION_NAME",
+    "INVALID_FUNCTION_NAME",
+    "MISSING_FUNCTION_DESCRIPTION",
+    "INVALID_PARAMETERS_TYPE",
+    "PARAMETERS_TYPE_NOT_OBJECT",
+    "INVALID_TOOL_TYPE",
+    "GET_TOOLS_EXCEPTION",
+    "GET_TOOLS_RETURNS_NONE",
+    "GET_TOOLS_INVALID_TYPE",
+    "MISSING_RUN_METHOD",
+    "RUN_NOT_CALLABLE",
+    "RUN_NOT_ASYNC",
+]
 OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY"]
 
 
@@ -237,11 +252,19 @@ def test_warnings_are_not_raised(name):
 @pytest.mark.parametrize(
     ("agent", "count"),
     [
-        (CalculatorAgent, 4), (CalculatorAgent(), 4), (agents.Good(), 1), (agents.UnknownToolType(), 1),
-        (agents.Everything(), 4), (agents.GetToolsReturnsNone(), 0), (agents.GetToolsException(), 0),
-        (agents.GetToolsInvalidType(), 0), (agents.NothingAtAll, 0), (agents.AgentInitFailed, 0), (None, 0),
+        (CalculatorAgent, 4),
+        (CalculatorAgent(), 4),
+        (agents.Good(), 1),
+        (agents.UnknownToolType(), 1),
+        (agents.Everything(), 4),
+        (agents.GetToolsReturnsNone(), 0),
+        (agents.GetToolsException(), 0),
+        (agents.GetToolsInvalidType(), 0),
+        (agents.NothingAtAll, 0),
+        (agents.AgentInitFailed, 0),
+        (None, 0),
     ],
-)  # fmt: skip
+)
 def test_tools_that_were_looked_at_are_counted(agent, count):
     assert validate_agent_loop(agent).tool_count == count
 

@@ -39,9 +39,13 @@ class Breaker:
     """Cuts `cuts` times, evenly over the rollouts, each time with a chat open, and kills the server now and then."""
 
     def __init__(
-        self, proxy: CuttingProxy, server: ServerProcess, trainer: Trainer, policy: CountingPolicy,
+        self,
+        proxy: CuttingProxy,
+        server: ServerProcess,
+        trainer: Trainer,
+        policy: CountingPolicy,
         completions: list[Completion],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.figures = Figures()
         self._proxy = proxy
         self._server = server
@@ -112,8 +116,15 @@ class Breaker:
 def told(figures: Figures, completions: list[Completion], seconds: float) -> str:
     """The figures as a line."""
     attempts = Counter(completion.attempt for completion in completions)
-    return json.dumps({
-        "rollouts": len(completions), "cuts": figures.cuts, "with_open_chat": figures.with_open_chat,
-        "complete_on_its_way": figures.complete_on_its_way, "outcome_on_its_way": figures.outcome_on_its_way,
-        "restarts": dict(figures.restarts), "attempts": dict(sorted(attempts.items())), "seconds": round(seconds, 1),
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "rollouts": len(completions),
+            "cuts": figures.cuts,
+            "with_open_chat": figures.with_open_chat,
+            "complete_on_its_way": figures.complete_on_its_way,
+            "outcome_on_its_way": figures.outcome_on_its_way,
+            "restarts": dict(figures.restarts),
+            "attempts": dict(sorted(attempts.items())),
+            "seconds": round(seconds, 1),
+        }
+    )

@@ -67,9 +67,10 @@ class CountingPolicy:
             self.open -= 1
         text = f"{REPLIED} {request.number} to {request.rollout_id}, attempt {request.attempt}"
         self.replies[key] = ChatResponse(
-            message={"role": "assistant", "content": text}, tokens=made_of(text, size_of(text)),
+            message={"role": "assistant", "content": text},
+            tokens=made_of(text, size_of(text)),
             prompt_ids=spoken(request),
-        )  # fmt: skip
+        )
         self.finals += request.number == self.turns
         return self.replies[key]
 
@@ -87,9 +88,10 @@ def requests(name: str, count: int, *, turns: int = 3, think: float = 0.02) -> I
     """Rollouts for the Talker."""
     for n in range(count):
         yield RolloutRequest(
-            rollout_id=f"{name}-{n}", messages=[{"role": "user", "content": f"question {n}"}],
+            rollout_id=f"{name}-{n}",
+            messages=[{"role": "user", "content": f"question {n}"}],
             metadata={"turns": turns, "think": think},
-        )  # fmt: skip
+        )
 
 
 def check_whole(completion: Completion, replies: Callable[[Key], ChatResponse | None], *, turns: int = 3) -> None:

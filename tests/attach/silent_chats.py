@@ -50,9 +50,7 @@ async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: flo
 class _House:
     """Both sides of a way to connect. What the methods return is the rollout's completion."""
 
-    def __init__(
-        self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None
-    ) -> None:  # fmt: skip
+    def __init__(self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None) -> None:
         self.stack = stack
         self.policy = policy
         self.folder = folder

@@ -43,8 +43,22 @@ class Side:
 
     def cannot_dial(self, other: "Side") -> None:
         """From now on it only answers from its open port."""
-        ip("-n", self.namespace, "rule", "add", "pref", "10", "ipproto", "tcp", "sport", str(PORT), "to",
-           other.address, "lookup", "main")  # fmt: skip
+        ip(
+            "-n",
+            self.namespace,
+            "rule",
+            "add",
+            "pref",
+            "10",
+            "ipproto",
+            "tcp",
+            "sport",
+            str(PORT),
+            "to",
+            other.address,
+            "lookup",
+            "main",
+        )
         ip("-n", self.namespace, "rule", "add", "pref", "20", "to", other.address, "prohibit")
 
     @contextmanager

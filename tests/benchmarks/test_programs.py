@@ -16,9 +16,14 @@ WORK = ("--rollouts", "24", "--turns", "3", "--tokens", "16", "--in-flight", "8"
 
 def run(name: str, *options: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *options, "--json"], cwd=ROOT, capture_output=True, text=True,
-        timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-m", f"benchmarks.{name}", *options, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
 
 
 def figures(name: str, *options: str) -> dict:

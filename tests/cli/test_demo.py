@@ -138,8 +138,11 @@ def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
     script = "for folder in /tmp /var/tmp; do mount -t tmpfs -o ro none $folder; done; cd /proc; exec "
     result = subprocess.run(
         ["unshare", "-m", "sh", "-c", script + shlex.join([sys.executable, *DEMO, "--json"])],
-        capture_output=True, text=True, check=False, timeout=50,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("demo: no folder for the server's journal: ")
@@ -150,9 +153,14 @@ def demo_process(tmp_path, **more):
     """A demo in a session of its own, whose folder is below tmp_path."""
     env = NO_SETTINGS | {"TMPDIR": str(tmp_path)} | more
     with subprocess.Popen(
-        [sys.executable, *DEMO], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env,
+        [sys.executable, *DEMO],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=env,
         start_new_session=True,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             yield process
         finally:
@@ -200,13 +208,10 @@ AT_START = """
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "the server did not start: killed by SIGKILL"),
         ("os._exit(3)", "the server did not start: exit code 3"),
-        (
-            "os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'",
-            "the server ended before the rollouts: killed by SIGKILL",
-        ),
+        ("os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'", "the server ended before the rollouts: killed by SIGKILL"),
     ],
     ids=["killed at its start", "ends at its start", "killed in the middle"],
-)  # fmt: skip
+)
 def test_t01_a_server_that_ends_is_said_in_one_line(tmp_path, body, said):
     modules, temporary = tmp_path / "modules", tmp_path / "temporary"
     modules.mkdir()

@@ -265,8 +265,11 @@ AGENTS = {
 def write(folder, body):
     file = folder / "agent.py"
     file.write_text(MODULE + textwrap.dedent(body))
-    return {found[1]: n for n, line in enumerate(file.read_text().splitlines(), 1)
-            if (found := re.search(r"  # (\w+)$", line))}  # fmt: skip
+    return {
+        found[1]: n
+        for n, line in enumerate(file.read_text().splitlines(), 1)
+        if (found := re.search(r"  # (\w+)$", line))
+    }
 
 
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
@@ -304,13 +307,18 @@ def test_t05_the_conversation_pairs_tools_with_results(forked, tmp_path):
         "      #### 20",
     ]
     assert conversation == [
-        "  conversation (pro)", *one, "  conversation (contra)", *one,
+        "  conversation (pro)",
+        *one,
+        "  conversation (contra)",
+        *one,
         "  COMPLETED: 4 turns, 2 tool calls, reward 0.5, TIME",
-    ]  # fmt: skip
+    ]
 
 
 def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
-    write(tmp_path, """
+    write(
+        tmp_path,
+        """
         class Agent(Loop):
             name = "loop\\x1b[2J"
 
@@ -320,7 +328,8 @@ def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
             async def run(self, ctx):
                 await super().run(ctx)
                 raise ValueError("\\x1b[31mred")  # raises
-    """)  # fmt: skip
+    """,
+    )
     done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
     assert done.returncode == 1
     said = done.stdout + done.stderr
@@ -329,11 +338,14 @@ def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
 
 
 def test_t05_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
-    write(tmp_path, """
+    write(
+        tmp_path,
+        """
         class Agent(Loop):
             async def get_weather(self, city):
                 return open(f"/nowhere/{city}").read()  # raises
-    """)  # fmt: skip
+    """,
+    )
     done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
     assert done.returncode == 0
     assert "warning TOOL_FAILED" in done.stdout
@@ -354,12 +366,15 @@ def test_t14_the_habits_of_openai_users_are_named(forked, tmp_path):
         ("result.message.content", 'message["content"]'),
         ("result.tool_calls[0].function.name", 'call["function"]["name"]'),
     ):
-        write(tmp_path, f"""
+        write(
+            tmp_path,
+            f"""
             class Agent(Loop):
                 async def run(self, ctx):
                     result = await ctx.chat(list(ctx.request.messages))
                     return {line}
-        """)  # fmt: skip
+        """,
+        )
         done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
         assert done.returncode == 1
         assert hint in done.stdout, line
@@ -400,11 +415,15 @@ def chats(*lines):
 
 
 def test_a_tool_runner_that_is_not_async_is_named(forked, tmp_path):
-    codes, text = verdict(forked, tmp_path, """
+    codes, text = verdict(
+        forked,
+        tmp_path,
+        """
         class Agent(Loop):
             def execute(self, call):
                 return create_tool_result(call["id"], "sunny")
-    """)  # fmt: skip
+    """,
+    )
     assert codes == [("error", "TOOL_NOT_ASYNC")]
     assert "execute must be async def" in text
     assert "hint: write async def" in text
@@ -437,7 +456,10 @@ def test_a_tool_that_refuses_a_value_is_a_warning(forked, tmp_path, statement, f
     ],
 )
 def test_a_tool_name_that_the_agent_does_not_know_is_said_so(forked, tmp_path, statement):
-    codes, text = verdict(forked, tmp_path, f"""
+    codes, text = verdict(
+        forked,
+        tmp_path,
+        f"""
         class Agent(Loop):
             def get_tools(self, request):
                 return [tool("uper")]
@@ -445,7 +467,8 @@ def test_a_tool_name_that_the_agent_does_not_know_is_said_so(forked, tmp_path, s
             async def execute(self, call):
                 call_id, name, arguments = get_tool_call_info(call)
                 {statement}
-    """)  # fmt: skip
+    """,
+    )
     assert codes == [("error", "TOOL_UNKNOWN")]
     assert "the agent does not know the tool uper, which the model is offered" in text
 
@@ -454,11 +477,15 @@ def test_a_tool_name_that_the_agent_does_not_know_is_said_so(forked, tmp_path, s
     "again", ["messages[-2:]", "[{'role': 'user', 'content': 'x'}]", "messages[:1] + messages[2:]"]
 )
 def test_a_history_that_is_not_only_appended_to_is_a_warning(forked, tmp_path, again):
-    codes, text = verdict(forked, tmp_path, chats(
-        "messages.append((await ctx.chat(messages)).message)",
-        "messages.append({'role': 'user', 'content': 'go on'})",
-        f"messages.append((await ctx.chat({again})).message)",
-    ))  # fmt: skip
+    codes, text = verdict(
+        forked,
+        tmp_path,
+        chats(
+            "messages.append((await ctx.chat(messages)).message)",
+            "messages.append({'role': 'user', 'content': 'go on'})",
+            f"messages.append((await ctx.chat({again})).message)",
+        ),
+    )
     assert codes == [("warning", "HISTORY_REWRITTEN")]
     assert "chat 2 of sample main does not continue an earlier chat of its sample" in text
 
@@ -474,11 +501,15 @@ def test_a_history_that_is_not_only_appended_to_is_a_warning(forked, tmp_path, a
     ids=["the same question", "a branch", "another sample", "a judge"],
 )
 def test_another_branch_on_purpose_is_no_warning(forked, tmp_path, line):
-    codes, _ = verdict(forked, tmp_path, chats(
-        "from osmosis_grpc.types import ChatPurpose",
-        "messages.append((await ctx.chat(messages)).message)",
-        line.replace("'judge'", "ChatPurpose.JUDGE"),
-    ))  # fmt: skip
+    codes, _ = verdict(
+        forked,
+        tmp_path,
+        chats(
+            "from osmosis_grpc.types import ChatPurpose",
+            "messages.append((await ctx.chat(messages)).message)",
+            line.replace("'judge'", "ChatPurpose.JUDGE"),
+        ),
+    )
     assert codes == []
 
 
@@ -516,35 +547,57 @@ def conversation(text):
 
 
 def test_each_branch_of_a_conversation_is_shown(forked, tmp_path):
-    _, text = verdict(forked, tmp_path, chats(
-        "first = await ctx.chat(messages)",
-        "await ctx.chat([*messages, first.message, {'role': 'user', 'content': 'one way'}])",
-        "another = [*messages, first.message, {'role': 'user', 'content': 'another way'}]",
-        "another.append((await ctx.chat(another)).message)",
-        "other = [{'role': 'user', 'content': 'quite different'}]",
-        "other.append((await ctx.chat(other)).message)",
-        "messages = [*another, {'role': 'user', 'content': 'the end'}]",
-    ))  # fmt: skip
+    _, text = verdict(
+        forked,
+        tmp_path,
+        chats(
+            "first = await ctx.chat(messages)",
+            "await ctx.chat([*messages, first.message, {'role': 'user', 'content': 'one way'}])",
+            "another = [*messages, first.message, {'role': 'user', 'content': 'another way'}]",
+            "another.append((await ctx.chat(another)).message)",
+            "other = [{'role': 'user', 'content': 'quite different'}]",
+            "other.append((await ctx.chat(other)).message)",
+            "messages = [*another, {'role': 'user', 'content': 'the end'}]",
+        ),
+    )
     reply = "assistant: I called every tool."
     assert conversation(text) == [
-        "user: What is (2 + 3) * 4?", f"1 {reply}", "  #### 20", "user: one way", f"2 {reply}", "  #### 20",
-        "-- chat 3 begins another branch --", "user: another way", f"3 {reply}", "  #### 20", "user: the end",
-        "-- chat 4 begins another branch --", "user: quite different", f"4 {reply}", "  #### 20",
-    ]  # fmt: skip
+        "user: What is (2 + 3) * 4?",
+        f"1 {reply}",
+        "  #### 20",
+        "user: one way",
+        f"2 {reply}",
+        "  #### 20",
+        "-- chat 3 begins another branch --",
+        "user: another way",
+        f"3 {reply}",
+        "  #### 20",
+        "user: the end",
+        "-- chat 4 begins another branch --",
+        "user: quite different",
+        f"4 {reply}",
+        "  #### 20",
+    ]
 
 
 def test_turns_that_repeat_are_counted(forked, tmp_path):
     _, text = verdict(forked, tmp_path, AGENTS["an endless one"].body)
     assert conversation(text) == [
-        "user: What is (2 + 3) * 4?", '1 assistant calls get_weather {"city": "text"}', "    no result", "user: go on",
-        "2 assistant: I called every tool.", "  #### 20", "user: go on",
+        "user: What is (2 + 3) * 4?",
+        '1 assistant calls get_weather {"city": "text"}',
+        "    no result",
+        "user: go on",
+        "2 assistant: I called every tool.",
+        "  #### 20",
+        "user: go on",
         f"... and the same {MOST_CHATS - 3} more times",
-        f"{MOST_CHATS} assistant: I called every tool.", "  #### 20",
-    ]  # fmt: skip
+        f"{MOST_CHATS} assistant: I called every tool.",
+        "  #### 20",
+    ]
 
 
 def test_a_long_conversation_is_cut(forked, tmp_path):
-    _, text = verdict(forked, tmp_path, chats(
-        "messages += [{'role': 'user', 'content': str(number)} for number in range(40)]",
-    ))  # fmt: skip
+    _, text = verdict(
+        forked, tmp_path, chats("messages += [{'role': 'user', 'content': str(number)} for number in range(40)]")
+    )
     assert conversation(text)[-2:] == ["user: 28", "... 11 more messages"]

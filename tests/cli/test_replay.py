@@ -162,13 +162,21 @@ def test_an_attempt_and_records(replay):
     assert done.returncode == 0
     *chats, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(chat["event"], chat["sample"], chat["number"], chat["same"], chat["tools"]) for chat in chats] == [
-        ("chat", "main", 1, True, ["look"]), ("chat", "main", 2, True, []), ("chat", "critic", 1, True, [])
-    ]  # fmt: skip
+        ("chat", "main", 1, True, ["look"]),
+        ("chat", "main", 2, True, []),
+        ("chat", "critic", 1, True, []),
+    ]
     assert last == {
-        "event": "replayed", "rollout_id": "attached", "attempt": 1, "agent_loop": "steady", "chats": 3,
-        "stopped": None, "not_asked": [], "same": True,
+        "event": "replayed",
+        "rollout_id": "attached",
+        "attempt": 1,
+        "agent_loop": "steady",
+        "chats": 3,
+        "stopped": None,
+        "not_asked": [],
+        "same": True,
         "result": {"compared": True, "same": True, "why_not": None, "differences": []},
-    }  # fmt: skip
+    }
     assert "printed by run" in done.stderr
 
 

@@ -91,9 +91,18 @@ def test_both_commands_are_one(forked, command):
     reference = options(forked.run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
     assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
-        "--host", "--grpc-port", "--max-concurrent", "--record-ttl", "--allow-target", "--no-validate", "--log",
-        "--log-level", "--reload", "--json", "--drain-timeout",
-    }  # fmt: skip
+        "--host",
+        "--grpc-port",
+        "--max-concurrent",
+        "--record-ttl",
+        "--allow-target",
+        "--no-validate",
+        "--log",
+        "--log-level",
+        "--reload",
+        "--json",
+        "--drain-timeout",
+    }
 
 
 def test_stdout_carries_records_only(folder):
@@ -128,8 +137,11 @@ def test_the_banner_for_people(folder):
         curl = lines[2].split("try", 1)[1].split()
         answer = subprocess.run(
             [str(ROOT / ".venv/bin/buf") if (ROOT / ".venv/bin/buf").exists() else "buf", *curl[1:]],
-            capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         process.terminate()
     assert "serving calculator" in lines[0]
     assert lines[3].split()[0] == "HTTP"

@@ -89,9 +89,12 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
             assert len(one.servers) == len(two.servers) == 1
             names = [f"r{n}" for n in range(5)]
             completions = await asyncio.gather(
-                *(within(trainer.rollout(rollout_id=f"{who}-{name}", messages=QUESTION, metadata={"turns": 3}))
-                  for who, trainer in (("one", one), ("two", two)) for name in names)
-            )  # fmt: skip
+                *(
+                    within(trainer.rollout(rollout_id=f"{who}-{name}", messages=QUESTION, metadata={"turns": 3}))
+                    for who, trainer in (("one", one), ("two", two))
+                    for name in names
+                )
+            )
             for completion in completions:
                 said = [m["content"] for m in completion.messages if m["role"] == "assistant"]
                 assert said == [completion.rollout_id.partition("-")[0]] * 3

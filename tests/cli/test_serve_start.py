@@ -83,10 +83,12 @@ BROKEN = {
     "imports what is not installed": ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
     "raises no Exception": ("class Odd(BaseException): ...\nraise Odd('odd')", 2, "Odd: odd"),
     "has a loop without a name": (
-        f"{AGENT}\nclass Half(Agent):\n    name = ''", 17, "AgentNameError: Half: `name` is empty",
+        f"{AGENT}\nclass Half(Agent):\n    name = ''",
+        17,
+        "AgentNameError: Half: `name` is empty",
     ),
     "is asked for a name that raises": ("def __getattr__(name):\n    raise ValueError(name)", 2, "ValueError: "),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("source", "line", "says"), BROKEN.values(), ids=BROKEN)
@@ -98,8 +100,9 @@ def test_t06_a_module_that_cannot_be_imported_is_one_line(forked, tmp_path, sour
 
 
 def test_t06_an_agent_loop_that_cannot_be_made_is_one_line(forked, tmp_path):
-    (tmp_path / "broken.py").write_text(AGENT.replace("def get_tools", "def __init__(self, x): ...\n    def get_tools")
-                                        .replace("\nagent = Agent()", ""))  # fmt: skip
+    (tmp_path / "broken.py").write_text(
+        AGENT.replace("def get_tools", "def __init__(self, x): ...\n    def get_tools").replace("\nagent = Agent()", "")
+    )
     told = refusal(forked.run(*SERVE, "-m", "broken:Agent", "--no-journal", cwd=tmp_path))
     assert told.startswith("broken:Agent: TypeError: ")
 
@@ -120,8 +123,9 @@ def test_t06_replay_says_the_same(forked, tmp_path):
     (line,) = done.stderr.splitlines()
     place = f"{tmp_path / 'broken.py'}:1"
     assert (done.returncode, line) == (
-        2, f"replay: broken:x: ModuleNotFoundError: No module named 'nowhere' at {place}",
-    )  # fmt: skip
+        2,
+        f"replay: broken:x: ModuleNotFoundError: No module named 'nowhere' at {place}",
+    )
 
 
 async def roll(address):
@@ -137,9 +141,7 @@ def test_t06_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, ho
     module, broken = tmp_path / "agents.py", "def broken(:\n"
     module.write_text(broken if how == "broken at first" else AGENT)
     command = [sys.executable, *SERVE, "-m", "agents:agent", "--grpc-port", "0", "--no-http", "--json", "--reload"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             if how == "broken later":
                 assert json.loads(process.stdout.readline())["event"] == "ready"
@@ -233,13 +235,19 @@ def certificate(folder, name, curve):
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     dates = datetime.datetime(2020, 1, 1), datetime.datetime(2100, 1, 1)
     made = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-        .serial_number(1).not_valid_before(dates[0]).not_valid_after(dates[1]).sign(key, hashes.SHA256())
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(dates[0])
+        .not_valid_after(dates[1])
+        .sign(key, hashes.SHA256())
+    )
     (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ))  # fmt: skip
+    (folder / f"{name}.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
 
 
 @pytest.mark.slow

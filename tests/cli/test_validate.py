@@ -217,11 +217,15 @@ def test_one_that_cannot_be_loaded_does_not_hide_the_others(here):
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 2
     assert [(row["event"], row["agent"]) for row in rows if row["event"] == "validated"] == [
-        ("validated", "good"), ("validated", None),
-    ]  # fmt: skip
+        ("validated", "good"),
+        ("validated", None),
+    ]
     assert [row["code"] for row in rows if row["event"] == "finding"] == [
-        "NOT_AN_AGENT_LOOP", "MISSING_NAME", "MISSING_GET_TOOLS_METHOD", "MISSING_RUN_METHOD",
-    ]  # fmt: skip
+        "NOT_AN_AGENT_LOOP",
+        "MISSING_NAME",
+        "MISSING_GET_TOOLS_METHOD",
+        "MISSING_RUN_METHOD",
+    ]
 
 
 # What a server would refuse
@@ -375,30 +379,42 @@ agent = Agent()
 
 @pytest.mark.parametrize("seconds", [0.25, 0.5])
 def test_blocking_call(here, seconds):
-    found = running(here, f"""
+    found = running(
+        here,
+        f"""
         time.sleep({seconds})  # blocks
         return ctx.complete(messages)
-    """)  # fmt: skip
+    """,
+    )
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
 @pytest.mark.slow
 def test_the_message_of_a_blocking_call_names_time_and_function(here):
-    running(here, """
+    running(
+        here,
+        """
         time.sleep(0.5)  # blocks
         return ctx.complete(messages)
-    """)  # fmt: skip
+    """,
+    )
     done = here.validate("-m", "agent:agent", "--run")
     assert "the event loop was blocked for 0.5" in done.stdout
     assert f" s at {here.place('blocks')} in run" in done.stdout
 
 
 def test_what_blocks_for_a_moment_only_is_fine(here):
-    assert running(here, """
+    assert (
+        running(
+            here,
+            """
         time.sleep(0.05)
         await asyncio.to_thread(time.sleep, 0.5)
         return ctx.complete(messages)
-    """) == []  # fmt: skip
+    """,
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("body", ["ctx.complete(messages)", "return", "return {'status': 'COMPLETED'}"])
@@ -421,46 +437,70 @@ def test_a_reward_that_is_none(here, reward, code):
 
 @pytest.mark.slow
 def test_tool_call_unanswered(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         result = await ctx.chat(messages)
         messages.append(result.message)
         return ctx.complete(messages)
-    """, tools="[tool()]")  # fmt: skip
+    """,
+        tools="[tool()]",
+    )
     assert found == [("TOOL_CALL_UNANSWERED", here.place("run"))]
     done = here.validate("-m", "agent:agent", "--run")
     assert "final_messages[1] calls add (call_1_0), and no tool message answers it" in done.stdout
 
 
 def test_an_answered_tool_call_is_fine(here):
-    assert running(here, """
+    assert (
+        running(
+            here,
+            """
         result = await ctx.chat(messages)
         messages.append(result.message)
         messages += [create_tool_result(call["id"], "5") for call in result.tool_calls]
         return ctx.complete(messages, reward=1)
-    """, tools="[tool()]") == []  # fmt: skip
+    """,
+            tools="[tool()]",
+        )
+        == []
+    )
 
 
 def test_an_agent_without_tools_is_not_asked_for_any(here):
-    assert running(here, """
+    assert (
+        running(
+            here,
+            """
         result = await ctx.chat(messages)
         return ctx.complete([*messages, result.message])
-    """, tools="[]") == []  # fmt: skip
+    """,
+            tools="[]",
+        )
+        == []
+    )
 
 
 def test_an_exception_of_run_is_told_with_its_line(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         def inner():
             raise KeyError("label")  # raises
         inner()
-    """)  # fmt: skip
+    """,
+    )
     assert found == [("RUN_FAILED", here.place("raises"))]
     assert "run raised KeyError: 'label'" in here.validate("-m", "agent:agent", "--run").stdout
 
 
 def test_a_chat_that_the_engine_refuses_is_told_with_the_line_of_the_agent(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         await ctx.chat([{"role": "nobody", "content": ""}])  # refused
-    """)  # fmt: skip
+    """,
+    )
     assert found == [("RUN_FAILED", here.place("refused"))]
 
 
@@ -470,38 +510,58 @@ def test_a_run_that_fails_without_an_exception(here, body):
 
 
 def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         await asyncio.sleep(60)  # waits
-    """, "--timeout", "0.5")  # fmt: skip
+    """,
+        "--timeout",
+        "0.5",
+    )
     assert found == [("RUN_TIMED_OUT", here.place("waits"))]
 
 
 @pytest.mark.slow
 def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         while True:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 pass
-    """, "--timeout", "0.5")  # fmt: skip
+    """,
+        "--timeout",
+        "0.5",
+    )
     assert [code for code, _ in found] == ["RUN_TIMED_OUT"]
 
 
 def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
     here = outside
-    found = running(here, """
+    found = running(
+        here,
+        """
         time.sleep(3600)  # blocks
-    """, "--timeout", "0.5", before="trial.GRACE = 0.5")  # fmt: skip
+    """,
+        "--timeout",
+        "0.5",
+        before="trial.GRACE = 0.5",
+    )
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
 def test_all_that_a_run_shows_is_told_at_once(here):
-    found = running(here, """
+    found = running(
+        here,
+        """
         time.sleep(0.5)  # blocks
         result = await ctx.chat(messages)
         return ctx.complete([*messages, result.message], reward=float("inf"))
-    """, tools="[tool()]")  # fmt: skip
+    """,
+        tools="[tool()]",
+    )
     run = here.place("run")
     assert found == [("NON_FINITE_REWARD", run), ("BLOCKING_CALL", here.place("blocks"))]
 

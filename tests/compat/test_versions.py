@@ -62,8 +62,9 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
-        check=True, timeout=300,
-    )  # fmt: skip
+        check=True,
+        timeout=300,
+    )
     (path,) = folder.glob("*.whl")
     return path
 
@@ -98,8 +99,12 @@ def test_the_wheel_brings_its_demo(wheel, tmp_path):
     subprocess.run([*pip, *constraints, f"{wheel}[server]"], check=True, timeout=500)
     demo = subprocess.run(
         [str(python.with_name("osmosis-grpc")), "demo", "--json"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
     assert demo.returncode == 0, demo.stderr
     assert demo.stdout.count('"status": "COMPLETED"') == 8
 

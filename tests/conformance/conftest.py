@@ -35,9 +35,14 @@ from tests.conformance.old_trainer import OldTrainer
 from tests.conformance.scenarios import Outcome, Scenario
 
 COMBINATIONS = [
-    ("new", "new"), ("new", "old"), ("attached", "new"), ("attached", "old"), ("dialled", "new"), ("old", "new"),
+    ("new", "new"),
+    ("new", "old"),
+    ("attached", "new"),
+    ("attached", "old"),
+    ("dialled", "new"),
+    ("old", "new"),
     ("old", "old"),
-]  # fmt: skip
+]
 ENGINE = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 CLIENT = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 

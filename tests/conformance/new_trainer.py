@@ -66,9 +66,13 @@ class NewTrainer:
         """The scenario as a request."""
         scenario = self.scenario
         return RolloutRequest(
-            rollout_id=scenario.name, messages=scenario.messages, completion_params=scenario.params,
-            max_turns=scenario.max_turns, max_tokens_total=scenario.max_tokens_total, metadata=scenario.metadata,
-        )  # fmt: skip
+            rollout_id=scenario.name,
+            messages=scenario.messages,
+            completion_params=scenario.params,
+            max_turns=scenario.max_turns,
+            max_tokens_total=scenario.max_tokens_total,
+            metadata=scenario.metadata,
+        )
 
     async def _policy(self, request: ChatRequest) -> ChatResponse:
         self.tries.append(time.monotonic())
@@ -153,8 +157,12 @@ def outcome_of(completion: Completion) -> Outcome:
     """A completion in the words that both kinds of trainer have."""
     metrics = completion.metrics
     return Outcome(
-        status="COMPLETED" if completion.status == "COMPLETED" else "ERROR", finish_reason=completion.finish_reason,
-        messages=list(completion.messages), reward=completion.reward, num_llm_calls=metrics.num_llm_calls,
-        num_tool_calls=metrics.num_tool_calls, prompt_tokens=metrics.prompt_tokens,
+        status="COMPLETED" if completion.status == "COMPLETED" else "ERROR",
+        finish_reason=completion.finish_reason,
+        messages=list(completion.messages),
+        reward=completion.reward,
+        num_llm_calls=metrics.num_llm_calls,
+        num_tool_calls=metrics.num_tool_calls,
+        prompt_tokens=metrics.prompt_tokens,
         response_tokens=metrics.response_tokens,
-    )  # fmt: skip
+    )

@@ -97,9 +97,13 @@ class OldContext:
         self, status: Any, messages: list[Message], finish_reason: str, metrics: RolloutMetrics, **more: Any
     ) -> RolloutResponse:
         return RolloutResponse(
-            rollout_id=self.request.rollout_id, status=status, final_messages=messages, finish_reason=finish_reason,
-            metrics=metrics, **more,
-        )  # fmt: skip
+            rollout_id=self.request.rollout_id,
+            status=status,
+            final_messages=messages,
+            finish_reason=finish_reason,
+            metrics=metrics,
+            **more,
+        )
 
     def _metrics(self) -> RolloutMetrics:
         total = (time.monotonic() - self._began) * 1000
@@ -144,10 +148,14 @@ class OldAgentServer:
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response({
-            "status": "healthy", "agent_loop": self.agent.name, "active_rollouts": len(self._tasks),
-            "completed_rollouts": self._completed,
-        })  # fmt: skip
+        return web.json_response(
+            {
+                "status": "healthy",
+                "agent_loop": self.agent.name,
+                "active_rollouts": len(self._tasks),
+                "completed_rollouts": self._completed,
+            }
+        )
 
     async def _init(self, request: web.Request) -> web.Response:
         try:

@@ -41,9 +41,9 @@ class OldTrainer:
 
     async def __aenter__(self) -> "OldTrainer":
         app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.add_routes([
-            web.post("/v1/chat/completions", self._chat), web.post("/v1/rollout/completed", self._complete)
-        ])  # fmt: skip
+        app.add_routes(
+            [web.post("/v1/chat/completions", self._chat), web.post("/v1/rollout/completed", self._complete)]
+        )
         self._runner = web.AppRunner(app, shutdown_timeout=1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -66,10 +66,15 @@ class OldTrainer:
         """Post the Init, once."""
         scenario = self.scenario
         request = RolloutRequest(
-            rollout_id=scenario.name, server_url=self.address, messages=scenario.messages,
-            completion_params=scenario.params, max_turns=scenario.max_turns,
-            max_tokens_total=scenario.max_tokens_total, metadata=scenario.metadata, api_key=API_KEY,
-        )  # fmt: skip
+            rollout_id=scenario.name,
+            server_url=self.address,
+            messages=scenario.messages,
+            completion_params=scenario.params,
+            max_turns=scenario.max_turns,
+            max_tokens_total=scenario.max_tokens_total,
+            metadata=scenario.metadata,
+            api_key=API_KEY,
+        )
         url = f"{agent_server}/v1/rollout/init"
         async with aiohttp.ClientSession() as session, session.post(url, json=body(request)) as answer:
             assert answer.status == 202, await answer.text()
@@ -83,10 +88,15 @@ class OldTrainer:
         assert metrics is not None
         assert got.finish_reason is not None
         outcome = Outcome(
-            status=got.status, finish_reason=got.finish_reason, messages=got.final_messages, reward=got.reward,
-            num_llm_calls=metrics.num_llm_calls, num_tool_calls=metrics.num_tool_calls,
-            prompt_tokens=metrics.prompt_tokens, response_tokens=metrics.response_tokens,
-        )  # fmt: skip
+            status=got.status,
+            finish_reason=got.finish_reason,
+            messages=got.final_messages,
+            reward=got.reward,
+            num_llm_calls=metrics.num_llm_calls,
+            num_tool_calls=metrics.num_tool_calls,
+            prompt_tokens=metrics.prompt_tokens,
+            response_tokens=metrics.response_tokens,
+        )
         return outcome, got.error_message or ""
 
     async def _complete(self, request: web.Request) -> web.Response:
@@ -126,13 +136,17 @@ class OldTrainer:
         self._history = [*asked.messages, message]
         self._tokens = np.concatenate([prompt, block.ids])
         reply = {
-            "id": f"chat-{number}", "object": "chat.completion", "created": 1700000000, "model": asked.model,
+            "id": f"chat-{number}",
+            "object": "chat.completion",
+            "created": 1700000000,
+            "model": asked.model,
             "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
             "usage": {
-                "prompt_tokens": len(prompt), "completion_tokens": REPLY_TOKENS,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": REPLY_TOKENS,
                 "total_tokens": len(prompt) + REPLY_TOKENS,
             },
-        }  # fmt: skip
+        }
         if not self.scenario.tells_tokens:
             return reply
         ids, logprobs = block.ids.tolist(), block.logprobs.tolist()

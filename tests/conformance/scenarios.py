@@ -83,9 +83,7 @@ class Scenario:
     def histories(self) -> list[list[Message]]:
         """What the model is asked with, reply by reply."""
         whole = self.messages + self.added
-        return [
-            whole[:at] for at in range(len(self.messages), len(whole)) if whole[at]["role"] == "assistant"
-        ]  # fmt: skip
+        return [whole[:at] for at in range(len(self.messages), len(whole)) if whole[at]["role"] == "assistant"]
 
     @property
     def outcome(self) -> Outcome:
@@ -99,11 +97,15 @@ class Scenario:
                 so_far += MESSAGE_TOKENS
         calls = len(self.script)
         return Outcome(
-            status=self.status, finish_reason=self.finish_reason, messages=self.messages + self.added,
-            reward=self.reward, num_llm_calls=calls,
-            num_tool_calls=sum(message["role"] == "tool" for message in self.added), prompt_tokens=prompt_tokens,
+            status=self.status,
+            finish_reason=self.finish_reason,
+            messages=self.messages + self.added,
+            reward=self.reward,
+            num_llm_calls=calls,
+            num_tool_calls=sum(message["role"] == "tool" for message in self.added),
+            prompt_tokens=prompt_tokens,
             response_tokens=REPLY_TOKENS * calls,
-        )  # fmt: skip
+        )
 
 
 def user(content: Any) -> Message:
@@ -137,104 +139,181 @@ NON_ASCII = "größer als 2 Ω? 日本語 \u2028 👩‍👧 \x00 \U0010ffff"
 SCENARIOS = [
     Scenario(name="plain-answer", messages=ASK, added=[says("5")], reward=1.0, metadata={"reward": 1.0}),
     Scenario(
-        name="one-tool", messages=ASK, added=[ADD, tool("c1", "5"), says("It is 5.")], reward=0.5,
-        params={"temperature": 0.5, "top_p": 0.9, "max_tokens": 64, "stop": ["\n\n"]}, metadata={"reward": 0.5},
+        name="one-tool",
+        messages=ASK,
+        added=[ADD, tool("c1", "5"), says("It is 5.")],
+        reward=0.5,
+        params={"temperature": 0.5, "top_p": 0.9, "max_tokens": 64, "stop": ["\n\n"]},
+        metadata={"reward": 0.5},
     ),
     Scenario(
-        name="parallel-tools", messages=ASK, reward=-1.5, metadata={"reward": -1.5},
+        name="parallel-tools",
+        messages=ASK,
+        reward=-1.5,
+        metadata={"reward": -1.5},
         added=[
             calls(
-                call("c1", "add", '{"a": 2, "b": 3}'), call("c2", "add", '{"a": 20, "b": 30}'),
+                call("c1", "add", '{"a": 2, "b": 3}'),
+                call("c2", "add", '{"a": 20, "b": 30}'),
                 call("c3", "echo", '{"text": "three"}'),
             ),
-            tool("c1", "5"), tool("c2", "50"), tool("c3", "three"), says("5, 50 and three"),
+            tool("c1", "5"),
+            tool("c2", "50"),
+            tool("c3", "three"),
+            says("5, 50 and three"),
         ],
     ),
     Scenario(
-        name="tool-error", messages=ASK, reward=1.0, metadata={"reward": 1.0},
+        name="tool-error",
+        messages=ASK,
+        reward=1.0,
+        metadata={"reward": 1.0},
         added=[
-            calls(call("c1", "divide", '{"a": 2, "b": 0}')), tool("c1", "Error: division by zero"),
+            calls(call("c1", "divide", '{"a": 2, "b": 0}')),
+            tool("c1", "Error: division by zero"),
             says("That cannot be divided."),
         ],
     ),
     Scenario(
-        name="unknown-tool", messages=ASK, reward=1.0, metadata={"reward": 1.0},
+        name="unknown-tool",
+        messages=ASK,
+        reward=1.0,
+        metadata={"reward": 1.0},
         added=[
             calls(call("c1", "teleport", "{}"), call("c2", "add", '{"a": 2, "b": 3}')),
-            tool("c1", "Error: Unknown tool: teleport"), tool("c2", "5"), says("5"),
+            tool("c1", "Error: Unknown tool: teleport"),
+            tool("c2", "5"),
+            says("5"),
         ],
     ),
     Scenario(
-        name="bad-tool-arguments", messages=ASK, reward=1.0, metadata={"reward": 1.0},
+        name="bad-tool-arguments",
+        messages=ASK,
+        reward=1.0,
+        metadata={"reward": 1.0},
         added=[
             calls(
-                call("c1", "add", '{"a": 2, '), call("c2", "add", "[2, 3]"), call("c3", "add", '{"a": 2, "c": 3}'),
+                call("c1", "add", '{"a": 2, '),
+                call("c2", "add", "[2, 3]"),
+                call("c3", "add", '{"a": 2, "c": 3}'),
                 call("c4", "echo", ""),
             ),
-            tool("c1", "Error: bad arguments"), tool("c2", "Error: bad arguments"),
-            tool("c3", "Error: bad arguments"), tool("c4", "Error: bad arguments"), says("I give up."),
+            tool("c1", "Error: bad arguments"),
+            tool("c2", "Error: bad arguments"),
+            tool("c3", "Error: bad arguments"),
+            tool("c4", "Error: bad arguments"),
+            says("I give up."),
         ],
     ),
     Scenario(
-        name="max-turns", messages=ASK, max_turns=2, finish_reason="max_turns", reward=0.25, metadata={"reward": 0.25},
+        name="max-turns",
+        messages=ASK,
+        max_turns=2,
+        finish_reason="max_turns",
+        reward=0.25,
+        metadata={"reward": 0.25},
         added=[ADD, tool("c1", "5"), calls(call("c2", "echo", '{"text": "again"}')), tool("c2", "again")],
     ),
     Scenario(
-        name="max-tokens", messages=ASK, max_tokens_total=2 * REPLY_TOKENS, finish_reason="max_tokens",
-        added=[ADD, tool("c1", "5"), calls(call("c2", "add", '{"a": 1, "b": 1}'))], reward=0.25,
+        name="max-tokens",
+        messages=ASK,
+        max_tokens_total=2 * REPLY_TOKENS,
+        finish_reason="max_tokens",
+        added=[ADD, tool("c1", "5"), calls(call("c2", "add", '{"a": 1, "b": 1}'))],
+        reward=0.25,
         metadata={"reward": 0.25},
     ),
     Scenario(
-        name="agent-exception", messages=ASK, status="ERROR", finish_reason="error",
-        error="the environment broke: größer", added=[ADD, tool("c1", "5"), says("It is 5.")],
+        name="agent-exception",
+        messages=ASK,
+        status="ERROR",
+        finish_reason="error",
+        error="the environment broke: größer",
+        added=[ADD, tool("c1", "5"), says("It is 5.")],
         metadata={"reward": 1.0, "raise": "the environment broke: größer", "at_turn": 2},
     ),
     Scenario(
-        name="agent-error", messages=ASK, status="ERROR", finish_reason="error", error="I cannot go on",
+        name="agent-error",
+        messages=ASK,
+        status="ERROR",
+        finish_reason="error",
+        error="I cannot go on",
         added=[ADD, tool("c1", "5"), says("It is 5.")],
         metadata={"reward": 1.0, "error": "I cannot go on", "at_turn": 2},
     ),
     Scenario(name="reward-absent", messages=ASK, added=[says("5")], reward=None),
     Scenario(name="reward-zero", messages=ASK, added=[says("6")], reward=0.0, metadata={"reward": 0.0}),
     Scenario(
-        name="non-ascii", messages=[user(NON_ASCII)], reward=1.0, metadata={"reward": 1.0, "größe": NON_ASCII},
+        name="non-ascii",
+        messages=[user(NON_ASCII)],
+        reward=1.0,
+        metadata={"reward": 1.0, "größe": NON_ASCII},
         added=[
-            calls(call("ç1", "echo", '{"text": "naïve ' + "\\" + 'ud83d' + "\\" + 'ude00"}'), content=NON_ASCII),
-            tool("ç1", "naïve 😀"), {"role": "assistant", "content": NON_ASCII, "größe": {"日本": NON_ASCII}},
+            calls(call("ç1", "echo", '{"text": "naïve ' + "\\" + "ud83d" + "\\" + 'ude00"}'), content=NON_ASCII),
+            tool("ç1", "naïve 😀"),
+            {"role": "assistant", "content": NON_ASCII, "größe": {"日本": NON_ASCII}},
         ],
     ),
     Scenario(
-        name="null-content", reward=1.0, metadata={"reward": 1.0}, last_reply="length", finish_reason="length",
+        name="null-content",
+        reward=1.0,
+        metadata={"reward": 1.0},
+        last_reply="length",
+        finish_reason="length",
         messages=[user("Be quiet."), says(None), user("What is 2 + 3?")],
         added=[ADD | {"content": None, "refusal": None}, tool("c1", "5"), says(None)],
     ),
     Scenario(
-        name="list-content", reward=1.0, metadata={"reward": 1.0},
+        name="list-content",
+        reward=1.0,
+        metadata={"reward": 1.0},
         messages=[{"role": "system", "content": [{"type": "text", "text": "Look."}]}, user(PARTS)],
-        added=[calls(call("c1", "add", '{"a": 2, "b": 3}'), content=[]), tool("c1", "5"),
-               says([{"type": "text", "text": "A picture"}, {"type": "text", "text": " of 5."}])],
+        added=[
+            calls(call("c1", "add", '{"a": 2, "b": 3}'), content=[]),
+            tool("c1", "5"),
+            says([{"type": "text", "text": "A picture"}, {"type": "text", "text": " of 5."}]),
+        ],
     ),
     Scenario(
-        name="500-messages", reward=1.0, metadata={"reward": 1.0},
+        name="500-messages",
+        reward=1.0,
+        metadata={"reward": 1.0},
         messages=[(says if i % 2 else user)(f"{i}: " + "word " * 40) for i in range(499)] + [user("What is 2 + 3?")],
         added=[ADD, tool("c1", "5"), says("5")],
     ),
     Scenario(
-        name="trainer-unavailable", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0,
-        metadata={"reward": 1.0}, faults=(Fault("unavailable"), Fault("unavailable")),
+        name="trainer-unavailable",
+        messages=ASK,
+        added=[ADD, tool("c1", "5"), says("5")],
+        reward=1.0,
+        metadata={"reward": 1.0},
+        faults=(Fault("unavailable"), Fault("unavailable")),
     ),
     Scenario(
-        name="trainer-busy", messages=ASK, added=[says("5")], reward=1.0, metadata={"reward": 1.0},
+        name="trainer-busy",
+        messages=ASK,
+        added=[says("5")],
+        reward=1.0,
+        metadata={"reward": 1.0},
         faults=(Fault("busy", 0), Fault("busy", 0.2)),
     ),
     Scenario(
-        name="slow-trainer", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0,
-        metadata={"reward": 1.0}, latency=0.1,
+        name="slow-trainer",
+        messages=ASK,
+        added=[ADD, tool("c1", "5"), says("5")],
+        reward=1.0,
+        metadata={"reward": 1.0},
+        latency=0.1,
     ),
     Scenario(
-        name="duplicate-init", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0,
-        metadata={"reward": 1.0}, inits=2, latency=0.05,
+        name="duplicate-init",
+        messages=ASK,
+        added=[ADD, tool("c1", "5"), says("5")],
+        reward=1.0,
+        metadata={"reward": 1.0},
+        inits=2,
+        latency=0.05,
     ),
-]  # fmt: skip
+]
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

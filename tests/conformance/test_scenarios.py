@@ -129,9 +129,14 @@ async def test_a_trainer_that_tells_no_tokens(play):
 async def test_a_broken_trainer_is_given_up_alike(play):
     """What a new agent is told at once, an old one is told at once: its own tries do not multiply ours."""
     scenario = dataclasses.replace(
-        BY_NAME["plain-answer"], added=[], status="ERROR", finish_reason="error", reward=None,
-        error="the sampler is broken", faults=(Fault("broken"),) * 50,
-    )  # fmt: skip
+        BY_NAME["plain-answer"],
+        added=[],
+        status="ERROR",
+        finish_reason="error",
+        reward=None,
+        error="the sampler is broken",
+        faults=(Fault("broken"),) * 50,
+    )
     played = await play(scenario)
     assert (played.outcome.status, played.outcome.num_llm_calls, played.outcome.reward) == ("ERROR", 0, None)
     assert scenario.error in played.error
@@ -148,9 +153,14 @@ async def test_a_silent_error_tells_the_same_messages(play):
 @pytest.mark.parametrize("how", ["raise", "error"])
 async def test_a_failure_before_the_first_chat(how, play):
     scenario = Scenario(
-        name="early", messages=[], added=[], status="ERROR", finish_reason="error", error="nothing works",
+        name="early",
+        messages=[],
+        added=[],
+        status="ERROR",
+        finish_reason="error",
+        error="nothing works",
         metadata={how: "nothing works", "at_turn": 0},
-    )  # fmt: skip
+    )
     played = await play(scenario)
     assert (played.outcome, played.trainer.tries) == (scenario.outcome, [])
     assert scenario.error in played.error

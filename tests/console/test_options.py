@@ -195,9 +195,9 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
 
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize(
-    ("of", "module"), [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)),
-                       ("gateway", ("osmosis_gateway",))]
-)  # fmt: skip
+    ("of", "module"),
+    [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
+)
 def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(of, module, columns):
     done = run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
@@ -237,13 +237,20 @@ def test_t20_the_gateways_help_imports_nothing_heavy():
         ((), {"STATE_DIR": "/dev/null"}, "OSMOSIS_ROLLOUT_SERVER_STATE_DIR chooses another"),
         (("--host", "0.0.0.0"), {}, "--host 0.0.0.0 is not loopback"),
     ],
-)  # fmt: skip
+)
 def test_t20_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arguments, more, named):
     variables = {f"OSMOSIS_ROLLOUT_SERVER_{name}": text for name, text in more.items()}
     done = run(
-        "-m", "osmosis_grpc.serve", "-m", CALCULATOR, "--grpc-port", "0", *arguments, cwd=tmp_path,
+        "-m",
+        "osmosis_grpc.serve",
+        "-m",
+        CALCULATOR,
+        "--grpc-port",
+        "0",
+        *arguments,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert named in done.stderr
     assert "Traceback" not in done.stderr
@@ -266,10 +273,14 @@ def test_t20_unknown_variables_are_named_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("unknown", "nearest"),
     [
-        ("SERVER_GRPCPORT", "SERVER_GRPC_PORT"), ("SERVER_PORT", "SERVER_GRPC_PORT"), ("SERVR_TOKEN", "SERVER_TOKEN"),
-        ("SERVER_MAX_RETRIES", "CLIENT_MAX_RETRIES"), ("CLIENT_TOKN", "CLIENT_TOKEN"), ("SERVER_XYZZY", ""),
+        ("SERVER_GRPCPORT", "SERVER_GRPC_PORT"),
+        ("SERVER_PORT", "SERVER_GRPC_PORT"),
+        ("SERVR_TOKEN", "SERVER_TOKEN"),
+        ("SERVER_MAX_RETRIES", "CLIENT_MAX_RETRIES"),
+        ("CLIENT_TOKN", "CLIENT_TOKEN"),
+        ("SERVER_XYZZY", ""),
     ],
-)  # fmt: skip
+)
 def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unknown, nearest):
     monkeypatch.setenv(f"OSMOSIS_ROLLOUT_{unknown}", "x")
     found = dict(unknown_variables())
@@ -279,10 +290,12 @@ def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unkno
 @pytest.mark.parametrize(
     ("unknown", "nearest"),
     [
-        ("OSMOSIS_ROLOUT_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"), ("OSMOSIS_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"),
-        ("OSMOSIS_ROLLOUTS_CLIENT_TOKEN", "CLIENT_TOKEN"), ("OSMOSIS_SERVER_TOKN", "SERVER_TOKEN"),
+        ("OSMOSIS_ROLOUT_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"),
+        ("OSMOSIS_SERVER_GRPC_PORT", "SERVER_GRPC_PORT"),
+        ("OSMOSIS_ROLLOUTS_CLIENT_TOKEN", "CLIENT_TOKEN"),
+        ("OSMOSIS_SERVER_TOKN", "SERVER_TOKEN"),
     ],
-)  # fmt: skip
+)
 def test_a_misspelt_prefix_is_named_with_the_nearest(monkeypatch, unknown, nearest):
     monkeypatch.setenv(unknown, "x")
     assert dict(unknown_variables()) == {unknown: f"OSMOSIS_ROLLOUT_{nearest}"}
@@ -323,9 +336,13 @@ class Process:
     def __init__(self, module, folder, **variables):
         env = {**os.environ, **{f"OSMOSIS_ROLLOUT_{name}": text for name, text in variables.items()}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
+            [sys.executable, "-m", module],
+            cwd=folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     async def __aenter__(self):
         line = await asyncio.to_thread(self.process.stdout.readline)
@@ -348,12 +365,23 @@ async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path
     grpc, http = free_port(), free_port()
     async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=["of-the-trainer"]) as trainer:
         server = Process(
-            "osmosis_grpc.serve", tmp_path, SERVER_MODULE=CALCULATOR, SERVER_HOST="127.0.0.2", SERVER_GRPC_PORT=grpc,
-            SERVER_HTTP_PORT=http, SERVER_JSON_RECORDS="true", SERVER_STATE_DIR="here", SERVER_LOG="traces",
-            SERVER_LOG_LEVEL="debug", SERVER_DRAIN_TIMEOUT="0.25", SERVER_MAX_CONCURRENT_ROLLOUTS="7",
-            SERVER_MAX_METADATA_SIZE_BYTES="2048", SERVER_ALLOW_TARGET="10.0.0.0/8",
-            SERVER_CONNECT=trainer.address, SERVER_CONNECT_TOKEN="of-the-trainer",
-        )  # fmt: skip
+            "osmosis_grpc.serve",
+            tmp_path,
+            SERVER_MODULE=CALCULATOR,
+            SERVER_HOST="127.0.0.2",
+            SERVER_GRPC_PORT=grpc,
+            SERVER_HTTP_PORT=http,
+            SERVER_JSON_RECORDS="true",
+            SERVER_STATE_DIR="here",
+            SERVER_LOG="traces",
+            SERVER_LOG_LEVEL="debug",
+            SERVER_DRAIN_TIMEOUT="0.25",
+            SERVER_MAX_CONCURRENT_ROLLOUTS="7",
+            SERVER_MAX_METADATA_SIZE_BYTES="2048",
+            SERVER_ALLOW_TARGET="10.0.0.0/8",
+            SERVER_CONNECT=trainer.address,
+            SERVER_CONNECT_TOKEN="of-the-trainer",
+        )
         async with server, RolloutClient(server.ready["grpc"]) as client:
             assert (server.ready["grpc"], server.ready["http"]) == (f"127.0.0.2:{grpc}", f"127.0.0.2:{http}")
             outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION, label="3"), 20)
@@ -375,11 +403,18 @@ async def test_t20_variables_take_effect_security(tmp_path):
     files.issue("server", "127.0.0.1")
     files.issue("client", common_name="caller")
     server = Process(
-        "osmosis_grpc.serve", tmp_path, SERVER_MODULE=CALCULATOR, SERVER_GRPC_PORT="0", SERVER_NO_HTTP="true",
-        SERVER_NO_JOURNAL="true", SERVER_JSON_RECORDS="true", SERVER_TOKEN="lab=secret",
-        SERVER_TLS_CERT=str(tmp_path / "tls" / "server.pem"), SERVER_TLS_KEY=str(tmp_path / "tls" / "server.key"),
+        "osmosis_grpc.serve",
+        tmp_path,
+        SERVER_MODULE=CALCULATOR,
+        SERVER_GRPC_PORT="0",
+        SERVER_NO_HTTP="true",
+        SERVER_NO_JOURNAL="true",
+        SERVER_JSON_RECORDS="true",
+        SERVER_TOKEN="lab=secret",
+        SERVER_TLS_CERT=str(tmp_path / "tls" / "server.pem"),
+        SERVER_TLS_KEY=str(tmp_path / "tls" / "server.key"),
         SERVER_TLS_CLIENT_CA=str(files.ca),
-    )  # fmt: skip
+    )
     async with server:
         assert "http" not in server.ready
         assert not (tmp_path / ".osmosis").exists()
@@ -395,10 +430,18 @@ async def test_t20_variables_take_effect_security(tmp_path):
 async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
     """--reload in a variable starts one child, and that child does not reload again."""
     server = Process(
-        "osmosis_grpc.serve", tmp_path, SERVER_MODULE=CALCULATOR, SERVER_GRPC_PORT="0", SERVER_NO_HTTP="true",
-        SERVER_NO_JOURNAL="true", SERVER_JSON_RECORDS="true", SERVER_RELOAD="true", SERVER_HOST="0.0.0.0",
-        SERVER_INSECURE="true", SERVER_LOG_LEVEL="error",
-    )  # fmt: skip
+        "osmosis_grpc.serve",
+        tmp_path,
+        SERVER_MODULE=CALCULATOR,
+        SERVER_GRPC_PORT="0",
+        SERVER_NO_HTTP="true",
+        SERVER_NO_JOURNAL="true",
+        SERVER_JSON_RECORDS="true",
+        SERVER_RELOAD="true",
+        SERVER_HOST="0.0.0.0",
+        SERVER_INSECURE="true",
+        SERVER_LOG_LEVEL="error",
+    )
     async with server:
         assert server.ready["grpc"].startswith("0.0.0.0:")
         assert server.ready["pid"] != server.process.pid
@@ -411,9 +454,14 @@ async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
 async def test_t20_variables_take_effect_gateway(tmp_path):
     http, callback = free_port(), free_port()
     gateway = Process(
-        "osmosis_gateway", tmp_path, CLIENT_TARGET="127.0.0.1:1", SERVER_HTTP_PORT=http, SERVER_CALLBACK_PORT=callback,
-        SERVER_HOST="127.0.0.2", SERVER_JSON_RECORDS="true",
-    )  # fmt: skip
+        "osmosis_gateway",
+        tmp_path,
+        CLIENT_TARGET="127.0.0.1:1",
+        SERVER_HTTP_PORT=http,
+        SERVER_CALLBACK_PORT=callback,
+        SERVER_HOST="127.0.0.2",
+        SERVER_JSON_RECORDS="true",
+    )
     async with gateway:
         assert gateway.ready["target"] == "127.0.0.1:1"
         assert gateway.ready["http"] == f"127.0.0.2:{http}"

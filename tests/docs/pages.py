@@ -94,18 +94,30 @@ class Reader:
 
     def _shell(self, command: list[str], block: Block, timeout: float) -> None:
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, timeout=timeout, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         self.output.append(done.stdout)
         assert done.returncode == 0, f"line {block.line}: exit code {done.returncode}\n{block.text}\n{done.stdout}"
 
     def _serve(self, text: str, timeout: float) -> None:
         log = self._stack.enter_context((self.folder / f"terminal-{len(os.listdir(self.folder))}.log").open("w"))
         process = subprocess.Popen(
-            ["bash", "-e", "-c", text], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            ["bash", "-e", "-c", text],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         self._stack.callback(process.wait)
         self._stack.callback(_kill_group, process)
         deadline = asyncio.run(_until_ready(process, Path(log.name), timeout))

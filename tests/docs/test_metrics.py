@@ -38,8 +38,9 @@ async def test_the_table_of_a_server_is_what_its_page_shows(tmp_path):
     page = Page(told.decode())
     shown = {
         (name + "_total" * (family.type == "counter"), family.type, family.documentation)
-        for name, family in page.families.items() if not name.startswith("process_")
-    }  # fmt: skip
+        for name, family in page.families.items()
+        if not name.startswith("process_")
+    }
     cells = [[cell.strip().strip("`") for cell in line.split("|")] for line in SERVER.splitlines()]
     assert shown == {(name, kind, text) for _, name, kind, _, text, _ in cells}
     for _, name, kind, labels, _, _ in cells:

@@ -33,9 +33,14 @@ def test_the_first_command_of_the_readme_runs_in_a_fresh_clone_again_and_again(t
     subprocess.run(["git", "clone", "-q", str(ROOT), "clone"], cwd=tmp_path, check=True)
     with Reader(tmp_path / "clone") as reader:
         done = subprocess.run(
-            ["bash", "-e", "-c", f"{command} && {command} && {command}"], cwd=tmp_path / "clone", timeout=500,
-            env=reader.environment | {"HOME": "/nonexistent"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["bash", "-e", "-c", f"{command} && {command} && {command}"],
+            cwd=tmp_path / "clone",
+            timeout=500,
+            env=reader.environment | {"HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"\bCOMPLETED +\d", done.stdout)) == 24
 
@@ -51,8 +56,15 @@ def test_the_readme_shows_what_the_demo_prints(demo_output):
 @pytest.fixture
 def demo_output(tmp_path) -> str:
     with Reader(tmp_path) as reader:
-        done = subprocess.run(["osmosis-grpc", "demo"], cwd=tmp_path, env=reader.environment, capture_output=True,
-                              text=True, timeout=50, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["osmosis-grpc", "demo"],
+            cwd=tmp_path,
+            env=reader.environment,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

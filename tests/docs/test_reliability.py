@@ -8,9 +8,11 @@ import pytest
 from tests.processes import ROOT
 
 ROWS = {
-    *(f"F{n}" for n in range(1, 38)), *(f"A{n}" for n in range(1, 16)),
-    *(f"X{n}" for n in range(1, 20) if n != 14), *(f"H{n}" for n in range(1, 8)),
-}  # fmt: skip
+    *(f"F{n}" for n in range(1, 38)),
+    *(f"A{n}" for n in range(1, 16)),
+    *(f"X{n}" for n in range(1, 20) if n != 14),
+    *(f"H{n}" for n in range(1, 8)),
+}
 TEXT = (ROOT / "docs" / "reliability.md").read_text()
 LINES = [line for line in TEXT.splitlines() if re.match(r"\| [FAXH]\d", line)]
 

@@ -13,9 +13,14 @@ from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest, events
 
 FAST = {
-    "stop_again_after": (0.05, 0.1), "outbox_delay": (0.01, 0.05), "retry_delay": (0.01, 0.02), "trainer_grace": 0.5,
-    "idle_interval": 0.05, "sweep_interval": 0.02, "get_tools_timeout": 3.0,
-}  # fmt: skip
+    "stop_again_after": (0.05, 0.1),
+    "outbox_delay": (0.01, 0.05),
+    "retry_delay": (0.01, 0.02),
+    "trainer_grace": 0.5,
+    "idle_interval": 0.05,
+    "sweep_interval": 0.02,
+    "get_tools_timeout": 3.0,
+}
 PATIENCE = 3.0
 """Seconds after which something that should happen is taken not to happen."""
 

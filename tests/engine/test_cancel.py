@@ -128,8 +128,11 @@ async def test_a_queued_rollout(hosting):
         await h.settled(record)
         check_cancelled(h, record, "why")
         assert [type(kind) for kind in h.kinds(record)] == [
-            events.Accepted, events.CancelAsked, events.Ended, events.Delivered,
-        ]  # fmt: skip
+            events.Accepted,
+            events.CancelAsked,
+            events.Ended,
+            events.Delivered,
+        ]
         assert runs == [("busy", 1)]
 
 
@@ -385,10 +388,13 @@ async def test_a_group(hosting):
         records = {
             name: await h.start(name, owner=owner, group=group)
             for name, owner, group in [
-                ("a", "me", Group("g1", 0, 2)), ("b", "me", Group("g1", 1, 2)), ("c", "me", Group("g2")),
-                ("d", "me", None), ("e", "another", Group("g1")),
+                ("a", "me", Group("g1", 0, 2)),
+                ("b", "me", Group("g1", 1, 2)),
+                ("c", "me", Group("g2")),
+                ("d", "me", None),
+                ("e", "another", Group("g1")),
             ]
-        }  # fmt: skip
+        }
         await asyncio.sleep(0.01)
         rows = h.engine.cancel("me", group_id="g1", reason="group")
         assert [(row.rollout_id, row.cancelled) for row in rows] == [("a", True), ("b", True)]

@@ -236,10 +236,14 @@ async def test_a_try_waits_no_longer_than_its_limit(hosting):
 
 @pytest.mark.parametrize(
     "away",
-    [Unavailable("away"), ResourceExhausted("full", retry_after=0.01), DeadlineExceeded("slow"),
-     Unavailable("paused", retry_after=0.0)],
+    [
+        Unavailable("away"),
+        ResourceExhausted("full", retry_after=0.01),
+        DeadlineExceeded("slow"),
+        Unavailable("paused", retry_after=0.0),
+    ],
     ids=["Unavailable", "ResourceExhausted", "DeadlineExceeded", "at once"],
-)  # fmt: skip
+)
 async def test_it_is_asked_again_under_the_same_number(hosting, away):
     async with hosting(one_chat) as h:
         h.trainer.policy = Failing(away, away, away)
@@ -320,11 +324,19 @@ async def test_a_trainer_that_is_silent_is_there(hosting):
 
 
 FATAL = [
-    InvalidArgument("messages", "are too long"), errors.NotFound("no such rollout"),
-    errors.AlreadyExists("another body"), errors.FailedPrecondition("unknown chat"), errors.OutOfRange("gone"),
-    errors.PermissionDenied("no"), errors.Unauthenticated("who?"), errors.Unimplemented("what?"),
-    errors.Internal("broken"), errors.UnknownError("?"), errors.DataLoss("lost"), errors.Cancelled("given up"),
-]  # fmt: skip
+    InvalidArgument("messages", "are too long"),
+    errors.NotFound("no such rollout"),
+    errors.AlreadyExists("another body"),
+    errors.FailedPrecondition("unknown chat"),
+    errors.OutOfRange("gone"),
+    errors.PermissionDenied("no"),
+    errors.Unauthenticated("who?"),
+    errors.Unimplemented("what?"),
+    errors.Internal("broken"),
+    errors.UnknownError("?"),
+    errors.DataLoss("lost"),
+    errors.Cancelled("given up"),
+]
 
 
 @pytest.mark.parametrize("error", FATAL, ids=lambda error: type(error).__name__)
@@ -556,10 +568,13 @@ async def test_a_result_holds_what_the_sampler_told(hosting):
     async def policy(request):
         message = {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"}
         return ChatResponse(
-            message=message, finish_reason="tool_calls", usage={"prompt_tokens": 3, "completion_tokens": 2},
-            tokens=TokenBlock.of([1, 2], [-0.5, float("nan")]), prompt_ids=np.array([7, 8, 9], dtype="<u4"),
+            message=message,
+            finish_reason="tool_calls",
+            usage={"prompt_tokens": 3, "completion_tokens": 2},
+            tokens=TokenBlock.of([1, 2], [-0.5, float("nan")]),
+            prompt_ids=np.array([7, 8, 9], dtype="<u4"),
             extra={"engine": "x"},
-        )  # fmt: skip
+        )
 
     async with hosting(run) as h:
         h.trainer.policy = policy
@@ -629,8 +644,9 @@ async def test_several_samples_have_conversations_of_their_own(hosting):
         completion = record.completion
         assert completion.reward == 0.5
         assert {name: sample.messages for name, sample in completion.samples.items()} == {
-            "main": [user("for main"), assistant("for main")], "other": [user("for other"), assistant("for other")],
-        }  # fmt: skip
+            "main": [user("for main"), assistant("for main")],
+            "other": [user("for other"), assistant("for other")],
+        }
         assert [sample.reward for sample in completion.samples.values()] == [None, None]
         closed = h.kinds(record, events.SegmentClosed)
         assert [(kind.sample, kind.index, kind.chats) for kind in closed] == [("main", 0, (1,)), ("other", 0, (1,))]

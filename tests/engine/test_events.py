@@ -57,8 +57,15 @@ async def test_from_the_start(hosting):
         record = await h.start()
         found = await read(h.engine.log.follow(record, 0))
         assert [type(event.kind).__name__ for event in found] == [
-            "Accepted", "Started", "Logged", "Logged", "Logged", "Logged", "Ended", "Delivered",
-        ]  # fmt: skip
+            "Accepted",
+            "Started",
+            "Logged",
+            "Logged",
+            "Logged",
+            "Logged",
+            "Ended",
+            "Delivered",
+        ]
         assert numbers(found) == [1, 2, 3, 4, 5, 6, 7, 8]
         assert all(isinstance(event, TrajectoryEvent) for event in found)
         assert {(event.rollout_id, event.attempt) for event in found} == {("r1", 1)}

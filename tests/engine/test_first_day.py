@@ -21,10 +21,14 @@ def tool(name):
 
 
 def calling(*names):
-    return {"role": "assistant", "content": None, "tool_calls": [
-        {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-        for index, name in enumerate(names)
-    ]}  # fmt: skip
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for index, name in enumerate(names)
+        ],
+    }
 
 
 async def answers(call):
@@ -187,9 +191,16 @@ def calling_messages(count):
 
 @pytest.mark.parametrize(
     "agent",
-    [by_helper, by_helper_and_recorded, by_hand, by_helper_and_by_hand, raises_after_tools, rewinds_and_judges,
-     never_asks],
-)  # fmt: skip
+    [
+        by_helper,
+        by_helper_and_recorded,
+        by_hand,
+        by_helper_and_by_hand,
+        raises_after_tools,
+        rewinds_and_judges,
+        never_asks,
+    ],
+)
 async def test_t10_each_tool_call_counts_once(hosting, agent):
     """Two turns with two calls each; the ids are the same in both turns, as some models have them."""
     given = [USER, calling("before"), create_tool_result("c0", "from an earlier episode")]
@@ -325,8 +336,10 @@ async def test_t12_a_stall_is_logged_once_with_what_the_rollout_does(hosting, ca
         await h.until(lambda: len(stalls(caplog)) == 2)
         line, other = stalls(caplog)
         assert other.startswith("rollout r2 ")
-        assert line.startswith("rollout r1 (agent loop agent, attempt 1) has made no progress for 61 s; it does: tool "
-                               "get_weather, since 20")  # fmt: skip
+        assert line.startswith(
+            "rollout r1 (agent loop agent, attempt 1) has made no progress for 61 s; it does: tool "
+            "get_weather, since 20"
+        )
         go_on.set()
         for each in (record, later):
             await h.until(lambda each=each: events.Logged in map(type, h.kinds(each)))

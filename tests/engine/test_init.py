@@ -187,7 +187,7 @@ async def test_a_caller_that_leaves_does_not_take_the_rollout_along(hosting):
     "error",
     [ValueError("no such database"), InvalidArgument("x", "is wrong"), TimeoutError("slow disk"), SystemExit(7)],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 async def test_get_tools_that_raises_refuses_and_leaves_nothing(hosting, raising, error):
     hooks = [raising(error)]
     async with hosting(done, get_tools=lambda r: hooks.pop()(r) if hooks else [], max_concurrent=1, max_queued=0) as h:
@@ -247,7 +247,7 @@ SCHEMA = OpenAIFunctionToolSchema(function=OpenAIFunctionSchema(name="add", desc
     ("given", "told"),
     [(None, []), ([], []), ((), []), ([TOOL], [TOOL]), ((TOOL, TOOL), [TOOL, TOOL])],
     ids=["None", "a list", "a tuple", "one", "two"],
-)  # fmt: skip
+)
 async def test_tools_reach_the_caller_and_the_agent(hosting, given, told):
     seen = []
 
@@ -272,10 +272,18 @@ async def test_tools_may_be_schema_objects(hosting):
 
 
 JUNK = {
-    "a text": "add", "a number": 5, "a dict": TOOL, "a class": [OpenAIFunctionToolSchema], "names": ["add"],
-    "a generator": (tool for tool in [TOOL]), "an object inside": [{"x": object()}], "a NaN": [{"x": float("nan")}],
-    "a surrogate": [{"x": "\ud800"}], "a key that is a number": [{1: 2}], "None inside": [None],
-}  # fmt: skip
+    "a text": "add",
+    "a number": 5,
+    "a dict": TOOL,
+    "a class": [OpenAIFunctionToolSchema],
+    "names": ["add"],
+    "a generator": (tool for tool in [TOOL]),
+    "an object inside": [{"x": object()}],
+    "a NaN": [{"x": float("nan")}],
+    "a surrogate": [{"x": "\ud800"}],
+    "a key that is a number": [{1: 2}],
+    "None inside": [None],
+}
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)

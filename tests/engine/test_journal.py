@@ -336,13 +336,23 @@ async def test_a_rollout_goes_on_where_it_was(folder):
         assert (info.completion.status, info.completion.reward, agent.runs) == (CompletionStatus.COMPLETED, 1.0, 1)
         assert [chat.number for chat in h.trainer.chats] == [3]  # the others were answered before
         assert [m["content"] for m in info.completion.messages] == [
-            "start", "reply 1", "go on 0", "reply 2", "go on 1", "reply 3", "go on 2"
-        ]  # fmt: skip
+            "start",
+            "reply 1",
+            "go on 0",
+            "reply 2",
+            "go on 1",
+            "reply 3",
+            "go on 2",
+        ]
         stored = list(h.engine.log.trajectory("r1", 1))
         assert [event.number for event in stored] == list(range(1, len(stored) + 1))
         assert [name for name in h.names() if name in ("Started", "Resumed", "Ended", "Delivered")] == [
-            "Started", "Resumed", "Started", "Ended", "Delivered"
-        ]  # fmt: skip
+            "Started",
+            "Resumed",
+            "Started",
+            "Ended",
+            "Delivered",
+        ]
         resumed = next(event for event in stored if isinstance(event.kind, events.Resumed))
         assert resumed.kind.previous_last_number == resumed.number - 1
         first = {e.kind.number: e.number for e in stored[: resumed.number] if isinstance(e.kind, events.ChatAnswered)}
@@ -368,8 +378,11 @@ async def test_two_crashes_in_a_row(folder):
         assert info.completion.status is CompletionStatus.COMPLETED
         assert [chat.number for chat in h.trainer.chats] == [4, 5]
         assert h.names().count("Resumed") == 2
-        recorded = [k.recorded_number for k in (e.kind for e in h.engine.log.trajectory("r1", 1))
-                    if isinstance(k, events.ChatAnswered)]  # fmt: skip
+        recorded = [
+            k.recorded_number
+            for k in (e.kind for e in h.engine.log.trajectory("r1", 1))
+            if isinstance(k, events.ChatAnswered)
+        ]
         assert len(recorded) == 1 + 3 + 5
         assert recorded[-5] == recorded[1]  # the event that first told it, over both crashes
         (segment,) = info.completion.samples["main"].segments

@@ -11,14 +11,12 @@ EXPECTED = {
     "ACCEPTED": {"queue": "QUEUED", "start": "RUNNING", "report": "REPORTING"},
     "QUEUED": {"start": "RUNNING", "report": "REPORTING"},
     "RUNNING": {"report": "REPORTING"},
-    "REPORTING": {
-        "complete": "COMPLETED", "fail": "FAILED", "cancel": "CANCELLED", "expire": "DEADLINE_EXCEEDED",
-    },
+    "REPORTING": {"complete": "COMPLETED", "fail": "FAILED", "cancel": "CANCELLED", "expire": "DEADLINE_EXCEEDED"},
     "COMPLETED": {},
     "FAILED": {},
     "CANCELLED": {},
     "DEADLINE_EXCEEDED": {},
-}  # fmt: skip
+}
 
 
 def test_the_expectation_knows_every_state():

@@ -201,9 +201,11 @@ FAILURES = {
     "a message is a class": Case(completing((Report,), reward=1.0), "the result cannot be sent"),
     "a message is an array": Case(completing((np.array([1, 2]),), chat_first=True), "final_messages[0]"),
     "a message holds an array": Case(
-        completing(({"role": "user", "content": np.array([1, 2])},), chat_first=True), "final_messages[0]"),
+        completing(({"role": "user", "content": np.array([1, 2])},), chat_first=True), "final_messages[0]"
+    ),
     "a message holds a Decimal": Case(
-        completing((USER, {"role": "user", "content": Decimal(1)}), chat_first=True), "final_messages[1]"),
+        completing((USER, {"role": "user", "content": Decimal(1)}), chat_first=True), "final_messages[1]"
+    ),
     "a message is not a dict": Case(completing((UserDict(USER),), reward=1.0), "final_messages[0]"),
     "a message without a role": Case(completing(({"content": "x"},), reward=1.0), "role"),
     "a message of a robot": Case(completing(({"role": "robot"},), reward=1.0), "robot"),
@@ -222,9 +224,8 @@ FAILURES = {
     "extra_fields a number": Case(completing(reward=1.0, extra_fields=5), "extra_fields"),
     "extra_fields a list": Case(completing(reward=1.0, extra_fields=[1, 2]), "extra_fields"),
     "extra_fields without a bottom": Case(completing(reward=1.0, extra_fields={"x": nested(DEEP)}), "nests"),
-    "extra_fields a number of 5,000 digits": Case(
-        completing(reward=1.0, extra_fields={"x": 10**5000}), "extra_fields"),
-}  # fmt: skip
+    "extra_fields a number of 5,000 digits": Case(completing(reward=1.0, extra_fields={"x": 10**5000}), "extra_fields"),
+}
 
 
 async def check_end(h, case, before):
@@ -265,9 +266,15 @@ async def test_a_chat_in_flight_at_the_deadline_is_the_trainers_fault(hosting):
 
 
 GOOD_REWARDS = {
-    "float32": (np.float32(0.5), 0.5), "float64": (np.float64(0.5), 0.5), "an int": (1, 1.0), "zero": (0.0, 0.0),
-    "int64": (np.int64(2), 2.0), "negative": (-1.5, -1.5), "a fraction": (Fraction(1, 4), 0.25), "none": (None, None),
-}  # fmt: skip
+    "float32": (np.float32(0.5), 0.5),
+    "float64": (np.float64(0.5), 0.5),
+    "an int": (1, 1.0),
+    "zero": (0.0, 0.0),
+    "int64": (np.int64(2), 2.0),
+    "negative": (-1.5, -1.5),
+    "a fraction": (Fraction(1, 4), 0.25),
+    "none": (None, None),
+}
 
 
 @pytest.mark.parametrize(("given", "told"), GOOD_REWARDS.values(), ids=GOOD_REWARDS)
@@ -328,8 +335,9 @@ async def test_the_causes_of_a_failure_are_told(hosting):
     async with hosting(run) as h:
         completion = await h.run()
     assert [(cause.type, cause.message) for cause in completion.failure.causes] == [
-        ("ValueError", "shallow"), ("KeyError", "'deep'"),
-    ]  # fmt: skip
+        ("ValueError", "shallow"),
+        ("KeyError", "'deep'"),
+    ]
 
 
 async def test_a_chat_left_in_flight_is_given_up_at_the_end(hosting):

@@ -51,9 +51,16 @@ async def test_every_result_has_an_id_of_its_own(hosting):
 
 
 TRANSIENT = [
-    Unavailable("away"), ResourceExhausted("full"), DeadlineExceeded("slow"), Internal("broken"), NotFound("who?"),
-    Cancelled("given up"), RuntimeError("a bug"), OSError("no route"), TimeoutError(),
-]  # fmt: skip
+    Unavailable("away"),
+    ResourceExhausted("full"),
+    DeadlineExceeded("slow"),
+    Internal("broken"),
+    NotFound("who?"),
+    Cancelled("given up"),
+    RuntimeError("a bug"),
+    OSError("no route"),
+    TimeoutError(),
+]
 
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
@@ -91,9 +98,10 @@ async def test_every_outcome_settles(hosting, answer):
 
 
 @pytest.mark.parametrize(
-    "error", [InvalidArgument("messages", "are not mine"), Aborted("attempt 2 stands"), Unimplemented("no Complete")],
+    "error",
+    [InvalidArgument("messages", "are not mine"), Aborted("attempt 2 stands"), Unimplemented("no Complete")],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 async def test_a_final_refusal_settles(hosting, error):
     async with hosting(done) as h:
         h.trainer.answers = [Unavailable("away"), error]

@@ -76,18 +76,26 @@ class House(logging.Handler):
 
     async def _begin(self) -> None:
         config = EngineConfig(
-            max_concurrent=100_000, trainer_grace=1.0, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1),
-            memory_budget=2**26, record_ttl=5.0, sweep_interval=1.0, blocked_after=60.0,
-        )  # fmt: skip
+            max_concurrent=100_000,
+            trainer_grace=1.0,
+            retry_delay=(0.05, 0.1),
+            outbox_delay=(0.05, 0.1),
+            memory_budget=2**26,
+            record_ttl=5.0,
+            sweep_interval=1.0,
+            blocked_after=60.0,
+        )
         enter = self._stack.enter_async_context
         self.server = await enter(AgentServer([Agent()], port=0, config=config))
         self.drained = await enter(AgentServer([Agent()], port=0))
         self.callbacks = await enter(TrainerServer(lambda request: answer(request, "fine"), ttl=4.0))
         self.dialled = await enter(attach([], lambda request: answer(request, "fine"), listen_on="127.0.0.1:0"))
         self.addresses = {
-            "RolloutService": self.server.address, "TrainerService": self.callbacks.address,
-            "Drain": self.drained.address, "Accept": self.dialled.address,
-        }  # fmt: skip
+            "RolloutService": self.server.address,
+            "TrainerService": self.callbacks.address,
+            "Drain": self.drained.address,
+            "Accept": self.dialled.address,
+        }
         self.channels = {
             name: await enter(grpc.aio.insecure_channel(address, options=OPTIONS))
             for name, address in self.addresses.items()
@@ -106,9 +114,10 @@ class House(logging.Handler):
 
     async def _check(self) -> None:
         health = self.channels["RolloutService"].unary_unary(
-            "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest.SerializeToString,
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
             health_pb2.HealthCheckResponse.FromString,
-        )  # fmt: skip
+        )
         assert (await health(health_pb2.HealthCheckRequest(), timeout=SOON)).status == 1
         rollout_id = f"innocent-{next(NUMBERS)}"
         request = self.request(rollout_id).SerializeToString()
@@ -155,9 +164,14 @@ class House(logging.Handler):
     def completion(self, rollout_id: str = "") -> trainer_pb2.CompleteRequest:
         """A good CompleteRequest with a sample in it."""
         told = rollout_pb2.Completion(
-            rollout_id=rollout_id or f"d{next(NUMBERS):08}", attempt=1, result_id="a result",
-            status=rollout_pb2.COMPLETION_STATUS_COMPLETED, finish_reason="stop", reward=1.0, extra_json="{}",
-        )  # fmt: skip
+            rollout_id=rollout_id or f"d{next(NUMBERS):08}",
+            attempt=1,
+            result_id="a result",
+            status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
+            finish_reason="stop",
+            reward=1.0,
+            extra_json="{}",
+        )
         told.messages.add(role="user", text="Hello")
         told.metrics.num_llm_calls = 1
         told.metrics.total_latency.seconds = 1

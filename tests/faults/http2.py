@@ -11,9 +11,13 @@ DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 NO_TABLE = struct.pack(">HI", 1, 0)  # SETTINGS_HEADER_TABLE_SIZE 0: what comes back needs no memory to be read
 USUAL = (
-    (":method", "POST"), (":scheme", "http"), (":path", "/osmosis.rollout.v1.RolloutService/GetServerInfo"),
-    (":authority", "localhost"), ("content-type", "application/grpc"), ("te", "trailers"),
-)  # fmt: skip
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/osmosis.rollout.v1.RolloutService/GetServerInfo"),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+)
 EMPTY = b"\0\0\0\0\0"
 """A gRPC message of no bytes."""
 _STATIC = {

@@ -14,9 +14,12 @@ COUNT = 100
 SHORT, LONG = 3.0, 60.0
 
 lengths = pytest.mark.parametrize(
-    "seconds", [pytest.param(SHORT, marks=pytest.mark.long),
-                pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(150)])],
-)  # fmt: skip
+    "seconds",
+    [
+        pytest.param(SHORT, marks=pytest.mark.long),
+        pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(150)]),
+    ],
+)
 
 
 async def answered(address: str) -> None:

@@ -70,9 +70,21 @@ class Supervisor:
 
     async def _run(self):
         command = [
-            "-m", "osmosis_grpc.serve", "-m", "agents:innocent", "-m", "agents:killer", "--no-http", "--no-validate",
-            "--grpc-port", self.address.rpartition(":")[2], "--state-dir", "state", "--log-level", "error",
-        ]  # fmt: skip
+            "-m",
+            "osmosis_grpc.serve",
+            "-m",
+            "agents:innocent",
+            "-m",
+            "agents:killer",
+            "--no-http",
+            "--no-validate",
+            "--grpc-port",
+            self.address.rpartition(":")[2],
+            "--state-dir",
+            "state",
+            "--log-level",
+            "error",
+        ]
         while True:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, *command, cwd=self._folder, stdout=asyncio.subprocess.DEVNULL
@@ -103,7 +115,9 @@ async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp
         assert 4 <= supervisor.deaths <= 5
     killed = outcomes.pop(2)
     assert (killed.status, killed.failure.boundary, killed.failure.retryable) == (
-        CompletionStatus.FAILED, "agent", False
-    )  # fmt: skip
+        CompletionStatus.FAILED,
+        "agent",
+        False,
+    )
     assert killed.failure.reason is FailureReason.CRASHED_SERVER
     assert {(outcome.status, outcome.attempt) for outcome in outcomes} == {(CompletionStatus.COMPLETED, 1)}

@@ -24,36 +24,96 @@ USER = message_pb2.Message(role="user", text="What is 1 + 2?")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TARGETS = [
     # never, whoever asks
-    "169.254.169.254:{port}", "169.254.0.1:{port}", "[fe80::1]:{port}", "[fd00:ec2::254]:{port}", "100.100.100.200:80",
-    "[::ffff:169.254.169.254]:{port}", "[::ffff:a9fe:a9fe]:{port}", "0.0.0.0:{port}", "[::]:{port}", "[::0]:{port}",
-    "[::ffff:0.0.0.0]:{port}", "224.0.0.1:{port}", "[ff02::1]:{port}", "255.255.255.255:{port}", "240.0.0.1:{port}",
-    "168.63.129.16:80", "192.0.0.192:80", "[64:ff9b::a9fe:a9fe]:{port}", "[2002:a9fe:a9fe::]:{port}",
+    "169.254.169.254:{port}",
+    "169.254.0.1:{port}",
+    "[fe80::1]:{port}",
+    "[fd00:ec2::254]:{port}",
+    "100.100.100.200:80",
+    "[::ffff:169.254.169.254]:{port}",
+    "[::ffff:a9fe:a9fe]:{port}",
+    "0.0.0.0:{port}",
+    "[::]:{port}",
+    "[::0]:{port}",
+    "[::ffff:0.0.0.0]:{port}",
+    "224.0.0.1:{port}",
+    "[ff02::1]:{port}",
+    "255.255.255.255:{port}",
+    "240.0.0.1:{port}",
+    "168.63.129.16:80",
+    "192.0.0.192:80",
+    "[64:ff9b::a9fe:a9fe]:{port}",
+    "[2002:a9fe:a9fe::]:{port}",
     # not on this machine, and nobody has authenticated
-    "10.0.0.1:{port}", "172.16.0.1:{port}", "192.168.1.1:{port}", "100.64.0.1:{port}", "8.8.8.8:{port}",
-    "[fd00::1]:{port}", "[2001:4860:4860::8888]:{port}", "[64:ff9b::7f00:1]:{port}", "[2002:7f00:1::]:{port}",
+    "10.0.0.1:{port}",
+    "172.16.0.1:{port}",
+    "192.168.1.1:{port}",
+    "100.64.0.1:{port}",
+    "8.8.8.8:{port}",
+    "[fd00::1]:{port}",
+    "[2001:4860:4860::8888]:{port}",
+    "[64:ff9b::7f00:1]:{port}",
+    "[2002:7f00:1::]:{port}",
     # addresses that only some can read
-    "127.1:{port}", "127.0.1:{port}", "2130706433:{port}", "0x7f000001:{port}", "0x7f.1:{port}", "0177.0.0.1:{port}",
-    "017700000001:{port}", "0:{port}", "127.0.0.1.:{port}", "127.0.0.01:{port}", "::1:{port}",
+    "127.1:{port}",
+    "127.0.1:{port}",
+    "2130706433:{port}",
+    "0x7f000001:{port}",
+    "0x7f.1:{port}",
+    "0177.0.0.1:{port}",
+    "017700000001:{port}",
+    "0:{port}",
+    "127.0.0.1.:{port}",
+    "127.0.0.01:{port}",
+    "::1:{port}",
     # gRPC's own schemes
-    "unix:{path}", "unix://{path}", "unix-abstract:canary", "vsock:1:{port}", "dns:localhost:{port}",
-    "dns:///localhost:{port}", "dns://127.0.0.1:{dns}/internal.example:{port}", "xds:///canary", "google-c2p:///x",
-    "ipv4:127.0.0.1:{port}", "ipv4:127.0.0.1:{port},10.0.0.1:80", "ipv6:[::1]:{port}",
+    "unix:{path}",
+    "unix://{path}",
+    "unix-abstract:canary",
+    "vsock:1:{port}",
+    "dns:localhost:{port}",
+    "dns:///localhost:{port}",
+    "dns://127.0.0.1:{dns}/internal.example:{port}",
+    "xds:///canary",
+    "google-c2p:///x",
+    "ipv4:127.0.0.1:{port}",
+    "ipv4:127.0.0.1:{port},10.0.0.1:80",
+    "ipv6:[::1]:{port}",
     "passthrough:///127.0.0.1:{port}",
     "127.0.0.1:{port},127.0.0.1:{port}",
     # URLs, and who besides where
-    "http://127.0.0.1:{port}", "https://127.0.0.1:{port}", "grpc://127.0.0.1:{port}", "file:///etc/passwd",
-    "user@127.0.0.1:{port}", "user:pass@127.0.0.1:{port}", "127.0.0.1:{port}/path", "127.0.0.1:{port}?x",
+    "http://127.0.0.1:{port}",
+    "https://127.0.0.1:{port}",
+    "grpc://127.0.0.1:{port}",
+    "file:///etc/passwd",
+    "user@127.0.0.1:{port}",
+    "user:pass@127.0.0.1:{port}",
+    "127.0.0.1:{port}/path",
+    "127.0.0.1:{port}?x",
     "//127.0.0.1:{port}",
-    "127.0.0.1:{port}#x", "127.0.0.1:{port}@169.254.169.254:80",
+    "127.0.0.1:{port}#x",
+    "127.0.0.1:{port}@169.254.169.254:80",
     # characters, and too little
-    " 127.0.0.1:{port}", "127.0.0.1:{port} ", "127.0.0.1:{port}\n", "127.0.0.1\0:{port}", "127.0.0.1%00:{port}",
-    "löcalhost:{port}", "127.0.0.1\u3002:{port}", "①②⑦.0.0.1:{port}",
-
-    "localhost\u200b:{port}", "localhost", "127.0.0.1",
-    ":{port}", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:+{port}", "*:{port}",
+    " 127.0.0.1:{port}",
+    "127.0.0.1:{port} ",
+    "127.0.0.1:{port}\n",
+    "127.0.0.1\0:{port}",
+    "127.0.0.1%00:{port}",
+    "löcalhost:{port}",
+    "127.0.0.1\u3002:{port}",
+    "①②⑦.0.0.1:{port}",
+    "localhost\u200b:{port}",
+    "localhost",
+    "127.0.0.1",
+    ":{port}",
+    "127.0.0.1:",
+    "127.0.0.1:0",
+    "127.0.0.1:65536",
+    "127.0.0.1:-1",
+    "127.0.0.1:+{port}",
+    "*:{port}",
     "-a:{port}",
     "a" * 300 + ":{port}",
-]  # fmt: skip
+]
 
 
 class Canary:
@@ -128,9 +188,10 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     async with (
-        AgentServer([agent_loop], port=0) as server, TrainerServer(ToolCallingMock()) as trainer,
+        AgentServer([agent_loop], port=0) as server,
+        TrainerServer(ToolCallingMock()) as trainer,
         grpc.aio.insecure_channel(server.address) as channel,
-    ):  # fmt: skip
+    ):
         stub = services_pb2_grpc.RolloutServiceStub(channel)
         await stub.Init(init(f"rebound.example:{trainer.port}", credential=trainer.callback().credential))
         assert (await trainer.completion("r", 10)).status == "COMPLETED"
@@ -157,18 +218,66 @@ async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
 
 
 REFUSED_IDS = [
-    "", " ", "\t", ".", "..", "../../etc/passwd", "/etc/passwd", "a/b", "a\\b", "..\\x", "a\0b", "a\nb",
-    "\n[INFO] forged", "a\r\n[ERROR] forged", "a\x1b[2Jb", "a\x7fb", "a\x85b", "a\u2028b", "a\u2029b",
-    "x" * 257, "x" * 5000,
-]  # fmt: skip
+    "",
+    " ",
+    "\t",
+    ".",
+    "..",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "..\\x",
+    "a\0b",
+    "a\nb",
+    "\n[INFO] forged",
+    "a\r\n[ERROR] forged",
+    "a\x1b[2Jb",
+    "a\x7fb",
+    "a\x85b",
+    "a\u2028b",
+    "a\u2029b",
+    "x" * 257,
+    "x" * 5000,
+]
 ACCEPTED_IDS = [
-    "a", "x" * 256, "%2e%2e", "%2e%2e%2fetc%2fpasswd", "..%2f", "...", "C:x", "CON", "nul", "~", "~root", "$HOME",
+    "a",
+    "x" * 256,
+    "%2e%2e",
+    "%2e%2e%2fetc%2fpasswd",
+    "..%2f",
+    "...",
+    "C:x",
+    "CON",
+    "nul",
+    "~",
+    "~root",
+    "$HOME",
     "`id`",
-    "$(id)", ";rm -rf x", "-rf", "--help", "*", "a b", " a", "a:b", "|x", "\ufb01le", "file",
-    "\uff23\uff2f\uff2e", "\u202egpj.exe",
-    "\ufeffa", "a\u200b",
-    "😀" * 64, "é", "e\u0301", "[INFO] forged", "<script>", '"', "'", "{}",
-]  # fmt: skip
+    "$(id)",
+    ";rm -rf x",
+    "-rf",
+    "--help",
+    "*",
+    "a b",
+    " a",
+    "a:b",
+    "|x",
+    "\ufb01le",
+    "file",
+    "\uff23\uff2f\uff2e",
+    "\u202egpj.exe",
+    "\ufeffa",
+    "a\u200b",
+    "😀" * 64,
+    "é",
+    "e\u0301",
+    "[INFO] forged",
+    "<script>",
+    '"',
+    "'",
+    "{}",
+]
 
 
 @asynccontextmanager
@@ -181,9 +290,14 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
     """F36: with --log, in a folder of its own. Two ids have two files; no line of the log begins with an id's text."""
     work = tmp_path / "work"
     work.mkdir()
-    with server_process(*CALCULATOR, "--log", str(work / "log"), cwd=work, env=os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "gateway"), os.environ.get("PYTHONPATH", "")]),
-    }) as (process, address):  # fmt: skip
+    with server_process(
+        *CALCULATOR,
+        "--log",
+        str(work / "log"),
+        cwd=work,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "gateway"), os.environ.get("PYTHONPATH", "")])},
+    ) as (process, address):
         async with channel_to(address) as stub, TrainerServer(ToolCallingMock()) as trainer:
             for bad in REFUSED_IDS:
                 error = await refused(stub.Init(init(trainer.address, bad)))
@@ -215,15 +329,17 @@ def test_nothing_that_comes_in_is_run_or_unpickled():
             name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
             imported = {
                 module.split(".")[0]
-                for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import | ast.ImportFrom)
                 for module in (
                     [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 )
-            }  # fmt: skip
+            }
             called = {
-                node.func.id for node in ast.walk(tree)
+                node.func.id
+                for node in ast.walk(tree)
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS
-            }  # fmt: skip
+            }
             assert not imported & DANGEROUS, (name, imported & DANGEROUS)
             assert called <= DOCUMENTED.get(name, set()), (name, called)
 

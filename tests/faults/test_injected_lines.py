@@ -65,9 +65,12 @@ class House:
         """A rollout with a callback, asked for until its Init is taken or refused for good."""
         timeout = 0.5 if agent_loop == "hangs" else 30.0
         await self.client.init(
-            rollout_id=rollout_id, agent_loop=agent_loop, messages=[USER], agent_timeout=timeout,
+            rollout_id=rollout_id,
+            agent_loop=agent_loop,
+            messages=[USER],
+            agent_timeout=timeout,
             callback=self.called.callback(),
-        )  # fmt: skip
+        )
         return await self.called.completion(rollout_id)
 
     async def all_end(self):

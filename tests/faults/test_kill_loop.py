@@ -18,13 +18,31 @@ pytestmark = pytest.mark.timeout(180)
 
 def killed(who: str, replies: str, kills: int, seed: int) -> dict:
     command = [
-        "-m", "benchmarks.kill_loop", "--who", who, "--replies", replies, "--kills", str(kills), "--rollouts", "40",
-        "--in-flight", "8", "--seed", str(seed), "--json",
-    ]  # fmt: skip
+        "-m",
+        "benchmarks.kill_loop",
+        "--who",
+        who,
+        "--replies",
+        replies,
+        "--kills",
+        str(kills),
+        "--rollouts",
+        "40",
+        "--in-flight",
+        "8",
+        "--seed",
+        str(seed),
+        "--json",
+    ]
     ended = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
+        [sys.executable, *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-2000:]
     return json.loads(ended.stdout.splitlines()[-1])
 
@@ -61,9 +79,11 @@ def history(path: Path, *lines: tuple) -> Evidence:
 
 
 GOOD = (
-    ("trainer", "sampled", "r", (1, "main", 1), "1-1"), ("server", "got", "r", ("main", 1), "1-1"),
-    ("trainer", "applied", "r", (1, "result"), ENDED), ("trainer", "confirmed", "r", (1, "result"), None),
-)  # fmt: skip
+    ("trainer", "sampled", "r", (1, "main", 1), "1-1"),
+    ("server", "got", "r", ("main", 1), "1-1"),
+    ("trainer", "applied", "r", (1, "result"), ENDED),
+    ("trainer", "confirmed", "r", (1, "result"), None),
+)
 BROKEN = {
     "lost": GOOD[:2],
     "applied twice": (*GOOD, ("trainer", "applied", "r", (1, "another"), ENDED)),

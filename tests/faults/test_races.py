@@ -209,10 +209,12 @@ async def test_each_call_made_twice_has_the_effect_of_one(stack):
     made = request(target, "r")
     cancel = control_pb2.CancelRequest(rollout_id="r", attempt=1)
     rows = {
-        "Init": (stub.Init, made), "GetRollout": (stub.GetRollout, control_pb2.GetRolloutRequest(rollout_id="r")),
-        "Cancel": (stub.Cancel, cancel), "ListRollouts": (stub.ListRollouts, control_pb2.ListRolloutsRequest()),
+        "Init": (stub.Init, made),
+        "GetRollout": (stub.GetRollout, control_pb2.GetRolloutRequest(rollout_id="r")),
+        "Cancel": (stub.Cancel, cancel),
+        "ListRollouts": (stub.ListRollouts, control_pb2.ListRolloutsRequest()),
         "Drain": (stub.Drain, control_pb2.DrainRequest()),
-    }  # fmt: skip
+    }
     for name, (call, message) in rows.items():
         first, second = await call(message), await call(message)
         if name == "Init":
@@ -256,9 +258,19 @@ class Steps(RolloutAgentLoop):
 
     name: ClassVar[str] = "steps"
     steps: ClassVar[tuple[str, ...]] = (
-        "get_tools", "first line", "sleep", "chat", "two chats", "event", "child task", "thread", "shielded", "finally",
-        "async generator", "last line",
-    )  # fmt: skip
+        "get_tools",
+        "first line",
+        "sleep",
+        "chat",
+        "two chats",
+        "event",
+        "child task",
+        "thread",
+        "shielded",
+        "finally",
+        "async generator",
+        "last line",
+    )
 
     def __init__(self, hold: str) -> None:
         self.hold = hold

@@ -40,7 +40,7 @@ DOCUMENTED = {
     "Chat": {"ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED"},
     "Complete": {"ABORTED"},
     "Accept": {"FAILED_PRECONDITION", "ABORTED", "CANCELLED"},
-}  # fmt: skip
+}
 """Beside OK, INVALID_ARGUMENT and RESOURCE_EXHAUSTED. CANCELLED is what the fuzzing itself cut."""
 ALWAYS = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
 SINGLY = {code.value[0] for code in grpc.StatusCode} - {
@@ -84,9 +84,14 @@ def repeat(test: Any, examples: int) -> None:
     """Run a test of drawn data so often: the same examples each time where there are few."""
     few = examples == QUICK
     settings(
-        max_examples=examples, deadline=None, derandomize=few, database=None, print_blob=not few,
-        suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate],
-    )(given(st.data())(test))()  # fmt: skip
+        max_examples=examples,
+        deadline=None,
+        derandomize=few,
+        database=None,
+        print_blob=not few,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+    )(given(st.data())(test))()
 
 
 EXAMPLES = [QUICK, pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)])]

@@ -25,9 +25,11 @@ async def test_x04_a_server_without_a_part_exits_with_1(part, tmp_path):
                 """Ask until the server answers no more: no caller waits for ever."""
                 for number in range(1000):
                     await client.init(
-                        rollout_id=f"r{number}", agent_loop=part, messages=[{"role": "user", "content": "x"}],
+                        rollout_id=f"r{number}",
+                        agent_loop=part,
+                        messages=[{"role": "user", "content": "x"}],
                         callback=trainer.callback(),
-                    )  # fmt: skip
+                    )
                     await asyncio.sleep(0.05)
 
             with contextlib.suppress(CallError):

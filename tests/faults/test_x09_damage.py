@@ -73,9 +73,10 @@ class Policy:
         text = f"{request.rollout_id} {request.number}"
         count = sum(len(message["content"]) for message in request.messages) // 20
         return ChatResponse(
-            message={"role": "assistant", "content": text}, tokens=TokenBlock.of([7, request.number], [-0.5, -0.25]),
+            message={"role": "assistant", "content": text},
+            tokens=TokenBlock.of([7, request.number], [-0.5, -0.25]),
             prompt_ids=TokenBlock.of(list(range(count))).ids,
-        )  # fmt: skip
+        )
 
 
 def asked(name: str) -> RolloutRequest:

@@ -17,10 +17,13 @@ from osmosis_grpc.rollout import RolloutClientSettings, RolloutServerSettings, R
 CHAT, COMPLETED, INIT = "/v1/chat/completions", "/v1/rollout/completed", "/v1/rollout/init"
 USER = {"role": "user", "content": "Hello"}
 REPLY = {
-    "id": "r", "object": "chat.completion", "created": 1, "model": "m",
+    "id": "r",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-}  # fmt: skip
+}
 
 
 def response(body=b"{}", status=200, headers=()):
@@ -145,9 +148,7 @@ class Gateway:
 def settings(token=None, **client):
     """Quick tries, and a token if there is one."""
     quick = {"retry_base_delay": 0.1, "retry_max_delay": 1.0, "max_retries": 1, "complete_rollout_retries": 0}
-    return RolloutSettings(
-        client=RolloutClientSettings(**(quick | client)), server=RolloutServerSettings(token=token)
-    )  # fmt: skip
+    return RolloutSettings(client=RolloutClientSettings(**(quick | client)), server=RolloutServerSettings(token=token))
 
 
 @pytest.fixture
@@ -196,9 +197,7 @@ async def _bounded(server, known, bounds):
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("test")
         app.state.rollouts = HostedRollouts(server.engine, trainers.peer)
-        door = Door(
-            tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds
-        )  # fmt: skip
+        door = Door(tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds)
         add_routes(app, door)
         async with HttpServer(app) as http:
             yield http

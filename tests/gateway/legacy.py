@@ -52,9 +52,13 @@ class LegacyTrainer:
         """A request to start a rollout."""
         messages = [{"role": "user", "content": question}]
         return {
-            "rollout_id": rollout_id, "server_url": self.url, "messages": messages, "completion_params": {},
-            "api_key": f"key-{rollout_id}", "metadata": {"ground_truth": "6"},
-        } | more  # fmt: skip
+            "rollout_id": rollout_id,
+            "server_url": self.url,
+            "messages": messages,
+            "completion_params": {},
+            "api_key": f"key-{rollout_id}",
+            "metadata": {"ground_truth": "6"},
+        } | more
 
     async def completed(self, count=1, seconds=10):
         """Wait until so many completions have been acknowledged."""
@@ -85,19 +89,21 @@ class LegacyTrainer:
         finally:
             self.in_flight -= 1
         number = self._numbers[body["rollout_id"]] = self._numbers.get(body["rollout_id"], 0) + 1
-        reply = await self._mock(ChatRequest(
-            rollout_id=body["rollout_id"], number=number, messages=body["messages"]
-        ))  # fmt: skip
+        reply = await self._mock(ChatRequest(rollout_id=body["rollout_id"], number=number, messages=body["messages"]))
         answer = {
-            "id": body["rollout_id"], "object": "chat.completion", "created": 1, "model": "default",
+            "id": body["rollout_id"],
+            "object": "chat.completion",
+            "created": 1,
+            "model": "default",
             "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish_reason}],
             "usage": dict(reply.usage),
-        }  # fmt: skip
+        }
         if self._tokens:
             answer |= {
-                "token_ids": reply.tokens.ids.tolist(), "logprobs": reply.tokens.logprobs.tolist(),
+                "token_ids": reply.tokens.ids.tolist(),
+                "logprobs": reply.tokens.logprobs.tolist(),
                 "prompt_token_ids": reply.prompt_ids.tolist(),
-            }  # fmt: skip
+            }
         return web.json_response(answer)
 
     async def _completed(self, request):

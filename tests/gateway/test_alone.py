@@ -72,9 +72,12 @@ async def test_rollouts_through_a_gateway_of_its_own():
     assert set(trainer.keys) == {f"Bearer key-r{i}" for i in range(10)}
     assert "tools" not in trainer.chats[0]
     assert counts == {
-        "status": "healthy", "agent_loop": "calculator", "active_rollouts": 0, "completed_rollouts": 10,
+        "status": "healthy",
+        "agent_loop": "calculator",
+        "active_rollouts": 0,
+        "completed_rollouts": 10,
         "undelivered": 0,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -120,10 +123,11 @@ async def test_a_name_that_does_not_resolve_for_a_while_costs_nothing(monkeypatc
 
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     async with (
-        AgentServer([Once()], port=0, config=QUICK) as server, LegacyTrainer() as trainer,
+        AgentServer([Once()], port=0, config=QUICK) as server,
+        LegacyTrainer() as trainer,
         stand_alone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
-    ):  # fmt: skip
+    ):
         body = trainer.init_body(server_url=f"http://trainer.example:{trainer.port}")
         assert (await init(session, body))[0] == 202
         done = await trainer.completed()
@@ -145,10 +149,11 @@ class Once(RolloutAgentLoop):
 
 async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools_either():
     async with (
-        AgentServer([CalculatorAgent()], port=0, config=QUICK) as server, LegacyTrainer() as trainer,
+        AgentServer([CalculatorAgent()], port=0, config=QUICK) as server,
+        LegacyTrainer() as trainer,
         stand_alone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
-    ):  # fmt: skip
+    ):
         answer = http._app.state.rollouts._client.init
 
         async def late(*arguments, **options):
@@ -178,9 +183,12 @@ async def test_without_an_agent_server_it_says_so():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [((), "--target"), (("--target", "http://127.0.0.1:1"), "HOST:PORT"),
-     (("--target", "127.0.0.1:1", "--allow-target", "10.0.0.0/99"), "10.0.0.0/99")],
-)  # fmt: skip
+    [
+        ((), "--target"),
+        (("--target", "http://127.0.0.1:1"), "HOST:PORT"),
+        (("--target", "127.0.0.1:1", "--allow-target", "10.0.0.0/99"), "10.0.0.0/99"),
+    ],
+)
 def test_called_wrongly(arguments, text):
     done = run("-m", "osmosis_gateway", *arguments)
     assert done.returncode == 2

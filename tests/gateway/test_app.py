@@ -34,9 +34,14 @@ async def started(tmp_path):
         called.append("shutdown")
 
     app = create_app(
-        CalculatorAgent(), max_concurrent=7, record_ttl_seconds=120.0, settings=RolloutSettings(),
-        debug_dir=str(tmp_path), on_startup=on_startup, on_shutdown=on_shutdown,
-    )  # fmt: skip
+        CalculatorAgent(),
+        max_concurrent=7,
+        record_ttl_seconds=120.0,
+        settings=RolloutSettings(),
+        debug_dir=str(tmp_path),
+        on_startup=on_startup,
+        on_shutdown=on_shutdown,
+    )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -54,9 +59,12 @@ async def test_health_over_a_socket(started):
         answer = await client.get(f"{url}/health")
     assert answer.status_code == 200
     assert answer.json() == {
-        "status": "healthy", "agent_loop": "calculator", "active_rollouts": 0, "completed_rollouts": 0,
+        "status": "healthy",
+        "agent_loop": "calculator",
+        "active_rollouts": 0,
+        "completed_rollouts": 0,
         "undelivered": 0,
-    }  # fmt: skip
+    }
     assert called == ["startup"]
     assert app.state.engine.config.max_concurrent == 7
     assert app.state.engine.config.record_ttl == 120.0
@@ -76,9 +84,10 @@ async def test_an_application_may_be_started_again():
     """As test clients do."""
     app = create_app(CalculatorAgent())
     for _ in range(2):
-        async with app.router.lifespan_context(app), httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
-        ) as client:  # fmt: skip
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
+        ):
             assert (await client.get("/health")).json()["status"] == "healthy"
 
 
@@ -86,9 +95,12 @@ async def test_stopping_lets_rollouts_run_on(tmp_path):
     app = create_app(CalculatorAgent())
     async with LegacyTrainer() as trainer:
         trainer.latency = 0.3
-        async with app.router.lifespan_context(app), httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
-        ) as client:  # fmt: skip
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
+            ) as client,
+        ):
             assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
         assert trainer.completions[0]["status"] == "COMPLETED"
 
@@ -108,7 +120,7 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
         port = free.getsockname()[1]
     with subprocess.Popen(
         [sys.executable, str(script), str(port)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:  # fmt: skip
+    ) as process:
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -142,9 +154,12 @@ async def test_what_does_not_end_in_time_is_told_to_its_trainer(monkeypatch, cap
     body = {"name": "hangs", "get_tools": lambda self, request: [], "run": run}
     app = create_app(type("Hangs", (RolloutAgentLoop,), body)())
     async with LegacyTrainer() as trainer:
-        async with app.router.lifespan_context(app), httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
-        ) as client:  # fmt: skip
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app, client=("127.0.0.1", 1)), base_url="http://127.0.0.1"
+            ) as client,
+        ):
             assert (await client.post("/v1/rollout/init", json=trainer.init_body())).status_code == 202
         assert trainer.completions[0]["error_message"] == "FAILED: the server shut down"
     assert "the drain limit of 0.2 s is over: 1 running" in caplog.text

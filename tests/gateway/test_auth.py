@@ -16,11 +16,31 @@ from tests.processes import serving
 TOKEN = "osm_rollout_a-secret-of-the-server"
 SHOWN = [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"BEARER {TOKEN}", TOKEN, f"Bearer  {TOKEN}"]
 NOT_SHOWN = [
-    None, "", "Bearer", "Bearer wrong", "wrong", f"Bearer {TOKEN[:-1]}", TOKEN[:-1], f"{TOKEN}x",
-    f"x{TOKEN}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", f"Token {TOKEN}", f"Bearer Bearer {TOKEN}", f"Bearer{TOKEN}",
-    f"Bearer {TOKEN.upper()}", f"Bearer {TOKEN}, Bearer {TOKEN}", f"Bearer {TOKEN}\xe9", "Bearer \xff\xfe",
-    "a" * 10_000, f"Bearer\t{TOKEN}x", "Bearer None", "Bearer null", "None", f"Bearer {TOKEN[0]}",
-]  # fmt: skip
+    None,
+    "",
+    "Bearer",
+    "Bearer wrong",
+    "wrong",
+    f"Bearer {TOKEN[:-1]}",
+    TOKEN[:-1],
+    f"{TOKEN}x",
+    f"x{TOKEN}",
+    f"Bearer {TOKEN}x",
+    f"Basic {TOKEN}",
+    f"Token {TOKEN}",
+    f"Bearer Bearer {TOKEN}",
+    f"Bearer{TOKEN}",
+    f"Bearer {TOKEN.upper()}",
+    f"Bearer {TOKEN}, Bearer {TOKEN}",
+    f"Bearer {TOKEN}\xe9",
+    "Bearer \xff\xfe",
+    "a" * 10_000,
+    f"Bearer\t{TOKEN}x",
+    "Bearer None",
+    "Bearer null",
+    "None",
+    f"Bearer {TOKEN[0]}",
+]
 
 
 def showing(value):
@@ -55,9 +75,11 @@ async def test_nothing_else_does(closed, trainer):
 
 async def test_a_token_stands_in_the_header_alone(closed, trainer):
     for query, more in (
-        (f"?token={TOKEN}&access_token={TOKEN}&api_key={TOKEN}", {}), ("", {"cookie": f"token={TOKEN}"}),
-        ("", {"x-api-key": TOKEN}), ("", {"proxy-authorization": f"Bearer {TOKEN}"}),
-    ):  # fmt: skip
+        (f"?token={TOKEN}&access_token={TOKEN}&api_key={TOKEN}", {}),
+        ("", {"cookie": f"token={TOKEN}"}),
+        ("", {"x-api-key": TOKEN}),
+        ("", {"proxy-authorization": f"Bearer {TOKEN}"}),
+    ):
         body = json.dumps(trainer.body(api_key=TOKEN, token=TOKEN))
         headers = {"content-type": "application/json"} | more
         answer = await closed.client.post(INIT + query, content=body, headers=headers)
@@ -84,9 +106,13 @@ async def test_an_accepted_token_is_not_the_trainers(closed, trainer):
 async def test_401_comes_before_the_body(closed):
     """Also before anything that is wrong with it is told."""
     for lines in (
-        "Content-Length: 1000", "Content-Length: 99999999999", "Transfer-Encoding: chunked", "Content-Type: text/plain",
-        "Content-Encoding: gzip\r\nContent-Length: 5", "Content-Length: 1000\r\nExpect: 100-continue",
-    ):  # fmt: skip
+        "Content-Length: 1000",
+        "Content-Length: 99999999999",
+        "Transfer-Encoding: chunked",
+        "Content-Type: text/plain",
+        "Content-Encoding: gzip\r\nContent-Length: 5",
+        "Content-Length: 1000\r\nExpect: 100-continue",
+    ):
         reader, writer = await closed.connect()
         writer.write(f"POST {INIT} HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n".encode())
         async with asyncio.timeout(20):

@@ -25,9 +25,11 @@ async def gateway(*agents, client=QUICK, token=None, **config):
     engine = EngineConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
     loops = list(agents) or [CalculatorAgent()]
     async with (
-        AgentServer(loops, port=0, config=engine) as server, open_door(server, port=0, settings=settings) as http,
-        LegacyTrainer() as trainer, aiohttp.ClientSession(f"http://{http.address}") as session,
-    ):  # fmt: skip
+        AgentServer(loops, port=0, config=engine) as server,
+        open_door(server, port=0, settings=settings) as http,
+        LegacyTrainer() as trainer,
+        aiohttp.ClientSession(f"http://{http.address}") as session,
+    ):
         yield server, trainer, session
 
 
@@ -56,21 +58,38 @@ async def test_a_rollout_from_its_init_to_its_result():
     assert [tool["function"]["name"] for tool in answer["tools"]] == ["add", "subtract", "multiply", "divide"]
     first, second = trainer.chats
     assert first == {
-        "model": "default", "rollout_id": "r1", "messages": body["messages"], "temperature": 0.0, "top_p": 1.0,
-        "max_tokens": 512, "logprobs": True, "top_k": 5, "stop": ["END"],
-    }  # fmt: skip
+        "model": "default",
+        "rollout_id": "r1",
+        "messages": body["messages"],
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "max_tokens": 512,
+        "logprobs": True,
+        "top_k": 5,
+        "stop": ["END"],
+    }
     assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool"]
     assert second["messages"][1]["content"] is None  # nulls within messages are kept
     assert trainer.keys == ["Bearer key-r1"] * 3
     metrics = done.pop("metrics")
     assert done == {
-        "rollout_id": "r1", "status": "COMPLETED", "finish_reason": "stop", "reward": 1.0, "extra_fields": {},
+        "rollout_id": "r1",
+        "status": "COMPLETED",
+        "finish_reason": "stop",
+        "reward": 1.0,
+        "extra_fields": {},
         "final_messages": [*second["messages"], {"role": "assistant", "content": "The tools say 6.\n#### 6"}],
-    }  # fmt: skip
+    }
     assert metrics.keys() == {
-        "total_latency_ms", "llm_latency_ms", "tool_latency_ms", "num_llm_calls", "num_tool_calls", "prompt_tokens",
-        "response_tokens", "max_context_tokens",
-    }  # fmt: skip
+        "total_latency_ms",
+        "llm_latency_ms",
+        "tool_latency_ms",
+        "num_llm_calls",
+        "num_tool_calls",
+        "prompt_tokens",
+        "response_tokens",
+        "max_context_tokens",
+    }
     assert (metrics["num_llm_calls"], metrics["num_tool_calls"]) == (2, 1)
     assert counts["completed_rollouts"] == 1
 

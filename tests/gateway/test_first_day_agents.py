@@ -49,7 +49,8 @@ async def test_t07_a_failure_says_where_the_agent_raised_over_http(tmp_path):
     done = await over_http("agents:Agent", tmp_path)
     assert (done["status"], done["error_message"]) == ("ERROR", "FAILED: KeyError: 'weather_api_key'")
     assert done["extra_fields"]["failure"] == {
-        "reason": "AGENT_EXCEPTION", "file": "agents.py", "line": 11, "frames": [
-            {"file": "agents.py", "line": 11, "function": "Agent.run", "code": 'return {}["weather_api_key"]'},
-        ],
-    }  # fmt: skip
+        "reason": "AGENT_EXCEPTION",
+        "file": "agents.py",
+        "line": 11,
+        "frames": [{"file": "agents.py", "line": 11, "function": "Agent.run", "code": 'return {}["weather_api_key"]'}],
+    }

@@ -53,8 +53,12 @@ async def test_messages_are_the_same_both_ways(house):
         {"role": "system", "content": None, "x": {"y": [None, 1.5, "ü"]}},
         {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "u"}}]},
     ]
-    house.policy.reply = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}, "i": None}]}  # fmt: skip
+    house.policy.reply = {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "hm",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "multiply", "arguments": "{}"}, "i": None}],
+    }
     await house.init(messages=odd)
     assert house.old.of("r1")["messages"] == odd
     status, body = await house.old.chat("r1", odd)
@@ -87,10 +91,14 @@ async def test_chats_that_are_refused(house):
     await house.init()
     init = house.old.of("r1")
     for body, kind, wanted in [
-        (b"[]", "application/json", 422), (b"{", "application/json", 422), (b"\xff", "application/json", 422),
-        (b'{"rollout_id": NaN}', "application/json", 422), (b"[" * 5000, "application/json", 422),
-        (b"{}", "text/plain", 415), (b'{"rollout_id":"r1"}', "application/json", 422),
-    ]:  # fmt: skip
+        (b"[]", "application/json", 422),
+        (b"{", "application/json", 422),
+        (b"\xff", "application/json", 422),
+        (b'{"rollout_id": NaN}', "application/json", 422),
+        (b"[" * 5000, "application/json", 422),
+        (b"{}", "text/plain", 415),
+        (b'{"rollout_id":"r1"}', "application/json", 422),
+    ]:
         assert (await house.old.post(init, CHAT, data=body, headers={"Content-Type": kind}))[0] == wanted
     for messages in ([{"role": "alien"}], [{}], ["text"], "text", None):
         assert (await house.old.chat("r1", messages))[0] == 422
@@ -145,10 +153,16 @@ async def test_a_reply_is_kept_for_one_who_hung_up(house):
 # Trainers that fail
 
 
-@pytest.mark.parametrize(("kind", "again"), [
-    (FailedPrecondition, False), (Unauthenticated, False), (Internal, False), (ResourceExhausted, True),
-    (Unavailable, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        (FailedPrecondition, False),
+        (Unauthenticated, False),
+        (Internal, False),
+        (ResourceExhausted, True),
+        (Unavailable, True),
+    ],
+)
 async def test_a_trainers_refusal_reaches_the_old_agent(build, kind, again):
     """As a 4xx, which an old client does not ask again after: our engine has done that. The fault is the trainer's."""
     house = await build(trainer_grace=0.15)

@@ -23,10 +23,19 @@ async def test_metrics(house):
     assert got.tool_latency_ms == pytest.approx(12.0)
 
 
-@pytest.mark.parametrize("metrics", [
-    None, {}, {"num_tool_calls": -1}, {"num_tool_calls": True}, {"num_tool_calls": "3"}, {"num_tool_calls": 10**9},
-    {"num_tool_calls": 0, "tool_latency_ms": -1.0}, {"num_tool_calls": 0, "tool_latency_ms": 10**4000},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        {},
+        {"num_tool_calls": -1},
+        {"num_tool_calls": True},
+        {"num_tool_calls": "3"},
+        {"num_tool_calls": 10**9},
+        {"num_tool_calls": 0, "tool_latency_ms": -1.0},
+        {"num_tool_calls": 0, "tool_latency_ms": 10**4000},
+    ],
+)
 async def test_odd_metrics_count_as_none(house, metrics):
     await house.init()
     assert await house.old.complete("r1", metrics=metrics) == 200
@@ -82,10 +91,18 @@ async def ends_as_unreadable(house):
     return completion.failure.message
 
 
-@pytest.mark.parametrize("more", [
-    {"reward": "1.0"}, {"status": "DONE"}, {"final_messages": None}, {"extra_fields": None}, {"rollout_id": ""},
-    {"final_messages": ["text"]}, {"metrics": [1]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reward": "1.0"},
+        {"status": "DONE"},
+        {"final_messages": None},
+        {"extra_fields": None},
+        {"rollout_id": ""},
+        {"final_messages": ["text"]},
+        {"metrics": [1]},
+    ],
+)
 async def test_a_completion_of_wrong_types(house, more):
     """The old server gives up after a 4xx: nothing else comes, and nobody waits for an hour of silence."""
     await house.init()
@@ -94,11 +111,18 @@ async def test_a_completion_of_wrong_types(house, more):
     assert next(iter(more)) in await ends_as_unreadable(house)
 
 
-@pytest.mark.parametrize(("body", "media"), [
-    (b"", "application/json"), (b"{", "application/json"), (b"[]", "application/json"), (b"\xff", "application/json"),
-    (b'{"rollout_id": "r1", "status": "COMPLETED", "reward": NaN}', "application/json"),
-    (b"[" * 5000, "application/json"), (b"{}", "text/plain"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "media"),
+    [
+        (b"", "application/json"),
+        (b"{", "application/json"),
+        (b"[]", "application/json"),
+        (b"\xff", "application/json"),
+        (b'{"rollout_id": "r1", "status": "COMPLETED", "reward": NaN}', "application/json"),
+        (b"[" * 5000, "application/json"),
+        (b"{}", "text/plain"),
+    ],
+)
 async def test_a_completion_that_is_no_json(house, body, media):
     await house.init()
     init = house.old.of("r1")

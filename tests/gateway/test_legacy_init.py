@@ -24,9 +24,14 @@ def hurry(monkeypatch):
 async def test_a_rollout(build):
     house = await build(script=plays)
     started = await house.init(
-        label="6", metadata={"a": 1}, completion_params={"temperature": 0.5}, max_turns=3, max_tokens_total=99,
-        tool_server_url="http://tools:1", idempotency_key="k1",
-    )  # fmt: skip
+        label="6",
+        metadata={"a": 1},
+        completion_params={"temperature": 0.5},
+        max_turns=3,
+        max_tokens_total=99,
+        tool_server_url="http://tools:1",
+        idempotency_key="k1",
+    )
     assert list(started.tools) == [TOOL]
     completion = await house.end()
     assert (completion.status, completion.reward, completion.finish_reason) == ("COMPLETED", 1.0, "stop")
@@ -36,9 +41,14 @@ async def test_a_rollout(build):
     assert init.pop("api_key").startswith(init.pop("idempotency_key") + ".")
     assert init.pop("server_url").startswith("http://127.0.0.1:")
     assert init == {
-        "rollout_id": "r1", "messages": QUESTION, "completion_params": {"temperature": 0.5}, "max_turns": 3,
-        "max_tokens_total": 99, "metadata": {"a": 1, "ground_truth": "6"}, "tool_server_url": "http://tools:1",
-    }  # fmt: skip
+        "rollout_id": "r1",
+        "messages": QUESTION,
+        "completion_params": {"temperature": 0.5},
+        "max_turns": 3,
+        "max_tokens_total": 99,
+        "metadata": {"a": 1, "ground_truth": "6"},
+        "tool_server_url": "http://tools:1",
+    }
     [chat] = house.policy.asked
     assert dict(chat.params) == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
     assert list(chat.tools) == [TOOL]
@@ -147,10 +157,20 @@ async def test_calls_before_the_init_is_answered(house):
 # What is made of its answer
 
 
-@pytest.mark.parametrize(("status", "error"), [
-    (400, Internal), (401, Internal), (404, Internal), (422, Internal), (429, ResourceExhausted), (408, Unavailable),
-    (500, Unavailable), (503, Unavailable), (302, Unavailable),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, Internal),
+        (401, Internal),
+        (404, Internal),
+        (422, Internal),
+        (429, ResourceExhausted),
+        (408, Unavailable),
+        (500, Unavailable),
+        (503, Unavailable),
+        (302, Unavailable),
+    ],
+)
 async def test_an_init_that_is_refused(build, status, error):
     """Asked once: whether and when again is for the trainer to say, whom Retry-After reaches."""
     house = await build(max_concurrent=1, max_queued=0, hosted={"api_key": "secret-key"})
@@ -167,10 +187,23 @@ async def test_an_init_that_is_refused(build, status, error):
     await house.fine_afterwards()
 
 
-@pytest.mark.parametrize("body", [
-    b"", b"\xff\xfe", b"<html>", b"{", b"NaN", b"[" * 3000, b'{"tools": ["x"]}', b"[]", b"null", b'{"tools": {}}',
-    b'{"tools": "x"}', b'{"tools": false}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b"<html>",
+        b"{",
+        b"NaN",
+        b"[" * 3000,
+        b'{"tools": ["x"]}',
+        b"[]",
+        b"null",
+        b'{"tools": {}}',
+        b'{"tools": "x"}',
+        b'{"tools": false}',
+    ],
+)
 async def test_an_init_answered_with_garbage(house, body):
     house.old.init_answers.append(says(202, body))
     with pytest.raises(Internal):

@@ -40,11 +40,23 @@ async def test_the_old_server_is_not_there():
     assert left_over() == []
 
 
-@pytest.mark.parametrize("health", [
-    says(404), says(401), says(500), says(302, Location="/elsewhere"), says(200, b""), says(200, b"\xff"),
-    says(200, []), says(200, {}), says(200, {"agent_loop": ""}), says(200, {"agent_loop": 3}), says(200, b"[" * 3000),
-    says(200, {"agent_loop": "x" * 300}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "health",
+    [
+        says(404),
+        says(401),
+        says(500),
+        says(302, Location="/elsewhere"),
+        says(200, b""),
+        says(200, b"\xff"),
+        says(200, []),
+        says(200, {}),
+        says(200, {"agent_loop": ""}),
+        says(200, {"agent_loop": 3}),
+        says(200, b"[" * 3000),
+        says(200, {"agent_loop": "x" * 300}),
+    ],
+)
 async def test_health_that_names_nobody(old, health):
     old.health = health
     with pytest.raises(CallError):

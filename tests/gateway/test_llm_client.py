@@ -38,17 +38,20 @@ class Trainer:
         self.headers: list[Any] = []
         self.answers: list[Any] = []
         self.reply: dict[str, Any] = {
-            "id": "r1", "object": "chat.completion", "created": 1, "model": "default",
+            "id": "r1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "default",
             "choices": [{"index": 0, "message": REPLY, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-        }  # fmt: skip
+        }
         self.open: set[Any] = set()
 
     async def __aenter__(self) -> "Trainer":
         app = web.Application(client_max_size=2**28)
-        app.add_routes([
-            web.post("/base/v1/chat/completions", self._chat), web.post("/base/v1/rollout/completed", self._completed)
-        ])  # fmt: skip
+        app.add_routes(
+            [web.post("/base/v1/chat/completions", self._chat), web.post("/base/v1/rollout/completed", self._completed)]
+        )
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -125,9 +128,16 @@ async def test_a_base_url_with_a_slash(trainer):
 
 async def test_parameters(trainer, llm):
     given = {
-        "temperature": 0, "top_p": 0.5, "max_tokens": 7, "stop": "END", "logprobs": False, "model": "m", "top_k": 3,
-        "chat_template_kwargs": {"thinking": None}, "seed": None,
-    }  # fmt: skip
+        "temperature": 0,
+        "top_p": 0.5,
+        "max_tokens": 7,
+        "stop": "END",
+        "logprobs": False,
+        "model": "m",
+        "top_k": 3,
+        "chat_template_kwargs": {"thinking": None},
+        "seed": None,
+    }
     await llm.chat_completions(QUESTION, **given)
     [chat] = trainer.chats
     expected = given | {"temperature": 0.0, "stop": ["END"], "rollout_id": "r1", "messages": QUESTION}
@@ -152,17 +162,26 @@ async def test_tools(trainer, llm):
 async def test_messages_keep_nulls_and_unknown_keys(trainer, llm):
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "ü\u2028"}], "x": None},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "index": None,
-         "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "index": None, "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
         {"role": "tool", "content": "", "tool_call_id": "1", "name": None},
-    ]  # fmt: skip
+    ]
     await llm.chat_completions(messages)
     assert trainer.chats[0]["messages"] == messages
 
 
 async def test_the_reply_is_whole(trainer, llm):
-    message = {"role": "assistant", "content": None, "x": {"y": None}, "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
+    message = {
+        "role": "assistant",
+        "content": None,
+        "x": {"y": None},
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
     trainer.reply["choices"][0] = {"index": 0, "message": message, "finish_reason": "length", "more": 1}
     trainer.reply |= {"token_ids": [1, 2], "logprobs": [-0.5, None], "prompt_token_ids": [7, 8, 9], "system": "x"}
     result = await llm.chat_completions(QUESTION)
@@ -181,11 +200,22 @@ async def test_a_reply_with_little(trainer, llm):
     assert llm.get_metrics().num_llm_calls == 1
 
 
-@pytest.mark.parametrize("answer", [
-    b"", b"\xff", b"<html>", b"[]", b"null", b"{}", b'{"choices": []}', b'{"choices": [{"message": "x"}]}',
-    b'{"choices": [{"message": {"role": "alien"}}]}', b'{"choices": [{"message": {}, "finish_reason": 3}]}',
-    b"[" * 3000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\xff",
+        b"<html>",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"message": "x"}]}',
+        b'{"choices": [{"message": {"role": "alien"}}]}',
+        b'{"choices": [{"message": {}, "finish_reason": 3}]}',
+        b"[" * 3000,
+    ],
+)
 async def test_garbage(trainer, llm, answer):
     trainer.answers = [answer]
     with pytest.raises(OsmosisServerError, match="cannot be read"):
@@ -302,12 +332,20 @@ async def test_a_key_that_is_no_header(trainer, key):
     assert trainer.chats == []
 
 
-@pytest.mark.parametrize(("messages", "params"), [
-    ([{"role": "alien"}], {}), (["x"], {}), ([{"role": "user", "content": float("nan")}], {}),
-    ([{"role": "user", "content": "\ud800"}], {}), ([{"role": "user", "content": object()}], {}),
-    (QUESTION, {"temperature": float("inf")}), (QUESTION, {"top_p": 2}), (QUESTION, {"max_tokens": 0}),
-    (QUESTION, {"x": object()}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("messages", "params"),
+    [
+        ([{"role": "alien"}], {}),
+        (["x"], {}),
+        ([{"role": "user", "content": float("nan")}], {}),
+        ([{"role": "user", "content": "\ud800"}], {}),
+        ([{"role": "user", "content": object()}], {}),
+        (QUESTION, {"temperature": float("inf")}),
+        (QUESTION, {"top_p": 2}),
+        (QUESTION, {"max_tokens": 0}),
+        (QUESTION, {"x": object()}),
+    ],
+)
 async def test_what_cannot_travel(trainer, llm, messages, params):
     with pytest.raises(InvalidArgument):
         await llm.chat_completions(messages, **params)
@@ -331,14 +369,22 @@ async def test_a_completion(trainer, llm):
     [body] = trainer.completions
     metrics = body.pop("metrics")
     assert body == {
-        "rollout_id": "r1", "status": "COMPLETED", "final_messages": messages, "finish_reason": "stop", "reward": 0.0,
+        "rollout_id": "r1",
+        "status": "COMPLETED",
+        "final_messages": messages,
+        "finish_reason": "stop",
+        "reward": 0.0,
         "extra_fields": {},
-    }  # fmt: skip
+    }
     assert len(metrics) == 8
     counts = {name: value for name, value in metrics.items() if "latency" not in name}
     assert counts == {
-        "num_llm_calls": 1, "num_tool_calls": 0, "prompt_tokens": 3, "response_tokens": 2, "max_context_tokens": 5
-    }  # fmt: skip
+        "num_llm_calls": 1,
+        "num_tool_calls": 0,
+        "prompt_tokens": 3,
+        "response_tokens": 2,
+        "max_context_tokens": 5,
+    }
     assert metrics["llm_latency_ms"] > 0
     assert trainer.headers[-1]["Authorization"] == "Bearer key"
 

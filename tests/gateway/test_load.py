@@ -25,9 +25,10 @@ async def test_a_thousand_chats_are_in_flight_at_once():
     _, ready, context = await serve("--max-concurrent", "1000", "--log-level", "error", **connections)
     try:
         connector = aiohttp.TCPConnector(limit=100)
-        async with LegacyTrainer() as trainer, aiohttp.ClientSession(
-            f"http://{ready['http']}", connector=connector
-        ) as session:  # fmt: skip
+        async with (
+            LegacyTrainer() as trainer,
+            aiohttp.ClientSession(f"http://{ready['http']}", connector=connector) as session,
+        ):
             trainer.latency = 2.0
             answers = await asyncio.gather(*(init(session, trainer.init_body(f"r{i}")) for i in range(1000)))
             await trainer.completed(1000, seconds=40)

@@ -25,9 +25,12 @@ async def test_o3_rollouts_over_http_are_on_the_page(gateway, trainer):
     answer = await gateway.client.get(METRICS)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     page = Page(answer.text)
-    assert page.value(
-        "osmosis_rollouts_total", agent="calculator", status="COMPLETED", finish_reason="stop", error_category=""
-    ) == 1  # fmt: skip
+    assert (
+        page.value(
+            "osmosis_rollouts_total", agent="calculator", status="COMPLETED", finish_reason="stop", error_category=""
+        )
+        == 1
+    )
     assert page.value("osmosis_llm_call_duration_seconds_count") == 1
     assert page.value("process_resident_memory_bytes") > 1e6
     assert "r1" not in answer.text

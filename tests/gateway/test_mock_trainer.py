@@ -87,12 +87,21 @@ async def test_a_calculation_asks_for_a_tool_and_then_is_complete(trainer):
 @pytest.mark.parametrize(
     ("content", "calls"),
     [
-        ("ADD 1 and 2", True), ("the sum of 1 and 2", True), ("1 plus 2?", True), ("Subtract 1", True),
-        ("multiply, then divide", True), ("multiplied", True), ("a calculation", True), ("Hello", False), ("", False),
-        ("my address", False), ("I assume so: in summary, surplus", False), (None, False),
+        ("ADD 1 and 2", True),
+        ("the sum of 1 and 2", True),
+        ("1 plus 2?", True),
+        ("Subtract 1", True),
+        ("multiply, then divide", True),
+        ("multiplied", True),
+        ("a calculation", True),
+        ("Hello", False),
+        ("", False),
+        ("my address", False),
+        ("I assume so: in summary, surplus", False),
+        (None, False),
         ([{"type": "text", "text": "add"}], False),
     ],
-)  # fmt: skip
+)
 async def test_what_is_a_calculation(trainer, content, calls):
     message = message_of(await ask(await trainer(), {"role": "user", "content": content}))
     assert ("tool_calls" in message, message["content"] == "OK.") == (calls, not calls)
@@ -121,8 +130,9 @@ async def test_a_generator_says_what_is_asked_for(trainer):
     assert asked["tool_calls"] == [{"id": "c1", "function": {"name": "search"}}]
     for content in ("nothing", "calculate"):
         assert message_of(await ask(client, {"role": "user", "content": content})) == {
-            "role": "assistant", "content": "OK."
-        }  # fmt: skip
+            "role": "assistant",
+            "content": "OK.",
+        }
     assert message_of(await ask(client, TOOL))["content"] == "The calculation is complete."
     assert [message["content"] for message in seen] == ["search", "nothing", "calculate", "8"]
 
@@ -136,10 +146,12 @@ async def test_the_parameters_are_taken(trainer):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": []}), ("/v1/chat/completions", {"rollout_id": "r1", "messages": ["Hi"]}),
-        ("/v1/chat/completions", {"rollout_id": "r1"}), ("/v1/rollout/completed", {"status": "COMPLETED"}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/chat/completions", {"rollout_id": "r1", "messages": ["Hi"]}),
+        ("/v1/chat/completions", {"rollout_id": "r1"}),
+        ("/v1/rollout/completed", {"status": "COMPLETED"}),
     ],
-)  # fmt: skip
+)
 async def test_what_no_trainer_understands_is_refused(trainer, path, body):
     tracker = RolloutCompletionTracker()
     answer = await (await trainer(tracker)).post(path, json=body)

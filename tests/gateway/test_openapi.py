@@ -16,10 +16,17 @@ HEALTH, PLATFORM, METRICS = "/health", "/platform/health", "/metrics"
 ROUTES = {(INIT, "post"), (HEALTH, "get"), (PLATFORM, "get"), (METRICS, "get")}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 CHECKS = (
-    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
-    "response_schema_conformance", "negative_data_rejection", "missing_required_header", "unsupported_method",
-    "allow_header_conformance", "ignored_auth",
-)  # fmt: skip
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+)
 
 
 SHOWN = {"authorization": "Bearer t"}
@@ -165,11 +172,24 @@ async def test_other_methods_are_refused(start):
 async def fuzz(gateway, *options):
     """Run schemathesis in a process of its own; what it says."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "schemathesis.cli", "run", f"{gateway.client.base_url}/openapi.json", "--no-color",
-        "--checks", ",".join(CHECKS), "--generation-deterministic", "--suppress-health-check", "all",
-        "--request-timeout", "10", *options, cwd="/tmp",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{gateway.client.base_url}/openapi.json",
+        "--no-color",
+        "--checks",
+        ",".join(CHECKS),
+        "--generation-deterministic",
+        "--suppress-health-check",
+        "all",
+        "--request-timeout",
+        "10",
+        *options,
+        cwd="/tmp",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     told, _ = await process.communicate()
     assert process.returncode == 0, told.decode()
     return told.decode()

@@ -24,62 +24,163 @@ from tests.gateway.conftest import CHAT, COMPLETED, REPLY, response
 MIB = 2**20
 KEY = 'a-very-secret-key-"1"\\2'
 FOREIGN = {
-    "metadata.google.internal": "169.254.169.254", "instance-data": "169.254.169.254", "rebound.example": "10.0.0.1",
-    "nowhere.example": "0.0.0.0", "many.example": "224.0.0.1", "six.example": "fe80::1",
-}  # fmt: skip
+    "metadata.google.internal": "169.254.169.254",
+    "instance-data": "169.254.169.254",
+    "rebound.example": "10.0.0.1",
+    "nowhere.example": "0.0.0.0",
+    "many.example": "224.0.0.1",
+    "six.example": "fe80::1",
+}
 
 REFUSED = [
     # never, whoever asks
-    "http://169.254.169.254", "http://169.254.169.254/latest/meta-data", "http://169.254.0.1", "http://[fe80::1]",
-    "http://[fe80::1%25lo]", "http://[fd00:ec2::254]", "http://100.100.100.200", "http://[::ffff:169.254.169.254]",
-    "http://[::ffff:a9fe:a9fe]", "http://0.0.0.0:{port}", "http://[::]:{port}", "http://[::ffff:0.0.0.0]:{port}",
-    "http://224.0.0.1", "http://[ff02::1]", "http://255.255.255.255", "http://240.0.0.1",
+    "http://169.254.169.254",
+    "http://169.254.169.254/latest/meta-data",
+    "http://169.254.0.1",
+    "http://[fe80::1]",
+    "http://[fe80::1%25lo]",
+    "http://[fd00:ec2::254]",
+    "http://100.100.100.200",
+    "http://[::ffff:169.254.169.254]",
+    "http://[::ffff:a9fe:a9fe]",
+    "http://0.0.0.0:{port}",
+    "http://[::]:{port}",
+    "http://[::ffff:0.0.0.0]:{port}",
+    "http://224.0.0.1",
+    "http://[ff02::1]",
+    "http://255.255.255.255",
+    "http://240.0.0.1",
     *(f"http://{name}:{{port}}" for name in FOREIGN),
     # not on this machine, and nobody has authenticated
-    "http://10.0.0.1", "http://192.168.1.1:8000", "http://172.16.0.1", "http://100.64.0.1", "http://8.8.8.8",
-    "https://1.1.1.1", "http://[2001:4860:4860::8888]", "http://[fd00::1]", "http://[::127.0.0.1]:{port}",
-    "http://[64:ff9b::7f00:1]:{port}", "http://[2002:7f00:1::]:{port}",
+    "http://10.0.0.1",
+    "http://192.168.1.1:8000",
+    "http://172.16.0.1",
+    "http://100.64.0.1",
+    "http://8.8.8.8",
+    "https://1.1.1.1",
+    "http://[2001:4860:4860::8888]",
+    "http://[fd00::1]",
+    "http://[::127.0.0.1]:{port}",
+    "http://[64:ff9b::7f00:1]:{port}",
+    "http://[2002:7f00:1::]:{port}",
     # addresses that only some can read
-    "http://2130706433:{port}", "http://0x7f000001:{port}", "http://0x7f.1:{port}", "http://0177.0.0.1:{port}",
-    "http://127.1:{port}", "http://127.0.1:{port}", "http://127.0.0.01:{port}", "http://127.0.0.1.:{port}",
-    "http://017700000001:{port}", "http://0:{port}", "http://4294967296:{port}", "http://127.0.0.256:{port}",
-    "http://[127.0.0.1]:{port}", "http://[::1", "http://::1:{port}", "http://[v1.x]:{port}", "http://1..2:{port}",
+    "http://2130706433:{port}",
+    "http://0x7f000001:{port}",
+    "http://0x7f.1:{port}",
+    "http://0177.0.0.1:{port}",
+    "http://127.1:{port}",
+    "http://127.0.1:{port}",
+    "http://127.0.0.01:{port}",
+    "http://127.0.0.1.:{port}",
+    "http://017700000001:{port}",
+    "http://0:{port}",
+    "http://4294967296:{port}",
+    "http://127.0.0.256:{port}",
+    "http://[127.0.0.1]:{port}",
+    "http://[::1",
+    "http://::1:{port}",
+    "http://[v1.x]:{port}",
+    "http://1..2:{port}",
     # who, besides where
-    "http://user@127.0.0.1:{port}", "http://user:pass@127.0.0.1:{port}", "http://@127.0.0.1:{port}",
-    "http://:@127.0.0.1:{port}", "http://169.254.169.254@127.0.0.1:{port}", "http://127.0.0.1:{port}@169.254.169.254",
-    "http://127.0.0.1:{port}\\@evil.example", "http://a@b@127.0.0.1:{port}", "http://127.0.0.1%40x:{port}",
+    "http://user@127.0.0.1:{port}",
+    "http://user:pass@127.0.0.1:{port}",
+    "http://@127.0.0.1:{port}",
+    "http://:@127.0.0.1:{port}",
+    "http://169.254.169.254@127.0.0.1:{port}",
+    "http://127.0.0.1:{port}@169.254.169.254",
+    "http://127.0.0.1:{port}\\@evil.example",
+    "http://a@b@127.0.0.1:{port}",
+    "http://127.0.0.1%40x:{port}",
     # other schemes
-    "file:///etc/passwd", "file://127.0.0.1/etc/passwd", "ftp://127.0.0.1:{port}", "gopher://127.0.0.1:{port}/_x",
-    "unix:/tmp/x", "unix:///tmp/x", "dns:///localhost:{port}", "dns://127.0.0.1:{port}/x", "ws://127.0.0.1:{port}",
-    "wss://127.0.0.1:{port}", "grpc://127.0.0.1:{port}", "javascript:alert(1)", "data:,x", "http+unix://x",
-    "127.0.0.1:{port}", "//127.0.0.1:{port}", "localhost:{port}", "httpx://127.0.0.1:{port}",
+    "file:///etc/passwd",
+    "file://127.0.0.1/etc/passwd",
+    "ftp://127.0.0.1:{port}",
+    "gopher://127.0.0.1:{port}/_x",
+    "unix:/tmp/x",
+    "unix:///tmp/x",
+    "dns:///localhost:{port}",
+    "dns://127.0.0.1:{port}/x",
+    "ws://127.0.0.1:{port}",
+    "wss://127.0.0.1:{port}",
+    "grpc://127.0.0.1:{port}",
+    "javascript:alert(1)",
+    "data:,x",
+    "http+unix://x",
+    "127.0.0.1:{port}",
+    "//127.0.0.1:{port}",
+    "localhost:{port}",
+    "httpx://127.0.0.1:{port}",
     # no host, no port
-    "", "http", "http:", "http:/", "http://", "http:///x", "http://:{port}", "http:127.0.0.1:{port}",
-    "http:/127.0.0.1:{port}", "http://127.0.0.1:65536", "http://127.0.0.1:-1", "http://127.0.0.1:x",
-    "http://127.0.0.1:+{port}", "http://127.0.0.1: {port}", "http://127.0.0.1:{port}:80", "http://127.0.0.1:1_0",
-    "http://127.0.0.1:99999999999999999999", "http://127.0.0.1:\uff18\uff10",
+    "",
+    "http",
+    "http:",
+    "http:/",
+    "http://",
+    "http:///x",
+    "http://:{port}",
+    "http:127.0.0.1:{port}",
+    "http:/127.0.0.1:{port}",
+    "http://127.0.0.1:65536",
+    "http://127.0.0.1:-1",
+    "http://127.0.0.1:x",
+    "http://127.0.0.1:+{port}",
+    "http://127.0.0.1: {port}",
+    "http://127.0.0.1:{port}:80",
+    "http://127.0.0.1:1_0",
+    "http://127.0.0.1:99999999999999999999",
+    "http://127.0.0.1:\uff18\uff10",
     "http://127.0.0.1:0",
     # no base
-    "http://127.0.0.1:{port}?", "http://127.0.0.1:{port}?a=b", "http://127.0.0.1:{port}#", "http://127.0.0.1:{port}/#x",
-    "http://127.0.0.1:{port}/x?y#z", "http://127.0.0.1:{port}#@evil.example",
+    "http://127.0.0.1:{port}?",
+    "http://127.0.0.1:{port}?a=b",
+    "http://127.0.0.1:{port}#",
+    "http://127.0.0.1:{port}/#x",
+    "http://127.0.0.1:{port}/x?y#z",
+    "http://127.0.0.1:{port}#@evil.example",
     # characters
-    "http:\\\\127.0.0.1:{port}", "http://127.0.0.1:{port}\\x", "http://127.0.0.1 :{port}", " http://127.0.0.1:{port}",
-    "http://127.0.0.1:{port} ", "http://127.0.0.1:{port}/a b", "http://127.0.0.1:{port}\n", "\nhttp://127.0.0.1:{port}",
-    "http://127.0.0.1:{port}/\r\nX-Evil: 1", "ht\ntp://127.0.0.1:{port}", "http://127.0\t.0.1:{port}",
-    "http://127.0.0.1\0:{port}", "http://127.0.0.1:{port}/\0", "http://127.0.0.1%00:{port}", "http://127.0.0.1%2f:{port}",
-    "http://löcalhost:{port}", "http://127.0.0.1\u3002:{port}", "http://①②⑦.0.0.1:{port}", "http://localhost\u200b:{port}",
-    "http://127.0.0.1:{port}/ü", "http://*:{port}", "http://-a:{port}", "http://127.0.0.1,10.0.0.1:{port}",
-    "http://" + "a" * 300 + ":{port}", "http://" + "a." * 40_000 + ":{port}",
-]  # fmt: skip
+    "http:\\\\127.0.0.1:{port}",
+    "http://127.0.0.1:{port}\\x",
+    "http://127.0.0.1 :{port}",
+    " http://127.0.0.1:{port}",
+    "http://127.0.0.1:{port} ",
+    "http://127.0.0.1:{port}/a b",
+    "http://127.0.0.1:{port}\n",
+    "\nhttp://127.0.0.1:{port}",
+    "http://127.0.0.1:{port}/\r\nX-Evil: 1",
+    "ht\ntp://127.0.0.1:{port}",
+    "http://127.0\t.0.1:{port}",
+    "http://127.0.0.1\0:{port}",
+    "http://127.0.0.1:{port}/\0",
+    "http://127.0.0.1%00:{port}",
+    "http://127.0.0.1%2f:{port}",
+    "http://löcalhost:{port}",
+    "http://127.0.0.1\u3002:{port}",
+    "http://①②⑦.0.0.1:{port}",
+    "http://localhost\u200b:{port}",
+    "http://127.0.0.1:{port}/ü",
+    "http://*:{port}",
+    "http://-a:{port}",
+    "http://127.0.0.1,10.0.0.1:{port}",
+    "http://" + "a" * 300 + ":{port}",
+    "http://" + "a." * 40_000 + ":{port}",
+]
 
 ACCEPTED = [
-    ("http://127.0.0.1:{port}", ""), ("http://127.0.0.1:{port}/", ""), ("HTTP://127.0.0.1:{port}", ""),
-    ("http://localhost:{port}", ""), ("http://LocalHost:{port}", ""), ("http://127.0.0.1:{port}/base", "/base"),
-    ("http://127.0.0.1:{port}/a//b//", "/a//b"), ("http://127.0.0.1:{port}//evil.example", "//evil.example"),
-    ("http://127.0.0.1:{port}/@evil.example", "/@evil.example"), ("http://127.0.0.1:{port}/;a=b", "/;a=b"),
-    ("http://127.0.0.1:{port}/%2e%2e/x", "/%2e%2e/x"), ("http://127.0.0.1:{port}/%0d%0aX:1", "/%0d%0aX:1"),
-    ("http://[::ffff:127.0.0.1]:{port}", ""), ("http://127.0.0.1:00{port}", ""),
-]  # fmt: skip
+    ("http://127.0.0.1:{port}", ""),
+    ("http://127.0.0.1:{port}/", ""),
+    ("HTTP://127.0.0.1:{port}", ""),
+    ("http://localhost:{port}", ""),
+    ("http://LocalHost:{port}", ""),
+    ("http://127.0.0.1:{port}/base", "/base"),
+    ("http://127.0.0.1:{port}/a//b//", "/a//b"),
+    ("http://127.0.0.1:{port}//evil.example", "//evil.example"),
+    ("http://127.0.0.1:{port}/@evil.example", "/@evil.example"),
+    ("http://127.0.0.1:{port}/;a=b", "/;a=b"),
+    ("http://127.0.0.1:{port}/%2e%2e/x", "/%2e%2e/x"),
+    ("http://127.0.0.1:{port}/%0d%0aX:1", "/%0d%0aX:1"),
+    ("http://[::ffff:127.0.0.1]:{port}", ""),
+    ("http://127.0.0.1:00{port}", ""),
+]
 
 
 @pytest.fixture
@@ -123,8 +224,14 @@ async def test_a_token_opens_no_metadata_server(start, trainer, names):
 
 async def test_metadata_servers_under_other_addresses(start, trainer):
     # Google's over IPv6, Azure's, Oracle's; NAT64, 6to4 and IPv4-compatible spellings.
-    others = ("[fd20:ce::254]", "168.63.129.16", "192.0.0.192", "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]",
-              "[::169.254.169.254]")  # fmt: skip
+    others = (
+        "[fd20:ce::254]",
+        "168.63.129.16",
+        "192.0.0.192",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::]",
+        "[::169.254.169.254]",
+    )
     urls = [f"http://{address}" for address in others]
     await refused(await start(token="t"), trainer, urls, authorization="Bearer t")
 
@@ -144,12 +251,13 @@ async def test_what_was_checked_is_what_is_dialled(names):
     authorities = [
         "".join(parts)
         for parts in itertools.product(
-            ("", "u@", "u:p@", "@", "\\"), ("127.0.0.1", "a.example", "1..2", "0x7f.1", "[::1]", "A_b.example", "a%41"),
+            ("", "u@", "u:p@", "@", "\\"),
+            ("127.0.0.1", "a.example", "1..2", "0x7f.1", "[::1]", "A_b.example", "a%41"),
             ("", ".", "@b", "#b", "\\b", "%00", "\t", "..b", "\u3002"),
             ("", ":", ":81", ":00081", ":0x51", ":81:82", ":8 1"),
             ("", "/x", "?x", "//b", "\\b", "/@b", "#@b", ";b"),
         )
-    ]  # fmt: skip
+    ]
     names.update({"a.example": "127.0.0.1", "a_b.example": "127.0.0.1", "b": "10.0.0.1", "a41": "10.0.0.1"})
     accepted = set()
     async with Calls(RolloutClientSettings()) as calls:
@@ -341,7 +449,7 @@ BROKEN = {
     "Retry-After of nonsense": response(b"", 503, ["Retry-After: -1e999"]),
     "Retry-After of other digits": response(b"", 503, ["Retry-After: \xb2"]),
     "a header of bytes": response(b"", 500, ["X: \x80\xff"]),
-}  # fmt: skip
+}
 UNREADABLE = {
     "NaN": b'{"choices":NaN}',
     "1e999": b'{"choices":[1e999]}',
@@ -360,18 +468,28 @@ UNREADABLE = {
     "another role": b'{"choices":[{"message":{"role":"boss","content":"x"}}]}',
     "a reason that is none": b'{"choices":[{"message":{"content":"x"},"finish_reason":5}]}',
     "usage that is none": b'{"choices":[{"message":{"content":"x"}}],"usage":[1]}',
-}  # fmt: skip
+}
 ODD = [
     {"usage": {"completion_tokens": "many"}},
-    {"usage": {"completion_tokens": None}}, {"usage": {"prompt_tokens": 10**400}},
-    {"token_ids": ["a"]}, {"token_ids": 5}, {"token_ids": [10**400]}, {"token_ids": [-1]}, {"token_ids": [[1]]},
-    {"token_ids": [1], "logprobs": [1, 2]}, {"token_ids": [1], "logprobs": ["a"]},
-    {"token_ids": [1], "logprobs": [10**400]}, {"token_ids": [1], "logprobs": 5}, {"prompt_token_ids": "abc"},
-    {"prompt_token_ids": [10**400]}, {"choices": [{"message": {"content": "x", "tool_calls": 5}}]},
+    {"usage": {"completion_tokens": None}},
+    {"usage": {"prompt_tokens": 10**400}},
+    {"token_ids": ["a"]},
+    {"token_ids": 5},
+    {"token_ids": [10**400]},
+    {"token_ids": [-1]},
+    {"token_ids": [[1]]},
+    {"token_ids": [1], "logprobs": [1, 2]},
+    {"token_ids": [1], "logprobs": ["a"]},
+    {"token_ids": [1], "logprobs": [10**400]},
+    {"token_ids": [1], "logprobs": 5},
+    {"prompt_token_ids": "abc"},
+    {"prompt_token_ids": [10**400]},
+    {"choices": [{"message": {"content": "x", "tool_calls": 5}}]},
     {"choices": [{"message": {"content": "x", "tool_calls": ["a"]}}]},
     {"choices": [{"message": {"content": "x", "tool_calls": [{"id": 5, "function": {"name": None}}]}}]},
-    {"choices": [{"message": {"content": 5}}]}, {"id": 5, "created": "never", "model": {}},
-]  # fmt: skip
+    {"choices": [{"message": {"content": 5}}]},
+    {"id": 5, "created": "never", "model": {}},
+]
 
 
 async def _delivered(gateway, trainer, count=1):

@@ -195,9 +195,11 @@ async def test_max_metadata_size_bytes():
             return ctx.complete([])
 
     async with (
-        AgentServer([Agent()], port=0, max_metadata_bytes=2048) as server, open_door(server, port=0) as http,
-        LegacyTrainer() as trainer, aiohttp.ClientSession(f"http://{http.address}") as session,
-    ):  # fmt: skip
+        AgentServer([Agent()], port=0, max_metadata_bytes=2048) as server,
+        open_door(server, port=0) as http,
+        LegacyTrainer() as trainer,
+        aiohttp.ClientSession(f"http://{http.address}") as session,
+    ):
         small = await init(session, trainer.init_body("r1", metadata={"x": "y" * 2000}))
         large = await init(session, trainer.init_body("r2", metadata={"x": "y" * 2048}))
     assert (small[0], large[0]) == (202, 422)

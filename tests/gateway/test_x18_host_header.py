@@ -3,12 +3,29 @@
 import pytest
 
 HOSTS = {
-    "[::1]evil.com": False, "[::1].evil.com": False, "[::1]:80.evil.com": False, "[::1%25evil.com]": False,
-    "127.0.0.1:80.evil.com": False, "127.0.0.1:evil.com": False, "127.0.0.1:80:81": False, "127.0.0.1@evil.com": False,
-    "localhost:80.evil.com": False, "localhost:evil.com": False, "::1": False, "[127.0.0.1]": False, ":80": False,
-    "localhost:123456": False, "127.0.0.1:": False, "localhost..": False, "a.localhost": True, "[::1]": True,
-    "[::1]:9000": True, "127.0.0.1": True, "127.0.0.1:80": True, "localhost:80": True,
-}  # fmt: skip
+    "[::1]evil.com": False,
+    "[::1].evil.com": False,
+    "[::1]:80.evil.com": False,
+    "[::1%25evil.com]": False,
+    "127.0.0.1:80.evil.com": False,
+    "127.0.0.1:evil.com": False,
+    "127.0.0.1:80:81": False,
+    "127.0.0.1@evil.com": False,
+    "localhost:80.evil.com": False,
+    "localhost:evil.com": False,
+    "::1": False,
+    "[127.0.0.1]": False,
+    ":80": False,
+    "localhost:123456": False,
+    "127.0.0.1:": False,
+    "localhost..": False,
+    "a.localhost": True,
+    "[::1]": True,
+    "[::1]:9000": True,
+    "127.0.0.1": True,
+    "127.0.0.1:80": True,
+    "localhost:80": True,
+}
 
 
 @pytest.mark.parametrize(("host", "let_in"), HOSTS.items())

@@ -40,9 +40,14 @@ class Kept:
         request = RolloutRequest(rollout_id=rollout_id, attempt=attempt, **fields)
         init = InitRequest(request=request, callback=callback, digest=digest)
         entry = Entry(
-            init=init, tools=[], owner=owner, place=place, sequence=self.store.last_sequence + 1, agent_loop="agent",
+            init=init,
+            tools=[],
+            owner=owner,
+            place=place,
+            sequence=self.store.last_sequence + 1,
+            agent_loop="agent",
             accept_time=1000.0 + self.tokens,
-        )  # fmt: skip
+        )
         self.append(events.Accepted(init), rollout_id, attempt, entry=entry)
         return entry
 

@@ -284,9 +284,14 @@ asyncio.run(main(sys.argv[1]))
 async def test_a_full_disk_in_earnest(tmp_path):
     """A file that may not grow: the kernel says no, and later yes."""
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, cwd=ROOT,
-        timeout=50, check=False,
-    )  # fmt: skip
+        subprocess.run,
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=50,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     problem, count, ok, length = json.loads(done.stdout)
     assert problem

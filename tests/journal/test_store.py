@@ -20,8 +20,9 @@ LAST = (events.Ended, events.Delivered)
 MIDDLE = [kind for kind in FIXTURES + SPARSE if not isinstance(kind, (events.Accepted, *LAST))]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 LOGGED = st.builds(events.Logged, st.text(), st.dictionaries(st.text(max_size=9), JSON, max_size=3))
 KINDS = st.sampled_from(MIDDLE) | LOGGED
 STEPS = st.lists(st.tuples(st.integers(0, 3), KINDS | st.sampled_from(["end", "deliver", "commit"])), max_size=40)
@@ -151,8 +152,11 @@ async def test_find_named_and_entries(tmp_path):
             assert (store.named("me", "k2"), store.named("you", "k2"), store.named("me", "k9")) == ("r2", "", "")
             mine = await store.entries("me", 0, 10)
             assert [(entry.sequence, entry.init.request.rollout_id) for entry in mine] == [
-                (1, "r0"), (3, "r2"), (5, "r4"), (6, "r2")
-            ]  # fmt: skip
+                (1, "r0"),
+                (3, "r2"),
+                (5, "r4"),
+                (6, "r2"),
+            ]
             assert [entry.sequence for entry in (await store.entries("me", 1, 2))] == [3, 5]
             assert all(entry.completion is None for entry in mine)
 
@@ -253,8 +257,10 @@ async def test_sweep_drops_what_is_settled_and_old(tmp_path):
         kept.store.sweep()  # again, before it is committed
         await kept.commit()
         assert [name for name in ("old", "new", "undelivered", "live") if kept.store.find(name)] == [
-            "new", "undelivered", "live"
-        ]  # fmt: skip
+            "new",
+            "undelivered",
+            "live",
+        ]
         kept.deliver("undelivered")
         await kept.all_told()
         kept.store.sweep()

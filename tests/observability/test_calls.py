@@ -21,8 +21,9 @@ def counts(page, prefix):
     name = f"{prefix}_duration_seconds_count"
     return {
         (dict(labels)["grpc_method"].rpartition("/")[2], dict(labels)["grpc_status"]): value
-        for (sample, labels), value in page.samples.items() if sample == name
-    }  # fmt: skip
+        for (sample, labels), value in page.samples.items()
+        if sample == name
+    }
 
 
 def total(page, name, method, status="OK"):
@@ -68,9 +69,11 @@ async def test_o1_calls_by_method_and_status(server, channel):
     stream.cancel()
     page = await until_ended(server.metrics, 6)
     assert counts(page, "grpc_server_call") == {
-        ("GetServerInfo", "OK"): 3, ("GetRollout", "NOT_FOUND"): 1, ("GetRollout", "INVALID_ARGUMENT"): 1,
+        ("GetServerInfo", "OK"): 3,
+        ("GetRollout", "NOT_FOUND"): 1,
+        ("GetRollout", "INVALID_ARGUMENT"): 1,
         ("StreamEvents", "CANCELLED"): 1,
-    }  # fmt: skip
+    }
     assert page.value("grpc_server_call_started_total", grpc_method=f"{SERVICE}/GetServerInfo") == 3
     assert page.value("grpc_server_call_started_total", grpc_method=f"{SERVICE}/GetRollout") == 2
     assert total(page, "grpc_server_call_duration_seconds", f"{SERVICE}/GetServerInfo") > 0
@@ -114,8 +117,10 @@ async def test_o1_a_call_without_the_token_is_counted(stack):
     await health(b"")
     page = await until_ended(server.metrics, 3)
     assert counts(page, "grpc_server_call") == {
-        ("GetServerInfo", "UNAUTHENTICATED"): 1, ("Attach", "UNAUTHENTICATED"): 1, ("Check", "OK"): 1
-    }  # fmt: skip
+        ("GetServerInfo", "UNAUTHENTICATED"): 1,
+        ("Attach", "UNAUTHENTICATED"): 1,
+        ("Check", "OK"): 1,
+    }
 
 
 async def test_o1_both_sides_of_callbacks_count_the_same(server):

@@ -39,21 +39,33 @@ def attach_to(stack):
 async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
     server = await serve(Mixed())
     trainer = await attach_to(server)
-    await run_all(trainer, [
-        *(request(f"ok-{n}", label=str(n)) for n in range(3)), request("no-reward"),
-        request("raises-1"), request("raises-2"), request("tool-1"), request("hangs-1", agent_timeout=0.3),
-        request("odd-1", label="-0.75"), request("calls-1", tools="add add search made_up"),
-    ])  # fmt: skip
+    await run_all(
+        trainer,
+        [
+            *(request(f"ok-{n}", label=str(n)) for n in range(3)),
+            request("no-reward"),
+            request("raises-1"),
+            request("raises-2"),
+            request("tool-1"),
+            request("hangs-1", agent_timeout=0.3),
+            request("odd-1", label="-0.75"),
+            request("calls-1", tools="add add search made_up"),
+        ],
+    )
     await until(lambda: not server.engine.capacity().undelivered)
     page = scrape(server.metrics)
     ended = {
         tuple(dict(labels)[name] for name in ("status", "finish_reason", "error_category")): value
-        for (name, labels), value in page.samples.items() if name == "osmosis_rollouts_total"
-    }  # fmt: skip
+        for (name, labels), value in page.samples.items()
+        if name == "osmosis_rollouts_total"
+    }
     assert ended == {
-        ("COMPLETED", "stop", ""): 5, ("COMPLETED", OTHER, ""): 1, ("FAILED", "error", "agent"): 2,
-        ("FAILED", "error", "tool"): 1, ("DEADLINE_EXCEEDED", "timeout", "agent"): 1,
-    }  # fmt: skip
+        ("COMPLETED", "stop", ""): 5,
+        ("COMPLETED", OTHER, ""): 1,
+        ("FAILED", "error", "agent"): 2,
+        ("FAILED", "error", "tool"): 1,
+        ("DEADLINE_EXCEEDED", "timeout", "agent"): 1,
+    }
     assert page.labels("osmosis_rollouts_total", "agent") == {"mixed"}
     assert page.value("osmosis_rollout_duration_seconds_count", agent="mixed") == 10
     assert page.value("osmosis_rollout_duration_seconds_sum", agent="mixed") >= 0.3
@@ -151,9 +163,14 @@ async def test_o2_outcomes_that_cannot_be_delivered(serve):
         await until(lambda: scrape(server.metrics).value("osmosis_callback_attempts_total") > 2)
         page = scrape(server.metrics)
         assert page.value("osmosis_outcomes_undelivered") == 1
-        assert page.value("grpc_client_attempt_duration_seconds_count",
-                          grpc_method="osmosis.rollout.v1.TrainerService/Complete",
-                          grpc_status="RESOURCE_EXHAUSTED") > 1  # fmt: skip
+        assert (
+            page.value(
+                "grpc_client_attempt_duration_seconds_count",
+                grpc_method="osmosis.rollout.v1.TrainerService/Complete",
+                grpc_status="RESOURCE_EXHAUSTED",
+            )
+            > 1
+        )
 
 
 async def test_o2_the_lag_of_the_event_loop(serve):
@@ -241,9 +258,7 @@ async def check_no_new_series(server, trainer, count):
     )
     assert len(await run_all(trainer, requests)) == count
     after = scrape(server.metrics)
-    counted = {
-        key: value for key, value in after.samples.items() if key[0] == "osmosis_rollouts_total"
-    }  # fmt: skip
+    counted = {key: value for key, value in after.samples.items() if key[0] == "osmosis_rollouts_total"}
     assert sum(counted.values()) == count + len(kinds)
     assert after.series() == before.series()
     assert len(after.text) < len(before.text) + 20_000
@@ -262,8 +277,21 @@ async def test_o3_ten_thousand_unique_ids_and_labels_add_no_series(serve, attach
     await check_no_new_series(server, await attach_to(server), 10_000)
 
 
-HOSTILE = ["", " ", "a\nb 1", 'quo"te', "back\\slash", "}", "x" * 5000, "\u202etxt", "\x00", "# HELP evil evil",
-           "osmosis_evil_total 1", "{" * 100, CANARY]  # fmt: skip
+HOSTILE = [
+    "",
+    " ",
+    "a\nb 1",
+    'quo"te',
+    "back\\slash",
+    "}",
+    "x" * 5000,
+    "\u202etxt",
+    "\x00",
+    "# HELP evil evil",
+    "osmosis_evil_total 1",
+    "{" * 100,
+    CANARY,
+]
 
 
 async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
@@ -274,10 +302,15 @@ async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
     def hostile(asked):
         reply = policy(asked)
         names = [*HOSTILE, *(f"offered_{n}" for n in range(100)), *(f"made_up_{n}" for n in range(100))]
-        calls = [{"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
-                 for n, name in enumerate(names)]  # fmt: skip
-        return type(reply)(message={"role": "assistant", "content": "", "tool_calls": calls}, tokens=reply.tokens,
-                           prompt_ids=reply.prompt_ids)  # fmt: skip
+        calls = [
+            {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for n, name in enumerate(names)
+        ]
+        return type(reply)(
+            message={"role": "assistant", "content": "", "tool_calls": calls},
+            tokens=reply.tokens,
+            prompt_ids=reply.prompt_ids,
+        )
 
     trainer = await attach_to(server, hostile)
     (outcome,) = await run_all(trainer, [request("ok-1", label="1")])
@@ -303,9 +336,10 @@ async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_p
 
     old = Old()
     async with (
-        AgentServer([old], port=0, state_dir=folder) as server, TrainerServer(policy) as trainer,
+        AgentServer([old], port=0, state_dir=folder) as server,
+        TrainerServer(policy) as trainer,
         RolloutClient(server.address) as client,
-    ):  # fmt: skip
+    ):
         await client.init(request("waits-1"), callback=trainer.callback())
         await until(lambda: old.waiting)
         assert scrape(server.metrics).labels("osmosis_rollouts_in_flight", "agent") == {"the-old-one"}

@@ -66,8 +66,20 @@ def test_o1_the_buckets_are_those_of_a66():
     assert SECONDS[:5] == (0, 0.00001, 0.00005, 0.0001, 0.0003)
     assert SECONDS[-5:] == (5, 10, 20, 50, 100)
     assert BYTES == (
-        0, 1024, 2048, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864, 268435456, 1073741824,
+        0,
+        1024,
+        2048,
+        4096,
+        16384,
+        65536,
+        262144,
+        1048576,
+        4194304,
+        16777216,
+        67108864,
+        268435456,
+        1073741824,
         4294967296,
-    )  # fmt: skip
+    )
     for bounds in (SECONDS, BYTES):
         assert all(one < other for one, other in itertools.pairwise(bounds))

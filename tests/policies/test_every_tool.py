@@ -22,31 +22,49 @@ def one(**schema):
     return {"type": "object", "properties": {"v": schema}, "required": ["v"]}
 
 
-TREE = {"type": "object", "properties": {"name": {"type": "string"}, "kids": {
-    "type": "array", "items": {"$ref": "#/$defs/tree"}}}, "required": ["name"]}  # fmt: skip
+TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "required": ["name"],
+}
 
 SCHEMAS = {
-    "nothing": {}, "an object of anything": {"type": "object"}, "strict": {"type": "object", "properties": {},
-                                                                         "additionalProperties": False},
-    "text": one(type="string"), "a short text": one(type="string", maxLength=2), "a long text": one(
-        type="string", minLength=20), "an enum": one(type="string", enum=["c", "f"]), "a const": one(const={"a": [1]}),
-    "a default": one(type="integer", default=7), "examples": one(type="string", examples=["Rome", "Oslo"]),
-    "a date": one(type="string", format="date"), "a uuid": one(type="string", format="uuid"),
+    "nothing": {},
+    "an object of anything": {"type": "object"},
+    "strict": {"type": "object", "properties": {}, "additionalProperties": False},
+    "text": one(type="string"),
+    "a short text": one(type="string", maxLength=2),
+    "a long text": one(type="string", minLength=20),
+    "an enum": one(type="string", enum=["c", "f"]),
+    "a const": one(const={"a": [1]}),
+    "a default": one(type="integer", default=7),
+    "examples": one(type="string", examples=["Rome", "Oslo"]),
+    "a date": one(type="string", format="date"),
+    "a uuid": one(type="string", format="uuid"),
     "an unknown format": one(type="string", format="zip"),
     "a pattern": one(type="string", pattern=r"^[A-Z]{3}-\d{2,4}(x|y)?$"),
     "a long pattern": one(type="string", pattern="^[a-f0-9]+$", minLength=12, maxLength=12),
-    "a number": one(type="number"), "a whole number": one(type="integer"),
-    "bounds": one(type="integer", minimum=5, maximum=6), "below": one(type="number", maximum=-3.5),
+    "a number": one(type="number"),
+    "a whole number": one(type="integer"),
+    "bounds": one(type="integer", minimum=5, maximum=6),
+    "below": one(type="number", maximum=-3.5),
     "exclusive": one(type="number", exclusiveMinimum=0, exclusiveMaximum=1),
     "exclusive whole": one(type="integer", exclusiveMinimum=1, exclusiveMaximum=3),
     "a multiple": one(type="integer", multipleOf=5, minimum=12),
     "a half": one(type="number", multipleOf=0.5, minimum=3),
-    "a boolean": one(type="boolean"), "null": one(type="null"), "perhaps null": one(type=["null", "integer"]),
+    "a boolean": one(type="boolean"),
+    "null": one(type="null"),
+    "perhaps null": one(type=["null", "integer"]),
     "optional": one(anyOf=[{"type": "string"}, {"type": "null"}], default=None),
-    "one of": one(oneOf=[{"type": "null"}, {"type": "object", "properties": {"a": {"type": "integer"}},
-                                            "required": ["a"]}]),
-    "all of": one(allOf=[{"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                         {"properties": {"b": {"type": "string"}}, "required": ["b"]}]),
+    "one of": one(
+        oneOf=[{"type": "null"}, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}]
+    ),
+    "all of": one(
+        allOf=[
+            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {"type": "string"}}, "required": ["b"]},
+        ]
+    ),
     "a list": one(type="array", items={"type": "integer"}, minItems=3, uniqueItems=True),
     "an empty list": one(type="array", items={"type": "integer"}, maxItems=0),
     "a tuple": one(type="array", prefixItems=[{"type": "string"}, {"type": "boolean"}], items=False, minItems=2),
@@ -54,10 +72,13 @@ SCHEMAS = {
     "nested": one(type="object", properties={"a": one(type="number")}, required=["a"]),
     "a map": one(type="object", additionalProperties={"type": "integer"}, minProperties=2),
     "a reference": {"$defs": {"tree": TREE}, **one(**{"$ref": "#/$defs/tree"})},
-    "a required recursion": {"$defs": {"tree": TREE | {"required": ["name", "kids"]}},
-                             **one(**{"$ref": "#/$defs/tree"})},
-    "anything": one(), "a true schema": {"type": "object", "properties": {"v": True}, "required": ["v"]},
-}  # fmt: skip
+    "a required recursion": {
+        "$defs": {"tree": TREE | {"required": ["name", "kids"]}},
+        **one(**{"$ref": "#/$defs/tree"}),
+    },
+    "anything": one(),
+    "a true schema": {"type": "object", "properties": {"v": True}, "required": ["v"]},
+}
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
@@ -112,16 +133,45 @@ def test_t05_arguments_fit_any_schema_of_these_parts(properties):
 
 
 KEYWORDS = (
-    "type", "properties", "required", "enum", "const", "default", "examples", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format", "items", "prefixItems", "minItems",
-    "maxItems", "minProperties", "additionalProperties", "anyOf", "oneOf", "allOf", "$ref", "$defs", "contains",
-)  # fmt: skip
+    "type",
+    "properties",
+    "required",
+    "enum",
+    "const",
+    "default",
+    "examples",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "items",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "additionalProperties",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "$defs",
+    "contains",
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from([*WORDS, "#", "#/$defs/a"])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from([*WORDS, "#", "#/$defs/a"])
     | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=5),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=500, deadline=None)
@@ -139,10 +189,26 @@ def test_t05_a_schema_without_a_bottom_has_arguments_of_some_size():
     assert len(json.dumps(arguments_for(one(type="array", items={"type": "integer"}, minItems=10**9)))) < 20_000
 
 
-@pytest.mark.parametrize("pattern", [
-    "", "abc", "^a+$", r"^\d{3}-\d{4}$", "^(foo|bar)baz?$", "[^a-z]", r"^[\w.]+@[a-z]{2,}\.com$", r"\.py$", "^[]x]$",
-    "(?:a|b){2,3}c*", r"^\+?[1-9]\d{1,14}$", "a{0}b", r"^#[0-9a-fA-F]{6}$", ".{5}", "^a*?$",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "abc",
+        "^a+$",
+        r"^\d{3}-\d{4}$",
+        "^(foo|bar)baz?$",
+        "[^a-z]",
+        r"^[\w.]+@[a-z]{2,}\.com$",
+        r"\.py$",
+        "^[]x]$",
+        "(?:a|b){2,3}c*",
+        r"^\+?[1-9]\d{1,14}$",
+        "a{0}b",
+        r"^#[0-9a-fA-F]{6}$",
+        ".{5}",
+        "^a*?$",
+    ],
+)
 def test_t05_a_text_matches_its_pattern(pattern):
     assert re.search(pattern, matching(pattern))
 
@@ -192,8 +258,9 @@ async def test_t05_the_mock_calls_one_tool_and_then_the_others():
 async def test_t05_the_mock_heeds_the_tool_choice_and_leaves_judges_alone():
     named = {"type": "function", "function": {"name": "b"}}
     assert await play(EveryToolMock(), tools("a", "b"), params={"tool_choice": named}) == (
-        [["b"]], "I called every tool.",
-    )  # fmt: skip
+        [["b"]],
+        "I called every tool.",
+    )
     assert (await play(EveryToolMock(), tools("a"), params={"tool_choice": "none"}))[0] == []
     assert (await play(EveryToolMock(), tools("a"), purpose=ChatPurpose.JUDGE))[0] == []
 

@@ -116,9 +116,16 @@ async def test_what_is_asked():
             await policy(ChatRequest(rollout_id="r", messages=QUESTION, params={"model": "other", "stream": True}))
     (first, body), (second, bare) = seen
     assert body == {
-        "model": "the-model", "messages": messages, "tools": tools, "temperature": 0.5, "min_p": 0.1,
-        "logprobs": False, "n": 1, "stream": False, "return_token_ids": True,
-    }  # fmt: skip
+        "model": "the-model",
+        "messages": messages,
+        "tools": tools,
+        "temperature": 0.5,
+        "min_p": 0.1,
+        "logprobs": False,
+        "n": 1,
+        "stream": False,
+        "return_token_ids": True,
+    }
     assert bare == {"model": "the-model", "messages": QUESTION, "logprobs": True, "stream": False}
     assert first.headers["Authorization"] == f"Bearer {KEY}"
     assert "Authorization" not in second.headers
@@ -173,10 +180,18 @@ def echo(status: int, **headers: str) -> Callable[[web.Request], web.Response]:
 
 
 STATUSES = [
-    (400, Internal), (401, Unauthenticated), (403, PermissionDenied), (404, Internal),
-    (408, Unavailable), (422, Internal), (429, ResourceExhausted), (500, Unavailable), (502, Unavailable),
-    (503, Unavailable), (302, Internal),
-]  # fmt: skip
+    (400, Internal),
+    (401, Unauthenticated),
+    (403, PermissionDenied),
+    (404, Internal),
+    (408, Unavailable),
+    (422, Internal),
+    (429, ResourceExhausted),
+    (500, Unavailable),
+    (502, Unavailable),
+    (503, Unavailable),
+    (302, Internal),
+]
 
 
 async def failure(answer: Any, **options: Any) -> CallError:

@@ -71,8 +71,10 @@ async def test_a_rollout_of_the_mock_has_the_tokens_of_the_formula(tokens):
         assert response.tokens.ids.tolist() == reply
         assert response.tokens.logprobs.tolist() == logprobs_of(reply)
         assert response.usage == {
-            "prompt_tokens": len(known), "completion_tokens": len(reply), "total_tokens": len(known) + len(reply)
-        }  # fmt: skip
+            "prompt_tokens": len(known),
+            "completion_tokens": len(reply),
+            "total_tokens": len(known) + len(reply),
+        }
         known, position = known + reply, position + 1
     (segment,) = completion.samples["main"].segments
     assert segment.ids.tolist() == known

@@ -68,9 +68,10 @@ async def test_u05_an_abort_is_asked_again_and_is_never_a_reply():
     half = choice("The answer i", finish_reason="abort")
     model = ModelServer(half, choice("half", finish_reason="abort", token_ids=None), choice())
     async with (
-        model.serving() as url, agent_server() as target,
+        model.serving() as url,
+        agent_server() as target,
         attach([target], OpenAIPolicy(url, "m", version="v1")) as trainer,
-    ):  # fmt: skip
+    ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION, label="5"), PATIENCE)
     assert (outcome.status, outcome.reward) == (CompletionStatus.COMPLETED, 1.0)
     assert [m["content"] for m in outcome.messages if m["role"] == "assistant"] == ["#### 5"]
@@ -81,9 +82,10 @@ async def test_u05_an_abort_is_asked_again_and_is_never_a_reply():
 async def test_u05_aborts_without_end_end_the_rollout():
     model = ModelServer(choice(finish_reason="abort"))
     async with (
-        model.serving() as url, agent_server(trainer_grace=0.5) as target,
+        model.serving() as url,
+        agent_server(trainer_grace=0.5) as target,
         attach([target], OpenAIPolicy(url, "m")) as trainer,
-    ):  # fmt: skip
+    ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
     assert outcome.status is CompletionStatus.FAILED
     assert outcome.failure.boundary == "trainer"

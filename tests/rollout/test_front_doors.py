@@ -15,19 +15,34 @@ BELOW = sorted(info.name for info in pkgutil.walk_packages(rollout.__path__, "os
 DOORS = ["osmosis_grpc.rollout", *(name for name in BELOW if "._" not in name)]
 OF_THE_SDK = {
     "registry": {
-        "AgentLoopRegistry", "get_agent_loop", "list_agent_loops", "register_agent_loop", "unregister_agent_loop",
+        "AgentLoopRegistry",
+        "get_agent_loop",
+        "list_agent_loops",
+        "register_agent_loop",
+        "unregister_agent_loop",
     },
     "testing": {"RolloutCompletionTracker", "create_mock_trainer_app", "fake_prompt_token_ids", "fake_token_ids"},
     "tools": {
-        "ToolArgumentError", "ToolExecutionError", "create_tool_error_result", "create_tool_result",
-        "execute_tool_calls", "get_tool_call_info", "serialize_tool_result",
+        "ToolArgumentError",
+        "ToolExecutionError",
+        "create_tool_error_result",
+        "create_tool_result",
+        "execute_tool_calls",
+        "get_tool_call_info",
+        "serialize_tool_result",
     },
     "utils": {
-        "count_messages_by_role", "get_message_content", "get_message_role", "is_assistant_message",
-        "is_tool_message", "is_user_message", "normalize_stop", "parse_tool_calls",
+        "count_messages_by_role",
+        "get_message_content",
+        "get_message_role",
+        "is_assistant_message",
+        "is_tool_message",
+        "is_user_message",
+        "normalize_stop",
+        "parse_tool_calls",
     },
     "validator": {"AgentLoopValidationError", "ValidationResult", "validate_agent_loop"},
-}  # fmt: skip
+}
 ONLY_BELOW = {"fake_prompt_token_ids", "fake_token_ids"}
 IN_THE_GATEWAY = {
     name for module, names in rollout._WHERE.items() if module.startswith("osmosis_gateway") for name in names
@@ -79,7 +94,7 @@ def imported(names):
     """Which of the heavy packages are there after all doors were opened and these names were used."""
     done = subprocess.run(
         [sys.executable, "-c", TOUCH, json.dumps([DOORS, sorted(names)])], capture_output=True, text=True, timeout=50
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

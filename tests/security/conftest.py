@@ -17,10 +17,17 @@ TOKEN, SECOND = "first-secret-of-this-server", "second-secret-of-this-server"
 YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 LONG_AGO = YESTERDAY - datetime.timedelta(days=30)
 WRONG = {
-    "missing": None, "empty": "", "another": "Bearer another", "a prefix": f"Bearer {TOKEN[:-1]}",
-    "more than it": f"Bearer {TOKEN}x", "in capitals": f"Bearer {TOKEN.upper()}", "another scheme": f"Basic {TOKEN}",
-    "its name": "Bearer named", "with its name": f"Bearer named={TOKEN}", "taken away": "Bearer taken-away",
-}  # fmt: skip
+    "missing": None,
+    "empty": "",
+    "another": "Bearer another",
+    "a prefix": f"Bearer {TOKEN[:-1]}",
+    "more than it": f"Bearer {TOKEN}x",
+    "in capitals": f"Bearer {TOKEN.upper()}",
+    "another scheme": f"Basic {TOKEN}",
+    "its name": "Bearer named",
+    "with its name": f"Bearer named={TOKEN}",
+    "taken away": "Bearer taken-away",
+}
 """What does not open a server whose tokens are named=TOKEN and SECOND."""
 RIGHT = {"the first": f"Bearer {TOKEN}", "the second": f"Bearer {SECOND}", "alone": TOKEN, "lower": f"bearer {TOKEN}"}
 
@@ -40,8 +47,9 @@ class Files:
         dates = {"not_before": LONG_AGO, "not_after": YESTERDAY} if expired else {}
         made = (by or self).authority.issue_cert(*names, common_name=common_name, **dates)
         for ending, text in (
-            ("key", made.private_key_pem.bytes()), ("pem", b"".join(pem.bytes() for pem in made.cert_chain_pems))
-        ):  # fmt: skip
+            ("key", made.private_key_pem.bytes()),
+            ("pem", b"".join(pem.bytes() for pem in made.cert_chain_pems)),
+        ):
             new = self.folder / f"{name}.{ending}.new"
             new.write_bytes(text)
             os.replace(new, self.folder / f"{name}.{ending}")
@@ -88,8 +96,10 @@ def methods(*services: str) -> list[tuple[str, bool, bool]]:
     pool = [*services_pb2.DESCRIPTOR.services_by_name.values(), *reflection_pb2.DESCRIPTOR.services_by_name.values()]
     return [
         (f"/{service.full_name}/{method.name}", method.client_streaming, method.server_streaming)
-        for service in pool if service.name in services for method in service.methods
-    ]  # fmt: skip
+        for service in pool
+        if service.name in services
+        for method in service.methods
+    ]
 
 
 LOST = "Internal error from Core"
@@ -106,9 +116,7 @@ async def status(
             return told
 
 
-async def _once(
-    channel: grpc.aio.Channel, method: tuple[str, bool, bool], shown: str | None, body: bytes
-) -> str:  # fmt: skip
+async def _once(channel: grpc.aio.Channel, method: tuple[str, bool, bool], shown: str | None, body: bytes) -> str:
     path, sends, receives = method
     shape = f"{'stream' if sends else 'unary'}_{'stream' if receives else 'unary'}"
     metadata = None if shown is None else (("authorization", shown),)

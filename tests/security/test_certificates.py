@@ -149,9 +149,10 @@ async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger,
     theirs = ClientTls(ca=fresh.ca, cert=stranger.folder / "client.pem", key=stranger.folder / "client.key")
     accepted = fresh.folder / "callers.pem"
     for text, ends in (
-        (fresh.ca.read_text(), (True, False)), (fresh.ca.read_text() + stranger.ca.read_text(), (True, True)),
+        (fresh.ca.read_text(), (True, False)),
+        (fresh.ca.read_text() + stranger.ca.read_text(), (True, True)),
         (stranger.ca.read_text(), (False, True)),
-    ):  # fmt: skip
+    ):
         if not accepted.exists():
             accepted.write_text(text)
             opening = opened(fresh.server(client_ca=accepted), door)
@@ -247,6 +248,12 @@ async def test_callbacks_over_tls(files, stranger):
     }
     ends = dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
     assert ends == {
-        "by its host": completed, "by its name": completed, "by another name": failed, "by another CA": failed,
-        "by the public CAs": failed, "expired": failed, "mTLS": completed, "no certificate": failed,
-    }  # fmt: skip
+        "by its host": completed,
+        "by its name": completed,
+        "by another name": failed,
+        "by another CA": failed,
+        "by the public CAs": failed,
+        "expired": failed,
+        "mTLS": completed,
+        "no certificate": failed,
+    }

@@ -15,8 +15,19 @@ from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG
 
 TOKENS = [f"named={TOKEN}", SECOND]
 SETTINGS = RolloutSettings(server=RolloutServerSettings(token="\n".join(TOKENS)))
-ODD = ("/", "/nowhere", "/health/", "/health/x", "//health", "/HEALTH", "/v1/rollout/init/", "/health/../openapi.json",
-       "/health%2F..%2Fopenapi.json", "/health;x", "/openapi.json?x=/health")  # fmt: skip
+ODD = (
+    "/",
+    "/nowhere",
+    "/health/",
+    "/health/x",
+    "//health",
+    "/HEALTH",
+    "/v1/rollout/init/",
+    "/health/../openapi.json",
+    "/health%2F..%2Fopenapi.json",
+    "/health;x",
+    "/openapi.json?x=/health",
+)
 
 
 @pytest.fixture(params=["serve", "alone", "create_app"])

@@ -167,8 +167,9 @@ async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
     async def dial(token):
         call = channel.stream_stream(
             "/osmosis.rollout.v1.TrainerService/Accept",
-            services_pb2.AcceptRequest.SerializeToString, services_pb2.AcceptResponse.FromString,
-        )(metadata=(("authorization", f"Bearer {token}"),))  # fmt: skip
+            services_pb2.AcceptRequest.SerializeToString,
+            services_pb2.AcceptResponse.FromString,
+        )(metadata=(("authorization", f"Bearer {token}"),))
         await call.write(services_pb2.AcceptRequest(frames=[attach_pb2.ServerFrame(hello=hello)]))
         try:
             return (await call.read()).frames[0].hello.attachment_id
@@ -202,8 +203,10 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
     assert await ends("r3", trainer.callback(rollout_id="r2")) == failed
     assert await ends("r4", trainer.callback(credential=SECOND)) == completed
     for credential in ("", "wrong", made.credential[:-1], TOKEN[:-1]):
-        assert await ends(f"r{credential[:3]}{len(credential)}", Callback(target=trainer.address,
-                          credential=credential)) == failed  # fmt: skip
+        assert (
+            await ends(f"r{credential[:3]}{len(credential)}", Callback(target=trainer.address, credential=credential))
+            == failed
+        )
     with pytest.raises(ValueError, match="none of this trainer's tokens"):
         trainer.callback(credential="wrong")
 
@@ -214,10 +217,17 @@ async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authent
     security = Security.of(TOKEN) if authenticated else Security()
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
     client = await stack.enter_async_context(RolloutClient(server.address, token=TOKEN if authenticated else ""))
-    for number, (target, allowed) in enumerate((
-        ("10.1.2.3:1", authenticated), ("192.0.2.7:1", authenticated), ("[2001:db8::1]:1", authenticated),
-        ("127.0.0.1:1", True), ("169.254.169.254:80", False), ("0.0.0.0:1", False), ("100.100.100.200:1", False),
-    )):  # fmt: skip
+    for number, (target, allowed) in enumerate(
+        (
+            ("10.1.2.3:1", authenticated),
+            ("192.0.2.7:1", authenticated),
+            ("[2001:db8::1]:1", authenticated),
+            ("127.0.0.1:1", True),
+            ("169.254.169.254:80", False),
+            ("0.0.0.0:1", False),
+            ("100.100.100.200:1", False),
+        )
+    ):
         try:
             await client.init(rollout_id=f"r{number}", callback=Callback(target=target))
             accepted = True

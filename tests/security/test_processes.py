@@ -44,16 +44,20 @@ REFUSED = {
     "a token of the environment": ((*PUBLIC,), {"OSMOSIS_ROLLOUT_SERVER_TOKEN": TOKEN}, "plain text"),
     "a trainer's token in plain text": (("--connect", "10.0.0.1:1", "--connect-token", TOKEN), {}, "plain text"),
     "the same from the environment": (
-        ("--connect", "10.0.0.1:1"), {"OSMOSIS_ROLLOUT_SERVER_CONNECT_TOKEN": TOKEN}, "plain text",
+        ("--connect", "10.0.0.1:1"),
+        {"OSMOSIS_ROLLOUT_SERVER_CONNECT_TOKEN": TOKEN},
+        "plain text",
     ),
     "keys of legacy agents": (
-        ("--legacy-agent", "x=http://127.0.0.1:1", "--legacy-listen", "0.0.0.0:0"), {}, "--legacy-listen",
+        ("--legacy-agent", "x=http://127.0.0.1:1", "--legacy-listen", "0.0.0.0:0"),
+        {},
+        "--legacy-listen",
     ),
     "a certificate without a key": (("--tls-cert", "x.pem"), {}, "--tls-cert and --tls-key go together"),
     "files that are not there": (("--tls-cert", "x.pem", "--tls-key", "y.key"), {}, "x.pem cannot be read"),
     "a token that is none": (("--token", f" {TOKEN}"), {}, "--token"),
     "tracers that print tokens": ((), {"GRPC_TRACE": "all"}, "--unsafe-trace"),
-}  # fmt: skip
+}
 
 
 FAST = ("public, with nothing", "a token in plain text", "a trainer's token in plain text", "tracers that print tokens")
@@ -139,14 +143,33 @@ async def test_the_gateway_alone_in_front_of_a_guarded_server(files, tmp_path):
     )
     with server as (_, ready):
         command = [
-            sys.executable, "-m", "osmosis_gateway", "--target", ready["grpc"], "-p", "0", "--callback-port", "0",
-            "--json", "--target-ca", str(files.ca), "--target-cert", str(files.folder / "client.pem"),
-            "--target-key", str(files.folder / "client.key"), "--token", TOKEN, *tls(files),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "osmosis_gateway",
+            "--target",
+            ready["grpc"],
+            "-p",
+            "0",
+            "--callback-port",
+            "0",
+            "--json",
+            "--target-ca",
+            str(files.ca),
+            "--target-cert",
+            str(files.folder / "client.pem"),
+            "--target-key",
+            str(files.folder / "client.key"),
+            "--token",
+            TOKEN,
+            *tls(files),
+        ]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env=environment(OSMOSIS_ROLLOUT_CLIENT_TOKEN="of-the-server"),
-        ) as gateway:  # fmt: skip
+        ) as gateway:
             try:
                 http = json.loads(await asyncio.to_thread(gateway.stdout.readline))["http"]
                 verify = client_context(files.client())
@@ -172,9 +195,22 @@ CANARIES = {
 async def test_no_secret_is_told(tmp_path):
     """Calls that fail and succeed, at DEBUG: neither the logs nor what can be asked tells what was shown."""
     arguments = (
-        *CALCULATOR, "-p", "0", "--log-level", "debug", "--log", str(tmp_path), "--token", CANARIES["option"],
-        "--connect", "127.0.0.1:1", "--connect-token", CANARIES["connect"], "--drain-timeout", "0.5",
-    )  # fmt: skip
+        *CALCULATOR,
+        "-p",
+        "0",
+        "--log-level",
+        "debug",
+        "--log",
+        str(tmp_path),
+        "--token",
+        CANARIES["option"],
+        "--connect",
+        "127.0.0.1:1",
+        "--connect-token",
+        CANARIES["connect"],
+        "--drain-timeout",
+        "0.5",
+    )
     more = {"OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={CANARIES['environment']}"}
     told: list[str] = []
 
@@ -185,19 +221,21 @@ async def test_no_secret_is_told(tmp_path):
         async with (
             TrainerServer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
             TrainerServer(echoing, tokens=CANARIES["callback"]) as bad,
-            RawTrainer() as old, RolloutClient(ready["grpc"], token=CANARIES["environment"]) as client,
-        ):  # fmt: skip
+            RawTrainer() as old,
+            RolloutClient(ready["grpc"], token=CANARIES["environment"]) as client,
+        ):
             for token in (CANARIES["wrong"], CANARIES["option"][:-1]):
                 async with RolloutClient(ready["grpc"], token=token) as stranger:
                     with pytest.raises(Unauthenticated) as refused:
                         await stranger.init(rollout_id="x", callback=good.callback())
                     told.append(str(refused.value))
             callbacks = {
-                "completed": good.callback(), "the token": good.callback(credential=CANARIES["trainer"]),
+                "completed": good.callback(),
+                "the token": good.callback(credential=CANARIES["trainer"]),
                 "refused": Callback(target=good.address, credential=CANARIES["callback"]),
                 "echoed": Callback(target=bad.address, credential=CANARIES["callback"]),
                 "away": Callback(target="127.0.0.1:1", credential=CANARIES["callback"]),
-            }  # fmt: skip
+            }
             for name, callback in callbacks.items():
                 told.append(repr(callback))
                 await client.init(rollout_id=name, messages=QUESTION, callback=callback)
@@ -216,8 +254,11 @@ async def test_no_secret_is_told(tmp_path):
             await old.completion()
             ended = {name: await client.wait(name) for name in callbacks if name != "away"}
             assert {name: str(row.status) for name, row in ended.items()} == {
-                "completed": "COMPLETED", "the token": "COMPLETED", "refused": "FAILED", "echoed": "FAILED"
-            }  # fmt: skip
+                "completed": "COMPLETED",
+                "the token": "COMPLETED",
+                "refused": "FAILED",
+                "echoed": "FAILED",
+            }
             assert "[credential]" in ended["echoed"].failure.message
             told.append(repr(ended))
             async with RolloutClient(ready["grpc"], token=CANARIES["option"]) as other:

@@ -73,17 +73,25 @@ def test_nothing_shows_a_secret(tmp_path):
     canary = "canary-of-the-tokens"
     tokens = Tokens([canary, f"name={canary}2"])
     shown = [
-        tokens, Security.of([canary]), Access(token=canary), TrainerServer(lambda request: None, tokens=canary),
-        RolloutServerSettings(token=canary, connect_token=canary), tokens._rows, tokens.callbacks,
+        tokens,
+        Security.of([canary]),
+        Access(token=canary),
+        TrainerServer(lambda request: None, tokens=canary),
+        RolloutServerSettings(token=canary, connect_token=canary),
+        tokens._rows,
+        tokens.callbacks,
         attach([], lambda request: None, token=canary, listen_tokens=canary),
-    ]  # fmt: skip
+    ]
     for value in shown:
         assert canary not in repr(value)
         assert canary not in str(value)
     assert canary.encode() not in pickle.dumps((tokens._rows, tokens.callbacks))
-    for make in (lambda: Tokens([canary + "\n"]), lambda: Access(token=canary + "\n"), lambda: RolloutClient(
-        "10.0.0.1:1", token=canary
-    ), lambda: RolloutServerSettings(token=canary + "\t")):  # fmt: skip
+    for make in (
+        lambda: Tokens([canary + "\n"]),
+        lambda: Access(token=canary + "\n"),
+        lambda: RolloutClient("10.0.0.1:1", token=canary),
+        lambda: RolloutServerSettings(token=canary + "\t"),
+    ):
         with pytest.raises(ValueError) as caught:
             make()
         assert canary not in str(caught.value)
@@ -122,17 +130,21 @@ def test_options_that_do_not_go_together_are_named(tmp_path, files):
     pem, key, none = files.folder / "server.pem", files.folder / "server.key", tmp_path / "none"
     other = files.folder / "client.key"
     for options, text in (
-        (([], pem, None, None), "--tls-cert and --tls-key"), (([], None, None, pem), "--tls-client-ca needs"),
-        (([], none, key, None), "none cannot be read"), (([], key, pem, None), "not a certificate and its key"),
-        (([], pem, other, None), "not a certificate and its key"), (([], pem, key, key), "holds no certificate"),
+        (([], pem, None, None), "--tls-cert and --tls-key"),
+        (([], None, None, pem), "--tls-client-ca needs"),
+        (([], none, key, None), "none cannot be read"),
+        (([], key, pem, None), "not a certificate and its key"),
+        (([], pem, other, None), "not a certificate and its key"),
+        (([], pem, key, key), "holds no certificate"),
         ((["a "], None, None, None), "--token"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=text):
             security_of(*options, insecure=False)
     for options, text in (
-        (("", None, pem, None), "--x-cert and --x-key"), (("", none, None, None), "--x-ca.*none cannot be read"),
+        (("", None, pem, None), "--x-cert and --x-key"),
+        (("", none, None, None), "--x-ca.*none cannot be read"),
         (("a ", None, None, None), "--x-token"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=text):
             access_of(*options, tls=False, insecure=False, names=("--x-token", "--x"))
 

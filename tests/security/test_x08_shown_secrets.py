@@ -14,10 +14,11 @@ from tests.processes import ROOT, run, serving
 AGENT = ("-m", "tests.security.printing_agent:agent_loop")
 TOKENS = {name: f"canary-{name}-5f2c" for name in ("caller", "admin", "connect", "legacy")}
 VARIABLES = {
-    "OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={TOKENS['caller']}", "OSMOSIS_ROLLOUT_SERVER_ADMIN_TOKEN": TOKENS["admin"],
+    "OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={TOKENS['caller']}",
+    "OSMOSIS_ROLLOUT_SERVER_ADMIN_TOKEN": TOKENS["admin"],
     "osmosis_rollout_server_connect_token": TOKENS["connect"],
     "OSMOSIS_ROLLOUT_SERVER_LEGACY_AGENT_TOKEN": TOKENS["legacy"],
-}  # fmt: skip
+}
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSMOSIS_")}
 
 
@@ -84,12 +85,13 @@ async def test_x08_files_keep_secrets_off_the_command_line(tmp_path):
 def test_x08_a_secret_on_the_command_line_is_warned_of():
     with serving(
         *AGENT, "--no-journal", "--token", TOKENS["caller"], "--admin-token", TOKENS["admin"], env=ENVIRONMENT
-    ) as (process, _):  # fmt: skip
+    ) as (process, _):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     assert re.findall(r"(--[\w-]+): every program .* use (--[\w-]+)", err) == [
-        ("--token", "--token-file"), ("--admin-token", "--admin-token-file")
-    ]  # fmt: skip
+        ("--token", "--token-file"),
+        ("--admin-token", "--admin-token-file"),
+    ]
     assert TOKENS["caller"] not in err
 
 

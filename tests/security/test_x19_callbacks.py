@@ -48,9 +48,13 @@ class Policy:
 def forged(rollout_id):
     """An outcome that nobody had."""
     completion = rollout_pb2.Completion(
-        rollout_id=rollout_id, attempt=1, result_id="0" * 32, status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
-        finish_reason="stop", reward=1000.0,
-    )  # fmt: skip
+        rollout_id=rollout_id,
+        attempt=1,
+        result_id="0" * 32,
+        status=rollout_pb2.COMPLETION_STATUS_COMPLETED,
+        finish_reason="stop",
+        reward=1000.0,
+    )
     return trainer_pb2.CompleteRequest(completion=completion)
 
 

@@ -34,13 +34,18 @@ ROLLOUTS = [
     ("seed001_06_calculator_agent", MOCK, "What is 2 * 4?", SIX, (COMPLETED, "stop", 0.0, None)),
     ("seed001_06_calculator_agent", MOCK, "What is 2 * 3?", {}, (COMPLETED, "stop", None, None)),
     ("seed001_06_calculator_agent", MOCK, "What is 2 * 3?", {"max_turns": 1}, (COMPLETED, "max_turns", None, None)),
-    ("seed001_06_calculator_agent", MOCK, "What is 2 * 3?", {"max_tokens_total": 1},
-     (COMPLETED, "max_tokens", None, None)),
+    (
+        "seed001_06_calculator_agent",
+        MOCK,
+        "What is 2 * 3?",
+        {"max_tokens_total": 1},
+        (COMPLETED, "max_tokens", None, None),
+    ),
     ("seed001_09_reward_required", ECHO, "6", SIX, (COMPLETED, "stop", 1.0, None)),
     ("seed001_10_reward_optional", ECHO, "6", {}, (COMPLETED, "stop", None, None)),
     ("seed001_14_log_events", ECHO, "6", {}, (FAILED, "error", None, "agent")),  # run returns nothing
     ("seed001_15_errors", ECHO, "6", {}, (COMPLETED, "stop", None, None)),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -167,10 +172,16 @@ async def test_a_caught_error_is_returned_gracefully():
     assert completion.failure.message == "Agent failed: name 'messages' is not defined"
 
 
-@pytest.mark.parametrize("block", [
-    "seed000_01_calculator", "seed000_02_configuration", "seed001_06_calculator_agent", "seed001_07_create_app",
-    "seed001_08_settings",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "block",
+    [
+        "seed000_01_calculator",
+        "seed000_02_configuration",
+        "seed001_06_calculator_agent",
+        "seed001_07_create_app",
+        "seed001_08_settings",
+    ],
+)
 async def test_an_application_starts_and_stops(block):
     names = await run_blocks(block)
     async with names["app"].router.lifespan_context(names["app"]):

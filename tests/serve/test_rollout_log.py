@@ -91,19 +91,27 @@ async def test_t18_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_pa
         line, metrics = lines[outcome.rollout_id], outcome.metrics
         assert line["level"] == "info"
         assert {name: line[name] for name in ("agent_loop", "status", "reward", "turns", "tokens")} == {
-            "agent_loop": "calculator", "status": "COMPLETED", "reward": outcome.reward,
-            "turns": metrics.num_llm_calls, "tokens": metrics.response_tokens,
-        }  # fmt: skip
+            "agent_loop": "calculator",
+            "status": "COMPLETED",
+            "reward": outcome.reward,
+            "turns": metrics.num_llm_calls,
+            "tokens": metrics.response_tokens,
+        }
         assert line["seconds"] == round(metrics.total_latency_ms / 1000, 3)
         assert not {"attempt", "boundary", "failure"} & line.keys()
     events = [row["event"] for row in rows if row["event"] != "rollout ended"]
     assert Counter(events) == Counter(
         (
-            "serving calculator", "a trainer attached", "a trainer went away",
-            "stopping; a second signal stops at once", "draining: no new rollouts from now on", "drained", "summary",
+            "serving calculator",
+            "a trainer attached",
+            "a trainer went away",
+            "stopping; a second signal stops at once",
+            "draining: no new rollouts from now on",
+            "drained",
+            "summary",
             "stopped",
         )
-    )  # fmt: skip
+    )
     assert (events[0], events[-1]) == ("serving calculator", "stopped")
     by_event = {row["event"]: row for row in rows}
     start = by_event["serving calculator"]

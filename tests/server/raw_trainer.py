@@ -170,9 +170,13 @@ class RawTrainer:
     def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
         """Who it is."""
         usual = {
-            "attachment_id": self.attachment_id, "process_uuid": "raw", "version": "raw 1", "protocol_min": 1,
-            "protocol_max": 1, "max_open_chats": 100,
-        }  # fmt: skip
+            "attachment_id": self.attachment_id,
+            "process_uuid": "raw",
+            "version": "raw 1",
+            "protocol_min": 1,
+            "protocol_max": 1,
+            "max_open_chats": 100,
+        }
         return attach_pb2.TrainerFrame(hello=attach_pb2.TrainerHello(**(usual | fields)))
 
     async def send(self, *frames: Any) -> None:
@@ -282,10 +286,12 @@ def recorded(completion: rollout_pb2.Completion) -> attach_pb2.TrainerFrame:
     """Answers a completion."""
     return attach_pb2.TrainerFrame(
         complete_reply=attach_pb2.CompleteReply(
-            rollout_id=completion.rollout_id, attempt=completion.attempt, result_id=completion.result_id,
+            rollout_id=completion.rollout_id,
+            attempt=completion.attempt,
+            result_id=completion.result_id,
             outcome=trainer_pb2.COMPLETE_OUTCOME_RECORDED,
         )
-    )  # fmt: skip
+    )
 
 
 def cancel(name: str, **request: Any) -> attach_pb2.TrainerFrame:

@@ -68,7 +68,7 @@ NO_HELLO: dict[str, tuple[Sent, str, str]] = {
     "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", "INVALID_ARGUMENT", ""),
     "a message that is cut short": (lambda t: frames(t.hello())[:-3], "INVALID_ARGUMENT", ""),
     "text that is not UTF-8": (lambda t: frames(t.hello()).replace(b"raw 1", b"raw\xff1"), "INVALID_ARGUMENT", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", NO_HELLO)
@@ -164,7 +164,7 @@ AFTER_HELLO: dict[str, tuple[Sent, str]] = {
     "the answer to a sample that is none": (lambda _: frames(unasked(sample="other", number=1)), "chat_reply"),
     "the answer to an attempt that is none": (lambda _: frames(unasked(attempt=2, number=1)), "chat_reply"),
     "the answer to an unknown rollout": (lambda _: frames(unasked(rollout_id="nobody's")), "chat_reply"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", AFTER_HELLO)
@@ -235,13 +235,17 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "metadata that is no JSON": ({"metadata_json": "{"}, "metadata_json"),
     "much metadata": ({"metadata_json": '{"a": "' + "a" * 2000 + '"}'}, "metadata_json"),
     "sampling that is no JSON": ({"sampling": message_pb2.SamplingParams(extra_json="no")}, "sampling.extra_json"),
-    "a message that is no JSON": ({"messages": [message_pb2.Message(role="user", extra_json="no")]},
-                                  "messages[0].extra_json"),
+    "a message that is no JSON": (
+        {"messages": [message_pb2.Message(role="user", extra_json="no")]},
+        "messages[0].extra_json",
+    ),
     "a group that is too small": ({"group": rollout_pb2.Group(id="g", index=3, size=2)}, "group.index"),
     "no time at all": ({"agent_timeout": {"seconds": 0}}, "agent_timeout"),
-    "a trace with a line break": ({"trace_context": rollout_pb2.TraceContext(traceparent="a\nb")},
-                                  "trace_context.traceparent"),
-}  # fmt: skip
+    "a trace with a line break": (
+        {"trace_context": rollout_pb2.TraceContext(traceparent="a\nb")},
+        "trace_context.traceparent",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", MALFORMED)
@@ -329,15 +333,23 @@ async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_ch
 BAD_REPLIES: dict[str, dict[str, Any]] = {
     "no message": {"response": trainer_pb2.ChatResponse()},
     "no JSON": {"response": trainer_pb2.ChatResponse(message=message_pb2.Message(role="assistant", extra_json="no"))},
-    "lengths that differ": {"response": trainer_pb2.ChatResponse(
-        message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1, 2], "logprobs": [-1.0]})},
-    "a prefix of nothing": {"response": trainer_pb2.ChatResponse(
-        message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1]}, prompt={"ids": [1]},
-        prompt_prefix=7)},
+    "lengths that differ": {
+        "response": trainer_pb2.ChatResponse(
+            message=message_pb2.Message(role="assistant", text="a"), tokens={"ids": [1, 2], "logprobs": [-1.0]}
+        )
+    },
+    "a prefix of nothing": {
+        "response": trainer_pb2.ChatResponse(
+            message=message_pb2.Message(role="assistant", text="a"),
+            tokens={"ids": [1]},
+            prompt={"ids": [1]},
+            prompt_prefix=7,
+        )
+    },
     "neither reply nor status": {},
     "a refusal": {"status": error_pb2.Status(code=7, message="no")},
     "a status that is none": {"status": error_pb2.Status(code=99, message="no")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_REPLIES)

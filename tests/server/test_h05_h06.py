@@ -71,8 +71,9 @@ def threads(monkeypatch):
 @pytest.mark.slow
 async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_path, threads):
     async with (
-        AgentServer([Talk(), Hangs()], port=0, state_dir=tmp_path) as server, RolloutClient(server.address) as client
-    ):  # fmt: skip
+        AgentServer([Talk(), Hangs()], port=0, state_dir=tmp_path) as server,
+        RolloutClient(server.address) as client,
+    ):
         async with attach([server.address], EchoPolicy()) as trainer:
             for number in range(12):
                 group = Group("odd" if number % 2 else "even", number // 2, 6)

@@ -73,8 +73,14 @@ async def killed_once(tmp_path, place):
     assert isinstance(last.kind, events.Delivered)
     assert (completion.status, completion.reward) == (CompletionStatus.COMPLETED, 0.5)
     assert [m["content"] for m in completion.messages] == [
-        "hello", "reply 1", "go on", "reply 2", "go on", "reply 3", "go on"
-    ]  # fmt: skip
+        "hello",
+        "reply 1",
+        "go on",
+        "reply 2",
+        "go on",
+        "reply 3",
+        "go on",
+    ]
     assert set(sampled) == {("r1", number) for number in (1, 2, 3)}
     assert set(sampled.values()) == {1}
     assert last.kind.outcome is (Outcome.ALREADY_RECORDED if place == "outcome.before" else Outcome.RECORDED)

@@ -97,8 +97,9 @@ async def test_answers_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkey
 async def test_a_disk_that_fails_is_told(tmp_path, disk):
     async with (
         AgentServer([Talk()], port=0, state_dir=tmp_path) as server,
-        RolloutClient(server.address) as client, RawTrainer(server.address) as trainer,
-    ):  # fmt: skip
+        RolloutClient(server.address) as client,
+        RawTrainer(server.address) as trainer,
+    ):
         stream = await trainer.attach()
         await trainer.start("r")
         disk.failing = True

@@ -50,7 +50,7 @@ async def attached(stack, server, token, count=1):
             grpc.aio.insecure_channel(server.address, options=(("grpc.use_local_subchannel_pool", 1), *OPTIONS))
         )
         for _ in range(1 + count // 500)
-    ]  # fmt: skip
+    ]
     made = [
         await stack.enter_async_context(Owned(server.address, token, channels[number // 500]))
         for number in range(count)

@@ -19,9 +19,14 @@ from tests.server.raw_trainer import RawTrainer
 PATIENCE = 20.0
 """Seconds after which something that should happen is taken not to happen."""
 FAST = {
-    "outbox_delay": (0.02, 0.1), "retry_delay": (0.02, 0.1), "stop_again_after": (0.05, 0.1), "sweep_interval": 0.02,
-    "idle_interval": 0.1, "trainer_grace": 0.2, "blocked_after": 0.1,
-}  # fmt: skip
+    "outbox_delay": (0.02, 0.1),
+    "retry_delay": (0.02, 0.1),
+    "stop_again_after": (0.05, 0.1),
+    "sweep_interval": 0.02,
+    "idle_interval": 0.1,
+    "trainer_grace": 0.2,
+    "blocked_after": 0.1,
+}
 USER = {"role": "user", "content": "hello"}
 
 

@@ -45,10 +45,16 @@ class Application:
     def _apply(self, completion: Completion) -> None:
         self.applied[completion.rollout_id] = completion.result_id
         text = [message["content"] for message in completion.messages]
-        self._tell(applied=completion.rollout_id, attempt=completion.attempt, status=completion.status,
-                   result=completion.result_id, text=text, reward=completion.reward,
-                   tokens=[chat.tokens.ids.tolist() for chat in completion.samples["main"].chats],
-                   sampled=sum(segment.sampled for segment in completion.samples["main"].segments))  # fmt: skip
+        self._tell(
+            applied=completion.rollout_id,
+            attempt=completion.attempt,
+            status=completion.status,
+            result=completion.result_id,
+            text=text,
+            reward=completion.reward,
+            tokens=[chat.tokens.ids.tolist() for chat in completion.samples["main"].chats],
+            sampled=sum(segment.sampled for segment in completion.samples["main"].segments),
+        )
 
 
 async def attached(app: Application, target: str, ledger: str, name: str, count: int) -> None:

@@ -65,14 +65,20 @@ class Together:
 
 CONTENTS = st.sampled_from(["a", "b", 1, 1.0, True, None, [{"type": "text", "text": "p"}], "größer"])
 ASKS = st.builds(
-    Ask, st.sampled_from(SAMPLES), st.lists(st.sampled_from(["x", "y", "z"]), max_size=2).map(tuple),
-    judge=st.sampled_from([False, False, False, True]), own_tools=st.sampled_from([False, False, True]),
+    Ask,
+    st.sampled_from(SAMPLES),
+    st.lists(st.sampled_from(["x", "y", "z"]), max_size=2).map(tuple),
+    judge=st.sampled_from([False, False, False, True]),
+    own_tools=st.sampled_from([False, False, True]),
     temperature=st.sampled_from([None, None, 0.5]),
-)  # fmt: skip
+)
 ALONE = st.one_of(
-    ASKS, ASKS, ASKS, st.builds(Rewind, st.sampled_from(SAMPLES), st.integers(0, 12)),
+    ASKS,
+    ASKS,
+    ASKS,
+    st.builds(Rewind, st.sampled_from(SAMPLES), st.integers(0, 12)),
     st.builds(Edit, st.sampled_from(SAMPLES), st.integers(0, 12), CONTENTS),
-)  # fmt: skip
+)
 FIRST = Ask("main", ("go",))
 """Begins every plan: a sample that only a judge was asked in has a test of its own."""
 LOOPS = st.lists(ALONE, max_size=9).map(lambda steps: [FIRST, *steps])
@@ -80,8 +86,9 @@ CROWD = st.builds(Together, st.lists(ASKS, min_size=2, max_size=4).map(tuple))
 CROWDED = st.lists(st.one_of(ALONE, CROWD), min_size=1, max_size=7).map(lambda steps: [FIRST, *steps])
 ODDITIES = st.dictionaries(
     st.integers(1, 6),
-    st.sampled_from(["drift", "short", "prefix", "no prompt", "no tokens", "no logprobs", "versions"]), max_size=3,
-)  # fmt: skip
+    st.sampled_from(["drift", "short", "prefix", "no prompt", "no tokens", "no logprobs", "versions"]),
+    max_size=3,
+)
 
 
 class Planned(RolloutAgentLoop):

@@ -101,9 +101,13 @@ class RawAgentServer:
 def hello(**fields: Any) -> attach_pb2.ServerFrame:
     """Who an agent server is."""
     usual = {
-        "process_uuid": "raw", "version": "raw 1", "protocol_min": 1, "protocol_max": 1, "max_open_rollouts": 10,
+        "process_uuid": "raw",
+        "version": "raw 1",
+        "protocol_min": 1,
+        "protocol_max": 1,
+        "max_open_rollouts": 10,
         "agent_loops": ["talk"],
-    }  # fmt: skip
+    }
     return attach_pb2.ServerFrame(hello=attach_pb2.ServerHello(**(usual | fields)))
 
 
@@ -124,8 +128,11 @@ def init_reply(request: rollout_pb2.InitRequest, **result: Any) -> attach_pb2.Se
 def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ServerFrame:
     """Asks a chat: the rollout's question in full where nothing else is said."""
     usual: dict[str, Any] = {
-        "rollout_id": request.rollout_id, "attempt": request.attempt, "sample": "main", "number": number,
-    }  # fmt: skip
+        "rollout_id": request.rollout_id,
+        "attempt": request.attempt,
+        "sample": "main",
+        "number": number,
+    }
     if not {"full", "delta"} & fields.keys():
         usual["full"] = trainer_pb2.FullHistory(messages=request.messages)
     return attach_pb2.ServerFrame(chat=trainer_pb2.ChatRequest(**(usual | fields)))
@@ -140,9 +147,12 @@ def delta(continues: int, *texts: str) -> trainer_pb2.DeltaHistory:
 def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.ServerFrame:
     """Reports the end of a rollout."""
     usual: dict[str, Any] = {
-        "rollout_id": request.rollout_id, "attempt": request.attempt, "result_id": f"result of {request.rollout_id}",
-        "status": rollout_pb2.COMPLETION_STATUS_COMPLETED, "finish_reason": "stop",
-    }  # fmt: skip
+        "rollout_id": request.rollout_id,
+        "attempt": request.attempt,
+        "result_id": f"result of {request.rollout_id}",
+        "status": rollout_pb2.COMPLETION_STATUS_COMPLETED,
+        "finish_reason": "stop",
+    }
     completion = rollout_pb2.Completion(**(usual | fields))
     return attach_pb2.ServerFrame(complete=trainer_pb2.CompleteRequest(completion=completion))
 

@@ -74,15 +74,21 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "rollout_id"),
     "no sample": ({"sample": ""}, "INVALID_ARGUMENT", "sample"),
     "a purpose that is none": ({"purpose": 9}, "INVALID_ARGUMENT", "purpose"),
-    "no JSON": ({"full": {"messages": [message_pb2.Message(role="user", extra_json="no")]}}, "INVALID_ARGUMENT",
-                "full.messages[0].extra_json"),
-    "sampling that is no JSON": ({"sampling": message_pb2.SamplingParams(extra_json="[]")}, "INVALID_ARGUMENT",
-                                 "sampling.extra_json"),
+    "no JSON": (
+        {"full": {"messages": [message_pb2.Message(role="user", extra_json="no")]}},
+        "INVALID_ARGUMENT",
+        "full.messages[0].extra_json",
+    ),
+    "sampling that is no JSON": (
+        {"sampling": message_pb2.SamplingParams(extra_json="[]")},
+        "INVALID_ARGUMENT",
+        "sampling.extra_json",
+    ),
     "a delta on an unknown chat": ({"number": 2, "delta": delta(7, "a")}, "FAILED_PRECONDITION", ""),
     "a delta on the future": ({"number": 2, "delta": delta(2, "a")}, "FAILED_PRECONDITION", ""),
     "another body": ({"full": {"messages": [message_pb2.Message(role="user", text="no")]}}, "ALREADY_EXISTS", ""),
     "other tools": ({"tools": {"tools": [message_pb2.Tool(type="function")]}}, "ALREADY_EXISTS", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_CHATS)

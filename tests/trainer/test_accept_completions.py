@@ -63,10 +63,13 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "completion.reward"),
     "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "completion.reward"),
     "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "completion.extra_json"),
-    "a reference to no sample": ({"messages_after": rollout_pb2.ChatRef(sample="x", number=1)}, "INVALID_ARGUMENT",
-                                 "completion.messages_after"),
+    "a reference to no sample": (
+        {"messages_after": rollout_pb2.ChatRef(sample="x", number=1)},
+        "INVALID_ARGUMENT",
+        "completion.messages_after",
+    ),
     "an unknown rollout": ({"rollout_id": "nobody's"}, "UNAVAILABLE", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD_COMPLETIONS)
@@ -150,9 +153,11 @@ async def test_completions_that_wait_for_events_are_bounded_for_each_server(list
 def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.ServerFrame]:
     """The events of a rollout of one chat, with its tokens."""
     reply = pb.ChatResponse(
-        message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop",
-        tokens=tokens_pb2.TokenBlock(ids=[2], logprobs=[-0.5]), prompt=tokens_pb2.TokenBlock(ids=[1]),
-    )  # fmt: skip
+        message=message_pb2.Message(role="assistant", text="fine"),
+        finish_reason="stop",
+        tokens=tokens_pb2.TokenBlock(ids=[2], logprobs=[-0.5]),
+        prompt=tokens_pb2.TokenBlock(ids=[1]),
+    )
     head = rollout_pb2.Completion(
         rollout_id=request.rollout_id, attempt=1, result_id="any", status=rollout_pb2.COMPLETION_STATUS_COMPLETED
     )

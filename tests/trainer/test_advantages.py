@@ -81,8 +81,10 @@ def test_u02_samples_share_the_reward_of_their_rollout():
     """One rollout asked a helper, the other did not; the baseline is that of the two rollouts."""
     found = advantages([outcome(0, 1.0, ("main", "helper")), outcome(1, 0.0)], "grpo_no_std")
     assert dict(zip(found.keys, found.values.tolist(), strict=True)) == {
-        ("g-0", "main"): 0.5, ("g-0", "helper"): 0.5, ("g-1", "main"): -0.5,
-    }  # fmt: skip
+        ("g-0", "main"): 0.5,
+        ("g-0", "helper"): 0.5,
+        ("g-1", "main"): -0.5,
+    }
 
 
 def test_u02_samples_with_rewards_of_their_own_are_compared_by_name():
@@ -92,8 +94,11 @@ def test_u02_samples_with_rewards_of_their_own_are_compared_by_name():
 
     found = advantages([both(0, 1.0, 10.0), both(1, 0.0, 30.0)], "grpo_no_std")
     assert dict(zip(found.keys, found.values.tolist(), strict=True)) == {
-        ("g-0", "main"): 0.5, ("g-0", "helper"): -10.0, ("g-1", "main"): -0.5, ("g-1", "helper"): 10.0,
-    }  # fmt: skip
+        ("g-0", "main"): 0.5,
+        ("g-0", "helper"): -10.0,
+        ("g-1", "main"): -0.5,
+        ("g-1", "helper"): 10.0,
+    }
 
 
 def test_u02_a_rollout_that_never_asked_the_policy_is_compared():
@@ -103,13 +108,15 @@ def test_u02_a_rollout_that_never_asked_the_policy_is_compared():
 
 
 BAD = {
-    "failed": (replace(outcome(1, None), status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
-               "g-1 .*FAILED: it broke"),
+    "failed": (
+        replace(outcome(1, None), status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
+        "g-1 .*FAILED: it broke",
+    ),
     "an evaluation": (replace(outcome(1, 1.0), evaluation=True), "g-1 .*evaluation"),
     "no reward": (outcome(1, None), "g-1 .*no reward"),
     "twice": (outcome(0, 1.0), "g-0 .*twice"),
     "another group": (outcome(1, 1.0, group=Group("h", 0, 2)), "several groups, g and h"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -141,11 +141,16 @@ async def test_a_policy_that_is_away_for_a_while_is_asked_again(serve, attach_to
 @pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(InvalidArgument("x", "is mine"), "is mine"), (RuntimeError("broke"), "RuntimeError: broke"),
-     (NotFound("no"), "no"), (OutOfRange("far"), "far"), (KeyError("k"), "KeyError"),
-     (AlreadyExists("there"), "there")],
+    [
+        (InvalidArgument("x", "is mine"), "is mine"),
+        (RuntimeError("broke"), "RuntimeError: broke"),
+        (NotFound("no"), "no"),
+        (OutOfRange("far"), "far"),
+        (KeyError("k"), "KeyError"),
+        (AlreadyExists("there"), "there"),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 async def test_what_else_a_policy_raises_is_raised_in_the_loop(serve, attach_to, error, text, later):
     policy = Failing(error, later=later)
     trainer = await attach_to(policy, await serve(talker()))

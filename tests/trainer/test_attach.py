@@ -88,13 +88,18 @@ async def test_what_is_over_is_not_run_again_but_as_a_higher_attempt(serve, atta
 
 @pytest.mark.parametrize(
     ("field", "changes"),
-    [("rollout_id", {"rollout_id": "a/b"}), ("rollout_id", {"rollout_id": ""}), ("label", {"label": 5}),
-     ("messages[0]", {"messages": [5]}), ("messages[1]", {"messages": [USER, {"role": "user", "content": {1}}]}),
-     ("agent_timeout", {"agent_timeout": -1.0}),
-     ("completion_params.temperature", {"completion_params": {"temperature": -1}}),
-     ("group.id", {"group": Group("a/b")})],
+    [
+        ("rollout_id", {"rollout_id": "a/b"}),
+        ("rollout_id", {"rollout_id": ""}),
+        ("label", {"label": 5}),
+        ("messages[0]", {"messages": [5]}),
+        ("messages[1]", {"messages": [USER, {"role": "user", "content": {1}}]}),
+        ("agent_timeout", {"agent_timeout": -1.0}),
+        ("completion_params.temperature", {"completion_params": {"temperature": -1}}),
+        ("group.id", {"group": Group("a/b")}),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 async def test_a_bad_request_is_refused_by_name(serve, attach_to, field, changes):
     agent = talker()
     trainer = await attach_to(reply, await serve(agent))
@@ -106,8 +111,14 @@ async def test_a_bad_request_is_refused_by_name(serve, attach_to, field, changes
     assert (await within(trainer.rollout(rollout_id="good", messages=[USER]))).status is COMPLETED
 
 
-NOT_WRITABLE = [{"metadata": {"x": float("nan")}}, {"metadata": {"x": {1}}}, {"completion_params": {"x": object()}},
-                {"messages": [USER], "attempt": -1}, {"max_turns": "many"}, {"agent_loop": 5}]  # fmt: skip
+NOT_WRITABLE = [
+    {"metadata": {"x": float("nan")}},
+    {"metadata": {"x": {1}}},
+    {"completion_params": {"x": object()}},
+    {"messages": [USER], "attempt": -1},
+    {"max_turns": "many"},
+    {"agent_loop": 5},
+]
 
 
 @pytest.mark.parametrize("changes", NOT_WRITABLE, ids=lambda changes: list(changes)[-1])

@@ -91,10 +91,16 @@ def filled_book(told, leave_out=()):
         if (asked.sample, asked.number) not in leave_out:
             chat = book.chat(
                 ChatRequest(
-                    rollout_id="r", sample=asked.sample, number=asked.number, messages=asked.messages,
-                    continues=asked.continues, params=asked.params, purpose=asked.purpose,
-                ), 0.0,
-            )  # fmt: skip
+                    rollout_id="r",
+                    sample=asked.sample,
+                    number=asked.number,
+                    messages=asked.messages,
+                    continues=asked.continues,
+                    params=asked.params,
+                    purpose=asked.purpose,
+                ),
+                0.0,
+            )
             chat.done.result()
     return book
 
@@ -170,9 +176,17 @@ async def test_restoring_what_is_known_changes_nothing(run):
 
 async def test_what_was_answered_before_a_resumption_does_not_count(run):
     whole, own, told = run
-    stale = [replace(event, kind=replace(event.kind, response=replace(event.kind.response, message=USER | {
-        "role": "assistant", "content": "stale"})))
-             for event in told if isinstance(event.kind, kinds.ChatAnswered)]  # fmt: skip
+    stale = [
+        replace(
+            event,
+            kind=replace(
+                event.kind,
+                response=replace(event.kind.response, message=USER | {"role": "assistant", "content": "stale"}),
+            ),
+        )
+        for event in told
+        if isinstance(event.kind, kinds.ChatAnswered)
+    ]
     resumed = replace(told[0], kind=kinds.Resumed())
     book = ChatBook(reply)
     rollout = book.rollout("r", 1, 0.0)
@@ -238,9 +252,12 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
     held = server.rollout("r", 1, 0.0)._samples["main"].assembler.segments()
     assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
     done = Completion(
-        rollout_id="r", result_id="x", status=CompletionStatus.COMPLETED, messages=AGAIN,
+        rollout_id="r",
+        result_id="x",
+        status=CompletionStatus.COMPLETED,
+        messages=AGAIN,
         samples={"main": Sample(segments=held, trainable=True)},
-    )  # fmt: skip
+    )
     _, recorded = trainer.complete(referring(done), 0.0)
     assert recorded.samples["main"].trainable, recorded.samples["main"].not_trainable_reason
     assert recorded.samples["main"].segments == held

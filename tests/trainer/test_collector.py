@@ -33,10 +33,16 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
 
     trainer = await attach_to(failing, await serve(Mixed()))
     trainer.resume(version=7)
-    await run_all(trainer, [
-        *(request(f"ok-{n}", label=str(n)) for n in range(4)), request("raises-1"), request("unanswered-1"),
-        request("hangs-1", agent_timeout=0.3), request("nobody-1", agent_loop="nobody"),
-    ])  # fmt: skip
+    await run_all(
+        trainer,
+        [
+            *(request(f"ok-{n}", label=str(n)) for n in range(4)),
+            request("raises-1"),
+            request("unanswered-1"),
+            request("hangs-1", agent_timeout=0.3),
+            request("nobody-1", agent_loop="nobody"),
+        ],
+    )
     await trainer.evaluate([request("ok-e", label="9")])
     page, values = registered(trainer.collector()), trainer.metrics()
     for status, count in (("COMPLETED", 4), ("FAILED", 3), ("CANCELLED", 0), ("DEADLINE_EXCEEDED", 1)):
@@ -44,8 +50,11 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
         assert values[f"rollouts/{status.lower()}"] == count
     assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="true") == 1
     failures = (
-        ("agent", "AGENT_EXCEPTION"), ("trainer", "CHAT_REFUSED"), ("agent", "AGENT_TIMEOUT"), ("refused", "NotFound"),
-    )  # fmt: skip
+        ("agent", "AGENT_EXCEPTION"),
+        ("trainer", "CHAT_REFUSED"),
+        ("agent", "AGENT_TIMEOUT"),
+        ("refused", "NotFound"),
+    )
     for boundary, reason in failures:
         assert page.value(NAME("failures_total"), boundary=boundary, reason=reason, evaluation="false") == 1
     assert page.value(NAME("reward_mean"), evaluation="false") == values["reward/mean"] == 1.5
@@ -79,8 +88,12 @@ def test_o3_reasons_that_agents_make_up_are_one():
     metrics = Metrics()
     for number in range(1000):
         failure = Failure("agent", "no")
-        metrics.ended(Completion(rollout_id="r", status=CompletionStatus.FAILED, failure=failure,
-                                 finish_reason=f"made up {number}"), "")  # fmt: skip
+        metrics.ended(
+            Completion(
+                rollout_id="r", status=CompletionStatus.FAILED, failure=failure, finish_reason=f"made up {number}"
+            ),
+            "",
+        )
 
     def flat():
         return metrics.read(open_rollouts=0, open_chats=0, version="")

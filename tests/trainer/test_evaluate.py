@@ -51,8 +51,11 @@ async def test_u08_outcomes_are_marked_and_summed_up(serve, attach_to):
     assert (evaluation.n, evaluation.failed, evaluation.mean_reward) == (4, 1, 0.5)
     assert all(outcome.evaluation for outcome in evaluation.outcomes)
     assert {outcome.rollout_id: outcome.status for outcome in evaluation.outcomes} == {
-        "e0": COMPLETED, "e1": COMPLETED, "e2": COMPLETED, "e3": FAILED,
-    }  # fmt: skip
+        "e0": COMPLETED,
+        "e1": COMPLETED,
+        "e2": COMPLETED,
+        "e3": FAILED,
+    }
     assert repr(evaluation) == "Evaluation(n=4, failed=1, mean_reward=0.5)"
 
 

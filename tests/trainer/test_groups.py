@@ -276,10 +276,13 @@ async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"group_size": 1}, "group_size: 1 is less than 2"), ({"retries": -1}, "retries: -1"),
-     ({"on_failure": "ignore"}, "on_failure: 'ignore' is none of drop_group, drop_member"),
-     ({"max_in_flight": 0}, "max_in_flight")],
-)  # fmt: skip
+    [
+        ({"group_size": 1}, "group_size: 1 is less than 2"),
+        ({"retries": -1}, "retries: -1"),
+        ({"on_failure": "ignore"}, "on_failure: 'ignore' is none of drop_group, drop_member"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+    ],
+)
 async def test_u01_bad_arguments_are_refused_by_name(serve, attach_to, options, message):
     trainer = await attach_to(reply, await serve(fallible()))
     with pytest.raises(ValueError, match=message):

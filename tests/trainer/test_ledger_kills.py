@@ -59,7 +59,7 @@ def committed(ledger: Path) -> set[tuple]:
 
 async def killed_and_again(
     serve, tmp_path, way: str, armed: str, count: int = COUNT, again=trainer
-) -> tuple[Path, Counter]:  # fmt: skip
+) -> tuple[Path, Counter]:
     server, ledger = await serve(Talker()), tmp_path / "ledger"
     assert await trainer(way, server.address, ledger, "k", armed, count) == -signal.SIGKILL
     kept, before = committed(ledger), len(told(ledger))
@@ -82,9 +82,13 @@ async def test_a_reply_that_was_committed_is_sent_by_the_next_process(serve, tmp
 
 
 STEPS = [
-    "ledger.reply.before:4", "ledger.reply.committed:1", "ledger.reply.committed:11", "ledger.complete.before:2",
-    "ledger.complete.committed:1", "ledger.complete.committed:4",
-]  # fmt: skip
+    "ledger.reply.before:4",
+    "ledger.reply.committed:1",
+    "ledger.reply.committed:11",
+    "ledger.complete.before:2",
+    "ledger.complete.committed:1",
+    "ledger.complete.committed:4",
+]
 
 
 @pytest.mark.slow

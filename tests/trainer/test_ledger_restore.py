@@ -87,9 +87,16 @@ def house():
 
 def plain(completion):
     """Everything that is in a completion, and comparable."""
-    return repr(replace(completion, receipt=None, messages=list(completion.messages), samples={
-        name: replace(sample, messages=list(sample.messages)) for name, sample in completion.samples.items()
-    }))  # fmt: skip
+    return repr(
+        replace(
+            completion,
+            receipt=None,
+            messages=list(completion.messages),
+            samples={
+                name: replace(sample, messages=list(sample.messages)) for name, sample in completion.samples.items()
+            },
+        )
+    )
 
 
 DOORS = st.sampled_from([None, False, True])

@@ -30,8 +30,10 @@ def segment(runs, seed=0, versions=()):
     random = np.random.default_rng(seed)
     return Segment(
         ids=random.integers(0, 2**32, sum(runs), dtype=np.uint32),
-        logprobs=-random.random(sum(runs[1::2]), dtype=np.float32), mask_runs=tuple(runs), versions=tuple(versions),
-    )  # fmt: skip
+        logprobs=-random.random(sum(runs[1::2]), dtype=np.float32),
+        mask_runs=tuple(runs),
+        versions=tuple(versions),
+    )
 
 
 @st.composite
@@ -113,9 +115,11 @@ def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
 
 def test_u02_the_arrays_of_one_batch():
     long = Segment(
-        ids=np.array([1, 2, 3, 4], "<u4"), logprobs=np.array([-0.5, -0.25], "<f4"), mask_runs=(2, 2),
+        ids=np.array([1, 2, 3, 4], "<u4"),
+        logprobs=np.array([-0.5, -0.25], "<f4"),
+        mask_runs=(2, 2),
         versions=(VersionSpan("step-1", 1), VersionSpan("step-2", 1)),
-    )  # fmt: skip
+    )
     short = Segment(ids=np.array([5, 6], "<u4"), logprobs=np.array([-1.0], "<f4"), mask_runs=(1, 1))
     given_outcomes = [
         completed("a", reward=1.0, samples={"main": Sample(trainable=True, segments=(long,))}),
@@ -141,8 +145,13 @@ def test_u02_every_segment_has_its_samples_reward_and_advantage():
     two = completed("b", reward=None, samples={"main": replace(main, reward=0.0), "helper": helper})
     batch = pad([one, two], advantages=advantages([one, two], "grpo_no_std"))
     assert [(row.rollout_id, row.sample, row.segment) for row in batch.rows] == [
-        ("a", "main", 0), ("a", "main", 1), ("a", "helper", 0), ("b", "main", 0), ("b", "main", 1), ("b", "helper", 0),
-    ]  # fmt: skip
+        ("a", "main", 0),
+        ("a", "main", 1),
+        ("a", "helper", 0),
+        ("b", "main", 0),
+        ("b", "main", 1),
+        ("b", "helper", 0),
+    ]
     assert batch.rewards.tolist() == [1.0, 1.0, 5.0, 0.0, 0.0, 5.0]
     assert batch.advantages.tolist() == [0.5, 0.5, 0.0, -0.5, -0.5, 0.0]
 
@@ -177,11 +186,16 @@ def test_u02_one_number_for_each_outcome(numbers):
 
 @pytest.mark.parametrize(
     ("given_advantages", "problem"),
-    [([1, 2, 3], "has 3 numbers for 2 outcomes"), (np.zeros(3), "has 3 numbers for 2 outcomes"),
-     (5.0, "is a float"), (["1", "2"], "holds what is not a number"), (np.zeros((2, 1)), "holds what is not a number"),
-     ([[1], [1, 2]], "holds what is not a number"),
-     ([advantages([completed("a")]), 1.0], "holds what is not a number")],
-)  # fmt: skip
+    [
+        ([1, 2, 3], "has 3 numbers for 2 outcomes"),
+        (np.zeros(3), "has 3 numbers for 2 outcomes"),
+        (5.0, "is a float"),
+        (["1", "2"], "holds what is not a number"),
+        (np.zeros((2, 1)), "holds what is not a number"),
+        ([[1], [1, 2]], "holds what is not a number"),
+        ([advantages([completed("a")]), 1.0], "holds what is not a number"),
+    ],
+)
 def test_u02_other_advantages_are_refused(given_advantages, problem):
     wanted = r"pass advantages\(group\) for every group in the batch, or one number for each outcome"
     with pytest.raises(InvalidArgument, match=f"advantages: {problem}; {wanted}"):
@@ -202,14 +216,16 @@ def test_u02_a_batch_is_printed_in_one_line():
 
 
 UNTRAINABLE = {
-    "failed": (completed("bad", reward=None, status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
-               "FAILED: it broke"),
+    "failed": (
+        completed("bad", reward=None, status=CompletionStatus.FAILED, failure=Failure("agent", "it broke")),
+        "FAILED: it broke",
+    ),
     "cancelled": (completed("bad", reward=None, status=CompletionStatus.CANCELLED), "CANCELLED"),
     "an evaluation": (completed("bad", evaluation=True), "evaluation"),
     "no reward": (completed("bad", reward=None), "no reward"),
     "no tokens": (completed("bad", samples={"main": Sample(not_trainable_reason="no ids")}), "main: no ids"),
     "no sample": (completed("bad", samples={}), "no reply"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNTRAINABLE)
@@ -248,10 +264,13 @@ def test_u02_a_segment_that_is_too_long():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"side": "top"}, "side: 'top' is none of right, left"), ({"max_length": 0}, "max_length: 0 is less than 1"),
-     ({"too_long": "cut"}, "too_long: 'cut' is none of raise, truncate, skip"),
-     ({"untrainable": "train"}, "untrainable: 'train' is none of raise, skip")],
-)  # fmt: skip
+    [
+        ({"side": "top"}, "side: 'top' is none of right, left"),
+        ({"max_length": 0}, "max_length: 0 is less than 1"),
+        ({"too_long": "cut"}, "too_long: 'cut' is none of raise, truncate, skip"),
+        ({"untrainable": "train"}, "untrainable: 'train' is none of raise, skip"),
+    ],
+)
 def test_u02_bad_arguments_are_refused_by_name(options, message):
     with pytest.raises(InvalidArgument, match=message):
         pad([completed()], **options)

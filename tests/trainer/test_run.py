@@ -122,10 +122,13 @@ async def test_requests_are_pulled_when_there_is_room(serve, attach_to, form):
 
 @pytest.mark.parametrize(
     ("bad", "error"),
-    [(RolloutRequest(rollout_id="a/b"), InvalidArgument), ({"rollout_id": "x"}, TypeError),
-     (RolloutRequest(rollout_id="x", label=5), InvalidArgument)],
+    [
+        (RolloutRequest(rollout_id="a/b"), InvalidArgument),
+        ({"rollout_id": "x"}, TypeError),
+        (RolloutRequest(rollout_id="x", label=5), InvalidArgument),
+    ],
     ids=["bad id", "a dict", "bad label"],
-)  # fmt: skip
+)
 async def test_a_bad_request_raises_and_cancels_the_others(serve, attach_to, bad, error):
     agent = talker()
     agent.gate("r0", "r1")

@@ -73,8 +73,9 @@ def check_asked(asked, replies, passed, *, crowded=False):
         assert (request.purpose == "judge") == ask.judge
         earlier = {
             n: [*passed[s, n][0], replies[s, n].message]
-            for s, n in passed if s == sample and (n < number or crowded) and n != number
-        }  # fmt: skip
+            for s, n in passed
+            if s == sample and (n < number or crowded) and n != number
+        }
         continued = {n: whole for n, whole in earlier.items() if same(history[: len(whole)], whole)}
         if not crowded:
             longest = max(map(len, continued.values()), default=0)

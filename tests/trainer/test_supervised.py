@@ -40,9 +40,16 @@ def scenario(name):
 @pytest.fixture
 def tools(serve, train, attach_to, listening, stack, monkeypatch, tmp_path, caplog):
     return SimpleNamespace(
-        serve=serve, train=train, attach_to=attach_to, listening=listening, stack=stack, monkeypatch=monkeypatch,
-        path=tmp_path, caplog=caplog, text=lambda: caplog.text,
-    )  # fmt: skip
+        serve=serve,
+        train=train,
+        attach_to=attach_to,
+        listening=listening,
+        stack=stack,
+        monkeypatch=monkeypatch,
+        path=tmp_path,
+        caplog=caplog,
+        text=lambda: caplog.text,
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)

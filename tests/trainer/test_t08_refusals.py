@@ -85,7 +85,7 @@ def cases(folder):
         "other grpc": (other_grpc_server(), {}, Unimplemented, "name the gRPC address"),
         "http": (http_server(), {}, Unimplemented, "answers in HTTP/1"),
         "tls to http": (http_server(), {"tls": trusting}, TlsMismatch, "speaks plain text"),
-    }  # fmt: skip
+    }
 
 
 SCRIPT = """
@@ -113,16 +113,33 @@ async def test_t08_a_failed_handshake_has_no_line_of_grpc_core_unless_the_user_a
     env = clean if verbosity is None else clean | {"GRPC_VERBOSITY": verbosity}
     async with agent_server() as target:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", SCRIPT, target, str(certificates / "ca.pem"), cwd=ROOT, env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-c",
+            SCRIPT,
+            target,
+            str(certificates / "ca.pem"),
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         out, err = await asyncio.wait_for(process.communicate(), 50)
     assert out.decode().startswith(f"{verbosity} no TLS connection to server {target}"), err.decode()
     assert (b"ssl_transport_security" in err) == (verbosity is not None), err.decode()
 
 
-NAMES = ("no token", "wrong token", "plain to tls", "plain to mutual tls", "tls to plain", "wrong ca", "wrong name",
-         "other grpc", "http", "tls to http")  # fmt: skip
+NAMES = (
+    "no token",
+    "wrong token",
+    "plain to tls",
+    "plain to mutual tls",
+    "tls to plain",
+    "wrong ca",
+    "wrong name",
+    "other grpc",
+    "http",
+    "tls to http",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,9 +167,10 @@ async def test_t08_a_client_fails_at_once_and_says_what_to_do(certificates, refu
 
 async def test_t08_a_server_that_refuses_leaves_the_others_their_rollouts(caplog):
     async with (
-        agent_server(TOKEN) as refusing, agent_server() as good,
+        agent_server(TOKEN) as refusing,
+        agent_server() as good,
         attach([refusing, good], policy, lost_after=3600) as trainer,
-    ):  # fmt: skip
+    ):
         waits = [trainer.rollout(rollout_id=f"r{n}", messages=MESSAGES) for n in range(8)]
         outcomes = await asyncio.gather(*waits)
         await until(lambda: f"server {refusing} refuses this caller" in caplog.text)

@@ -123,9 +123,7 @@ async def test_u03_a_cancelled_rollout_leaves_the_trainer_idle(serve, attach_to)
 
 
 async def test_u03_versions_of_the_policys_own_stay(serve, attach_to):
-    trainer = await attach_to(
-        lambda request: answer(request, "fine", tokens=2, version="mine"), await serve(talker())
-    )  # fmt: skip
+    trainer = await attach_to(lambda request: answer(request, "fine", tokens=2, version="mine"), await serve(talker()))
     trainer.resume(version="step-1")
     outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=[USER]), PATIENCE)
     assert spans(outcome) == [VersionSpan("mine", 2)]

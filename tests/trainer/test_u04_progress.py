@@ -141,7 +141,7 @@ LAST = r"rollouts: 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d
 def test_u04_lines_through_a_pipe(target, tmp_path):
     result = subprocess.run(
         command(tmp_path, target, "pipe", "run"), capture_output=True, text=True, cwd=ROOT, timeout=50
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout == "over\n"
     assert "\x1b" not in result.stderr
@@ -151,7 +151,7 @@ def test_u04_lines_through_a_pipe(target, tmp_path):
 def test_u04_a_sync_trainer_and_requests_of_unknown_number(target, tmp_path):
     result = subprocess.run(
         command(tmp_path, target, "sync", "sync"), capture_output=True, text=True, cwd=ROOT, timeout=50
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout == "22\n"
     assert re.fullmatch(LAST.replace("11", "22").replace("1 failed", "2 failed"), result.stderr.splitlines()[-1])
@@ -162,9 +162,13 @@ def test_u04_stderr_that_is_closed_does_not_stop_the_rollouts(target, tmp_path):
     nobody, stderr = os.pipe()
     os.close(nobody)
     result = subprocess.run(
-        command(tmp_path, target, "closed", "run"), stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT,
+        command(tmp_path, target, "closed", "run"),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
         timeout=50,
-    )  # fmt: skip
+    )
     os.close(stderr)
     assert (result.returncode, result.stdout) == (0, "over\n")
 

@@ -250,17 +250,22 @@ say("not reached")
 
 @pytest.mark.parametrize(
     ("where", "policy"),
-    [("run", "waiting"), ("run", "blocking"), ("rollout", "waiting"), ("rollout", "blocking"), ("body", "first"),
-     ("pause", "waiting"), pytest.param("run", "deaf", marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("run", "waiting"),
+        ("run", "blocking"),
+        ("rollout", "waiting"),
+        ("rollout", "blocking"),
+        ("body", "first"),
+        ("pause", "waiting"),
+        pytest.param("run", "deaf", marks=pytest.mark.slow),
+    ],
+)
 async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, where, policy):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     last = b"outcome\n" if where == "body" else b"sampling\n"
     command = [sys.executable, str(script), where, policy, target]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    )  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
     try:
         while await asyncio.wait_for(process.stdout.readline(), PATIENCE) != last:
             assert process.returncode is None

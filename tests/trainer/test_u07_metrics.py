@@ -69,14 +69,29 @@ async def test_u07_metrics_of_a_trainer(serve, attach_to):
     values = trainer.metrics()
     check_flat(values)
     expected = {
-        "rollouts/completed": 4, "rollouts/failed": 4, "rollouts/cancelled": 0, "rollouts/deadline_exceeded": 1,
-        "rollouts/open": 0, "rollouts/from_journal": 0, "failures/agent/AGENT_EXCEPTION": 1,
-        "failures/trainer/CHAT_REFUSED": 1, "failures/agent/AGENT_TIMEOUT": 1, "failures/refused/NotFound": 1,
+        "rollouts/completed": 4,
+        "rollouts/failed": 4,
+        "rollouts/cancelled": 0,
+        "rollouts/deadline_exceeded": 1,
+        "rollouts/open": 0,
+        "rollouts/from_journal": 0,
+        "failures/agent/AGENT_EXCEPTION": 1,
+        "failures/trainer/CHAT_REFUSED": 1,
+        "failures/agent/AGENT_TIMEOUT": 1,
+        "failures/refused/NotFound": 1,
         "failures/refused/AlreadyExists": 1,
-        "reward/mean": 0.5, "chats/answered": 12, "chats/failed": 1, "chats/open": 0, "tokens/sampled": 36,
-        "policy/version": 3, "policy/lag/mean": 0, "policy/lag/max": 0, "rollouts/not_trainable": 0,
-        "samples/trainable": 4, "samples/segments": 4,
-    }  # fmt: skip
+        "reward/mean": 0.5,
+        "chats/answered": 12,
+        "chats/failed": 1,
+        "chats/open": 0,
+        "tokens/sampled": 36,
+        "policy/version": 3,
+        "policy/lag/mean": 0,
+        "policy/lag/max": 0,
+        "rollouts/not_trainable": 0,
+        "samples/trainable": 4,
+        "samples/segments": 4,
+    }
     assert {name: values.get(name) for name in expected} == expected
     assert {name for name in values if name.startswith("failures")} == {n for n in expected if n.startswith("failures")}
     assert values["tokens/prompt"] > 36

@@ -30,10 +30,16 @@ def test_tls_of_a_server(tls):
 
 
 @pytest.mark.parametrize("policy", ["policy", None, 3])
-@pytest.mark.parametrize("make", [
-    lambda policy: attach([TARGET], policy), lambda policy: SyncTrainer([TARGET], policy), TrainerServer,
-    ThreadedPolicy,
-], ids=["attach", "SyncTrainer", "TrainerServer", "ThreadedPolicy"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda policy: attach([TARGET], policy),
+        lambda policy: SyncTrainer([TARGET], policy),
+        TrainerServer,
+        ThreadedPolicy,
+    ],
+    ids=["attach", "SyncTrainer", "TrainerServer", "ThreadedPolicy"],
+)
 def test_a_policy_that_is_not_callable(make, policy):
     with pytest.raises(TypeError, match=f"policy: {policy!r} is not callable; pass a function from ChatRequest"):
         make(policy)

@@ -18,9 +18,12 @@ def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResp
     """A reply; its logprobs are -1/(id + 1) unless told otherwise."""
     logprobs = [-1 / (token + 1) for token in reply] if logprobs is None else logprobs
     return ChatResponse(
-        message={"role": "assistant"}, tokens=TokenBlock.of(reply, logprobs), prompt_prefix=prefix, versions=versions,
+        message={"role": "assistant"},
+        tokens=TokenBlock.of(reply, logprobs),
+        prompt_prefix=prefix,
+        versions=versions,
         prompt_ids=np.array(prompt, dtype="<u4"),
-    )  # fmt: skip
+    )
 
 
 def assembled(*chats) -> tuple[Segment, ...]:

@@ -149,9 +149,18 @@ def test_an_unknown_chat_has_no_place_after_it():
 
 
 BAD = [
-    {"role": "robot", "content": "a"}, {"content": "a"}, "text", None, user(float("nan")), user("\ud800"), user({1: 2}),
-    user(object()), user("a", n=Decimal(1)), user("a", n=np.int64(1)), user(np.array([1, 2])),
-]  # fmt: skip
+    {"role": "robot", "content": "a"},
+    {"content": "a"},
+    "text",
+    None,
+    user(float("nan")),
+    user("\ud800"),
+    user({1: 2}),
+    user(object()),
+    user("a", n=Decimal(1)),
+    user("a", n=np.int64(1)),
+    user(np.array([1, 2])),
+]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: ascii(bad)[:40])

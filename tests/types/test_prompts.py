@@ -39,9 +39,10 @@ def samples(draw):
 
 def whole(prompt, reply):
     return ChatResponse(
-        message={"role": "assistant"}, prompt_ids=np.array(prompt, dtype="<u4"),
+        message={"role": "assistant"},
+        prompt_ids=np.array(prompt, dtype="<u4"),
         tokens=TokenBlock.of(reply, [-0.5 - token for token in reply]),
-    )  # fmt: skip
+    )
 
 
 def short(prompt, reply, prefix):

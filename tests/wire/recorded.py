@@ -22,9 +22,17 @@ from tests.wire.test_event import COMPLETION, FIXTURES, INIT, RESPONSE, SPARSE, 
 
 FOLDER = Path(__file__).with_name("recorded")
 CHAT = ChatRequest(
-    rollout_id="r", attempt=2, sample="judge", number=3, messages=[USER], params={"temperature": 0.5, "min_p": 0.1},
-    tools=[TOOL], purpose=ChatPurpose.JUDGE, continues=2, state=b"s",
-)  # fmt: skip
+    rollout_id="r",
+    attempt=2,
+    sample="judge",
+    number=3,
+    messages=[USER],
+    params={"temperature": 0.5, "min_p": 0.1},
+    tools=[TOOL],
+    purpose=ChatPurpose.JUDGE,
+    continues=2,
+    state=b"s",
+)
 
 
 class Form(NamedTuple):
@@ -74,7 +82,7 @@ FORMS = {
         journaled,
         event_pb2.TrajectoryEvent,
     ),
-}  # fmt: skip
+}
 
 
 def read(name: str, data: bytes) -> dict[str, Any]:
@@ -87,8 +95,9 @@ def read(name: str, data: bytes) -> dict[str, Any]:
 def main() -> None:
     rows = [
         {"form": name, "data": base64.b64encode(data).decode(), "read": read(name, data)}
-        for name, form in FORMS.items() for data in form.examples()
-    ]  # fmt: skip
+        for name, form in FORMS.items()
+        for data in form.examples()
+    ]
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{__version__}.json").write_text(json.dumps(rows, indent=1) + "\n")
 

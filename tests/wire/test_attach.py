@@ -98,19 +98,27 @@ def test_a_frame_of_any_size(size):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.tuples(TEXT, st.integers(1, 2**32 - 1), TEXT, st.integers(1, 2**32 - 1)), text=SIZES,
-    ids=st.one_of(st.none(), SIZES.filter(lambda size: size < 2**17)), logprobs=st.booleans(),
-    prompt=st.one_of(st.none(), st.integers(0, 70)), prefix=st.integers(0, 2**32 - 1), version=st.booleans(),
-)  # fmt: skip
+    name=st.tuples(TEXT, st.integers(1, 2**32 - 1), TEXT, st.integers(1, 2**32 - 1)),
+    text=SIZES,
+    ids=st.one_of(st.none(), SIZES.filter(lambda size: size < 2**17)),
+    logprobs=st.booleans(),
+    prompt=st.one_of(st.none(), st.integers(0, 70)),
+    prefix=st.integers(0, 2**32 - 1),
+    version=st.booleans(),
+)
 @example(("", 1, "", 1), 0, None, False, None, 0, False)
 @example(("r", 1, "main", 1), 2**14, 2**12, True, 2**12, 1, True)
 def test_a_reply_is_written_as_protobuf_writes_it(name, text, ids, logprobs, prompt, prefix, version):
     tokens = None if ids is None else TokenBlock.of(range(ids), [-0.5] * ids if logprobs else None)
     response = ChatResponse(
-        message={"role": "assistant", "content": "x" * text, "y": None}, usage={"prompt_tokens": 1}, tokens=tokens,
-        prompt_ids=None if prompt is None else TokenBlock.of(range(prompt)).ids, prompt_prefix=prefix,
-        versions=(VersionSpan("v", ids or 0),) if version else (), extra={"a": 1},
-    )  # fmt: skip
+        message={"role": "assistant", "content": "x" * text, "y": None},
+        usage={"prompt_tokens": 1},
+        tokens=tokens,
+        prompt_ids=None if prompt is None else TokenBlock.of(range(prompt)).ids,
+        prompt_prefix=prefix,
+        versions=(VersionSpan("v", ids or 0),) if version else (),
+        extra={"a": 1},
+    )
     wire = reply_to_wire(response)
     raw = reply_bytes(response)
     assert trainer_pb2.ChatResponse.FromString(raw) == wire
@@ -167,9 +175,15 @@ def test_an_attachment_id_out_of_bounds_is_refused_by_name(attachment_id):
 @pytest.mark.parametrize("kind", [pb.TrainerHello, pb.ServerHello])
 @pytest.mark.parametrize(
     ("least", "most", "fits"),
-    [(PROTOCOL[0], PROTOCOL[1], True), (0, 99, True), (PROTOCOL[1], 99, True), (PROTOCOL[1] + 1, 99, False),
-     (0, PROTOCOL[0] - 1, False), (0, 0, False)],
-)  # fmt: skip
+    [
+        (PROTOCOL[0], PROTOCOL[1], True),
+        (0, 99, True),
+        (PROTOCOL[1], 99, True),
+        (PROTOCOL[1] + 1, 99, False),
+        (0, PROTOCOL[0] - 1, False),
+        (0, 0, False),
+    ],
+)
 def test_a_version_in_common_is_needed(kind, least, most, fits):
     hello = kind(protocol_min=least, protocol_max=most)
     if fits:

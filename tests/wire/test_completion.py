@@ -38,20 +38,39 @@ SEGMENT = Segment(
 ALONE = Sample(messages=[{"role": "user", "content": "x" * 100}], segments=(SEGMENT,), reward=0.0, trainable=True)
 METRICS = RolloutMetrics(**{field.name: index + 1 for index, field in enumerate(fields(RolloutMetrics))})
 DONE = Completion(
-    rollout_id="r", attempt=2, result_id="abc", status=CompletionStatus.COMPLETED, finish_reason="stop",
-    messages=ALONE.messages, reward=0.0, samples={"main": ALONE}, metrics=METRICS, extra_fields={"score": {"a": None}},
-)  # fmt: skip
+    rollout_id="r",
+    attempt=2,
+    result_id="abc",
+    status=CompletionStatus.COMPLETED,
+    finish_reason="stop",
+    messages=ALONE.messages,
+    reward=0.0,
+    samples={"main": ALONE},
+    metrics=METRICS,
+    extra_fields={"score": {"a": None}},
+)
 JUDGED = replace(
-    DONE, reward=None, messages=[{"role": "user", "content": "y" * 1000}],
+    DONE,
+    reward=None,
+    messages=[{"role": "user", "content": "y" * 1000}],
     samples={"main": ALONE, "sample-2": replace(ALONE, trainable=False, not_trainable_reason="no ids", segments=())},
-)  # fmt: skip
+)
 BROKEN = Completion(
-    rollout_id="r", status=CompletionStatus.FAILED, finish_reason="error", messages=[], metrics=METRICS,
+    rollout_id="r",
+    status=CompletionStatus.FAILED,
+    finish_reason="error",
+    messages=[],
+    metrics=METRICS,
     failure=Failure(
-        "tool", "it broke", True, (Cause("ToolExecutionError", "it broke"), Cause("OSError", "")), "agent.py", 7,
+        "tool",
+        "it broke",
+        True,
+        (Cause("ToolExecutionError", "it broke"), Cause("OSError", "")),
+        "agent.py",
+        7,
         (StackFrame("agent.py", 3, "Agent.run", "await self.tool()"), StackFrame("agent.py", 7, "Agent.tool")),
     ),
-)  # fmt: skip
+)
 FIXTURES = {
     "done": DONE,
     "two samples": JUDGED,
@@ -132,11 +151,15 @@ BAD = [
     ("completion.extra_json", {"extra_json": '{"a":NaN}'}),
     ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=math.nan)}}),
     ("completion.samples[a].reward", {"samples": {"a": tokens_pb2.Sample(reward=0.0)}, "status": FAILED}),
-    ("completion.samples[a].segments[0].mask_runs",
-     {"samples": {"a": tokens_pb2.Sample(segments=[tokens_pb2.Segment(ids=[1])])}}),
-    ("completion.samples[a].messages[0].role",
-     {"samples": {"a": tokens_pb2.Sample(messages=[message_pb2.Message(role="x")]), "b": tokens_pb2.Sample()}}),
-]  # fmt: skip
+    (
+        "completion.samples[a].segments[0].mask_runs",
+        {"samples": {"a": tokens_pb2.Sample(segments=[tokens_pb2.Segment(ids=[1])])}},
+    ),
+    (
+        "completion.samples[a].messages[0].role",
+        {"samples": {"a": tokens_pb2.Sample(messages=[message_pb2.Message(role="x")]), "b": tokens_pb2.Sample()}},
+    ),
+]
 
 
 @pytest.mark.parametrize(("field", "changes"), BAD, ids=lambda value: value if isinstance(value, str) else "")
@@ -149,15 +172,27 @@ STEPS = [
     [],
     ["samples[main].segments"],
     ["samples[main].segments", "samples[sample-2].segments"],
-    ["samples[main].segments", "samples[sample-2].segments",
-     "messages", "samples[main].messages", "samples[sample-2].messages"],
-    ["samples[main].segments", "samples[sample-2].segments",
-     "messages", "samples[main].messages", "samples[sample-2].messages", "extra_json"],
-]  # fmt: skip
+    [
+        "samples[main].segments",
+        "samples[sample-2].segments",
+        "messages",
+        "samples[main].messages",
+        "samples[sample-2].messages",
+    ],
+    [
+        "samples[main].segments",
+        "samples[sample-2].segments",
+        "messages",
+        "samples[main].messages",
+        "samples[sample-2].messages",
+        "extra_json",
+    ],
+]
 LARGE = replace(
-    JUDGED, extra_fields={"log": "z" * 3000},
+    JUDGED,
+    extra_fields={"log": "z" * 3000},
     samples={"sample-2": replace(ALONE, segments=(SEGMENT, SEGMENT)), "main": replace(ALONE, segments=(SEGMENT,))},
-)  # fmt: skip
+)
 
 
 def test_fit_leaves_out_segments_then_messages_then_extra():
@@ -194,10 +229,19 @@ def test_fit_names_nothing_that_was_not_there():
 
 
 INFO = RolloutInfo(
-    rollout_id="r", attempt=2, agent_loop="calculator", state=RolloutState.COMPLETED,
-    activity=Activity("delivering", 1_700_000_000.25), group=Group("g", 1, 2), accept_time=1_700_000_000.5,
-    start_time=1_700_000_001.0, end_time=1_700_000_002.75, last_number=2**40, undelivered=True, completion=DONE,
-)  # fmt: skip
+    rollout_id="r",
+    attempt=2,
+    agent_loop="calculator",
+    state=RolloutState.COMPLETED,
+    activity=Activity("delivering", 1_700_000_000.25),
+    group=Group("g", 1, 2),
+    accept_time=1_700_000_000.5,
+    start_time=1_700_000_001.0,
+    end_time=1_700_000_002.75,
+    last_number=2**40,
+    undelivered=True,
+    completion=DONE,
+)
 
 
 @pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])

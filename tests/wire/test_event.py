@@ -54,25 +54,41 @@ RESPONSE = ChatResponse(
     extra={"matched_stop": 1},
 )
 COMPLETION = Completion(
-    rollout_id="r", attempt=2, result_id="abc", status=CompletionStatus.COMPLETED, finish_reason="stop",
-    messages=[USER], reward=0.5, samples={"main": Sample(messages=[USER], segments=(SEGMENT,), reward=0.5)},
-    extra_fields={"a": 1}, omitted=("messages",), agent_version="3f2a0c9d1b7e",
+    rollout_id="r",
+    attempt=2,
+    result_id="abc",
+    status=CompletionStatus.COMPLETED,
+    finish_reason="stop",
+    messages=[USER],
+    reward=0.5,
+    samples={"main": Sample(messages=[USER], segments=(SEGMENT,), reward=0.5)},
+    extra_fields={"a": 1},
+    omitted=("messages",),
+    agent_version="3f2a0c9d1b7e",
     from_journal=EarlierRun(1700000000.25, "p0", True, "greeter", "3f2a0c9d1b7e", "9c1b0c9d1b7e", ("server.py",)),
-)  # fmt: skip
+)
 
 FIXTURES: list[EventKind] = [
     events.Accepted(INIT, [TOOL]),
     events.Started(1.25, "3f2a0c9d1b7e"),
     events.Resumed(17),
     events.ChatRequested(
-        sample="main", number=2, continues=1, messages=[USER], params={"temperature": 0.5, "min_p": 0.1}, tools=[TOOL],
+        sample="main",
+        number=2,
+        continues=1,
+        messages=[USER],
+        params={"temperature": 0.5, "min_p": 0.1},
+        tools=[TOOL],
         purpose=ChatPurpose.JUDGE,
     ),
     events.ChatAnswered(sample="main", number=2, response=RESPONSE, latency=0.125, recorded_number=2**33),
     events.ChatFailed(sample="main", number=2, code=14, message="away", will_retry=True),
     events.ToolCalled(CALL),
     events.ToolReturned(
-        tool_call_id="c1", name="add", message={"role": "tool", "content": "5", "tool_call_id": "c1"}, error="oh",
+        tool_call_id="c1",
+        name="add",
+        message={"role": "tool", "content": "5", "tool_call_id": "c1"},
+        error="oh",
         latency=0.5,
     ),
     events.Logged("note", {"a": [1, 1.0, True, None]}),
@@ -82,7 +98,7 @@ FIXTURES: list[EventKind] = [
     events.Graded("main", 0.0),
     events.Ended(COMPLETION, EndedBy("p1", "0123456789abcdef")),
     events.Delivered(Outcome.CONFLICT, "expired", 3),
-]  # fmt: skip
+]
 SPARSE: list[EventKind] = [
     events.Accepted(InitRequest(request=RolloutRequest(rollout_id="r", messages=[])), []),
     events.Started(),

@@ -220,11 +220,22 @@ def test_an_unknown_role_is_refused_on_the_way_in(role):
 
 
 OUT_OF_BOUNDS = [
-    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", True),
-    ("temperature", "hot"), ("temperature", 10**400), ("top_p", -1e-9), ("top_p", 1.5), ("top_p", math.nan),
-    ("top_p", [1]), ("max_tokens", 0), ("max_tokens", -5), ("max_tokens", 1.0), ("max_tokens", True),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", True),
+    ("temperature", "hot"),
+    ("temperature", 10**400),
+    ("top_p", -1e-9),
+    ("top_p", 1.5),
+    ("top_p", math.nan),
+    ("top_p", [1]),
+    ("max_tokens", 0),
+    ("max_tokens", -5),
+    ("max_tokens", 1.0),
+    ("max_tokens", True),
     ("max_tokens", "9"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("key", "value"), OUT_OF_BOUNDS, ids=lambda value: str(value)[:20])
@@ -285,9 +296,10 @@ def test_the_items_of_a_list_are_bounded(more):
     long = pb.Message(role="assistant")
     long.tool_calls.extend([pb.ToolCall()] * (MAX_ITEMS + more))
     rows = [
-        (messages_from_wire, messages, "messages"), (message_from_wire, long, "messages.tool_calls"),
+        (messages_from_wire, messages, "messages"),
+        (message_from_wire, long, "messages.tool_calls"),
         (tools_from_wire, [pb.Tool()] * (MAX_ITEMS + more), "messages"),
-    ]  # fmt: skip
+    ]
     for read, value, field in rows:
         if not more:
             read(value, "messages")

@@ -90,12 +90,22 @@ def test_secrets_travel_with_the_request():
 
 # Another value for every field that is part of the body.
 OTHER = {
-    "rollout_id": "other", "attempt": 9, "agent_loop": "other", "max_turns": 10, "max_tokens_total": 8192,
-    "messages": [message_pb2.Message(role="user", text="2+4?")], "metadata_json": '{"a":[1,1,null]}',
-    "sampling": message_pb2.SamplingParams(temperature=0.25), "label": "x", "group": pb.Group(id="g", index=3, size=8),
-    "priority": 0, "agent_timeout": Duration(seconds=2), "tool_server_url": "http://other", "idempotency_key": "other",
+    "rollout_id": "other",
+    "attempt": 9,
+    "agent_loop": "other",
+    "max_turns": 10,
+    "max_tokens_total": 8192,
+    "messages": [message_pb2.Message(role="user", text="2+4?")],
+    "metadata_json": '{"a":[1,1,null]}',
+    "sampling": message_pb2.SamplingParams(temperature=0.25),
+    "label": "x",
+    "group": pb.Group(id="g", index=3, size=8),
+    "priority": 0,
+    "agent_timeout": Duration(seconds=2),
+    "tool_server_url": "http://other",
+    "idempotency_key": "other",
     "evaluation": False,
-}  # fmt: skip
+}
 NOT_IN_THE_BODY = {"callback", "trace_context"}
 
 
@@ -212,7 +222,7 @@ BAD_REQUESTS = [
     ("callback.tls.server_name", {"callback": pb.Callback(target="x:1", tls=pb.CallbackTls(server_name="a\nb"))}),
     ("trace_context.traceparent", {"trace_context": pb.TraceContext(traceparent="a\nb")}),
     ("trace_context.tracestate", {"trace_context": pb.TraceContext(traceparent="a", tracestate="x" * 5000)}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("field", "bad"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")

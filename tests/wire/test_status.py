@@ -94,9 +94,13 @@ def test_details_survive(error, names):
 def test_details_are_the_standard_ones_where_there_are_any():
     """Another implementation reads them without knowing this one."""
     kinds = [
-        error_details_pb2.BadRequest, error_details_pb2.ResourceInfo, error_pb2.CurrentAttempt,
-        error_pb2.CurrentAttempt, error_pb2.EventsGone, error_details_pb2.PreconditionFailure,
-    ]  # fmt: skip
+        error_details_pb2.BadRequest,
+        error_details_pb2.ResourceInfo,
+        error_pb2.CurrentAttempt,
+        error_pb2.CurrentAttempt,
+        error_pb2.EventsGone,
+        error_details_pb2.PreconditionFailure,
+    ]
     for (error, _), kind in zip(DETAILED, kinds, strict=True):
         (first, *_rest) = to_status(error).details
         assert first.Is(kind.DESCRIPTOR), kind

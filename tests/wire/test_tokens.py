@@ -224,7 +224,7 @@ BAD_SEGMENTS = [
     ("segment.logprobs", pb.Segment(ids=[1, 2], mask_runs=[1, 1])),
     ("segment.logprobs", pb.Segment(ids=[1, 2], logprobs=[np.inf], mask_runs=[1, 1])),
     ("segment.versions", pb.Segment(ids=[1], logprobs=[-1.0], mask_runs=[0, 1], versions=[pb.VersionSpan(tokens=2)])),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("field", "message"), BAD_SEGMENTS)

@@ -24,10 +24,16 @@ from osmosis_grpc.wire.trainer import (
 # The first three are found by the trainer, own_tools is whether there are tools, the rest is of the call.
 NOT_ON_THE_WIRE = {"continues", "covered", "known_ids", "own_tools", "timeout", "credential", "version"}
 CHAT = ChatRequest(
-    rollout_id="r", attempt=2, sample="judge", number=7, messages=[{"role": "user", "content": None, "x": 1.0}],
-    params={"temperature": 0.5, "min_p": 0.1}, tools=[{"type": "function", "function": {"name": "f"}}],
-    purpose=ChatPurpose.JUDGE, state=b"\x00state",
-)  # fmt: skip
+    rollout_id="r",
+    attempt=2,
+    sample="judge",
+    number=7,
+    messages=[{"role": "user", "content": None, "x": 1.0}],
+    params={"temperature": 0.5, "min_p": 0.1},
+    tools=[{"type": "function", "function": {"name": "f"}}],
+    purpose=ChatPurpose.JUDGE,
+    state=b"\x00state",
+)
 REPLY = ChatResponse(
     message={"role": "assistant", "content": "5", "reasoning_content": None},
     finish_reason="length",

@@ -12,6 +12,12 @@ from osmosis_grpc.errors import (
 )
 
 __all__ = [
-    "AgentLoopNotFoundError", "OsmosisRolloutError", "OsmosisServerError", "OsmosisTimeoutError",
-    "OsmosisTransportError", "OsmosisValidationError", "ToolArgumentError", "ToolExecutionError",
-]  # fmt: skip
+    "AgentLoopNotFoundError",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
+    "ToolArgumentError",
+    "ToolExecutionError",
+]

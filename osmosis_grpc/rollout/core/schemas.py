@@ -11,6 +11,11 @@ from osmosis_grpc.types.tools import (
 )
 
 __all__ = [
-    "MessageDict", "OpenAIFunctionParametersSchema", "OpenAIFunctionPropertySchema", "OpenAIFunctionSchema",
-    "OpenAIFunctionToolSchema", "RolloutMetrics", "RolloutRequest",
-]  # fmt: skip
+    "MessageDict",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "RolloutMetrics",
+    "RolloutRequest",
+]
