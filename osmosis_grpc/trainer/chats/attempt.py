@@ -25,10 +25,10 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled import Throttled
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.trainer.ledger import KeptChat, Ledger
-from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
-from osmosis_grpc.trainer.sampler import Sampler, versioned
-from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, printable, told
 
@@ -40,7 +40,7 @@ UNWRITTEN_RETRY = 1.0
 """Seconds after which a server may ask again what the ledger could not take."""
 
 
-class RolloutBook:
+class AttemptCache:
     """One attempt of one rollout."""
 
     def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
@@ -56,10 +56,10 @@ class RolloutBook:
         self.tools: Sequence[ToolDict] | None = None
         """What its chats offer that name no tools of their own; None where that is not known."""
         self._tools_digest: str | None = None
-        self._samples: dict[str, KeptSample] = {}
+        self._samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
-    def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
+    def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """A chat, its sampling begun now or before.
 
         Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
@@ -70,7 +70,7 @@ class RolloutBook:
             )
         sample = self._samples.get(request.sample)
         if sample is None:
-            sample = self._samples[request.sample] = KeptSample(request.sample)
+            sample = self._samples[request.sample] = SampleState(request.sample)
         if request.continues and not request.covered:
             place = sample.tree.place_after(request.continues, request.messages)
             if place is None:
@@ -110,11 +110,11 @@ class RolloutBook:
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
+        asked = sample.asked[request.number] = PendingChat(sample, request.number, body, place.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
-    def _sampled(self, asked: Asked, request: ChatRequest, failures: Throttled, reply: object) -> bool:
+    def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
@@ -139,7 +139,7 @@ class RolloutBook:
         self._commit(asked, request)
         return True
 
-    def _commit(self, asked: Asked, request: ChatRequest) -> None:
+    def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
         """Commit a reply that is kept; one that cannot be sent is answered with that."""
         reach("ledger.reply.before")
         try:
@@ -151,7 +151,7 @@ class RolloutBook:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: Asked, chat: KeptChat) -> None:
+    def _write(self, asked: PendingChat, chat: KeptChat) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
@@ -204,7 +204,7 @@ class RolloutBook:
             elif isinstance(kind, events.ChatRequested):
                 requested[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, KeptSample(kind.sample))
+                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
                 sample.restore(requested[kind.sample, kind.number], kind.response)
         for name, sample in self._samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
@@ -221,7 +221,7 @@ class RolloutBook:
         """The completion with what it refers to, its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples.setdefault(name, KeptSample(name)).report(
+            name: self._samples.setdefault(name, SampleState(name)).report(
                 told, f"samples[{name}].segments" in completion.omitted
             )
             for name, told in completion.samples.items()

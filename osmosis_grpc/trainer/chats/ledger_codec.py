@@ -1,21 +1,21 @@
-"""From what the ledger keeps to the books and completions that stood for it, and back."""
+"""Converts requests, chats and completions to the rows of a ledger, and back."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
 from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout
-from osmosis_grpc.trainer.samples import Asked, Body, KeptSample
 from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
 from osmosis_grpc.wire.trainer import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 
-Samples = dict[str, KeptSample]
+Samples = dict[str, SampleState]
 
 
-def kept_chat(request: ChatRequest, asked: Asked) -> KeptChat:
+def kept_chat(request: ChatRequest, asked: PendingChat) -> KeptChat:
     """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
     question = request
     if request.state or request.own_tools:
@@ -39,7 +39,7 @@ def learn(samples: Samples, chats: Iterable[KeptChat]) -> None:
         reply = reply_from_wire(trainer_pb2.ChatResponse.FromString(chat.reply))
         sample = samples.get(chat.sample)
         if sample is None:
-            sample = samples[chat.sample] = KeptSample(chat.sample)
+            sample = samples[chat.sample] = SampleState(chat.sample)
         sample.learn(question, chat.continues, chat.offered, reply)
 
 
@@ -51,7 +51,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[KeptC
                 yield kept_chat(_question(rollout_id, attempt, name, number, asked.body, sample), asked)
 
 
-def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: KeptSample) -> ChatRequest:
+def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: SampleState) -> ChatRequest:
     node, params, _, purpose = body
     return ChatRequest(
         rollout_id=rollout_id,

@@ -32,12 +32,12 @@ Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
 
 
-class Asked:
+class PendingChat:
     """A chat that was asked, answered or not."""
 
     __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
 
-    def __init__(self, sample: "KeptSample", number: int, body: Body, continues: int) -> None:
+    def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -137,14 +137,14 @@ class Asked:
         assembler.add(self.number, self._continues, whole, self.body[3])
 
 
-class KeptSample:
+class SampleState:
     """One conversation of a rollout."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tree = Conversation()
         self.assembler = Assembler()
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingChat] = {}
 
     def holds(self, numbers: Iterable[int]) -> bool:
         """Whether all these chats were answered here."""
@@ -161,7 +161,7 @@ class KeptSample:
         if place is None:
             return  # what it continues is no longer told: the sample stays as it was reported
         body = (place.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
@@ -172,7 +172,7 @@ class KeptSample:
         if place is None:
             place = self.tree.place(asked.messages)
         body = (place.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
