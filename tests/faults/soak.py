@@ -1,6 +1,6 @@
 """Short rollouts for a long time, agent server and trainer in one process: whether memory stays what it is.
 
-python -m benchmarks.soak [--rollouts 100000] [--rate 300] [--ttl 60] [--budget 256] [--in-flight 32]
+python -m tests.faults.soak [--rollouts 100000] [--rate 300] [--ttl 60] [--budget 256] [--in-flight 32]
     [--state-dir DIR] [--ledger FILE] [--json]
 
 Each rollout has two chats. What has ended is kept for `--ttl` seconds (and twice as long by the trainer) and within

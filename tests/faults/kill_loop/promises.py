@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.history import Line
 from osmosis_grpc.types import Outcome, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
+from tests.faults.kill_loop.history import Line
 
 SHOWN = 12
 """Lines shown of a rollout."""

@@ -1,6 +1,6 @@
 """Short rollouts at full speed on a small disk budget: whether the journal's files stay small, and shrink after it.
 
-python -m benchmarks.housekeeping [--rollouts 20000] [--ttl 5] [--budget 20] [--quiet 60] [--in-flight 64] [--json]
+python -m tests.faults.housekeeping [--rollouts 20000] [--ttl 5] [--budget 20] [--quiet 60] [--in-flight 64] [--json]
 
 The server is a process of its own, with a journal. Each rollout has two chats. The files are the database, its WAL and
 its shared memory, measured every 20 ms; the run is broken when they exceed twice the budget, when they take more than
@@ -109,7 +109,7 @@ def run(given: Namespace) -> dict[str, Any]:
     """The figures of one run."""
     with tempfile.TemporaryDirectory() as state:
         options = [f"--{name}={getattr(given, name.replace('-', '_'))}" for name in ("ttl", "budget", "in-flight")]
-        process = start(["-m", "benchmarks.housekeeping", f"--serve={state}", *options], core=0)
+        process = start(["-m", "tests.faults.housekeeping", f"--serve={state}", *options], core=0)
         take_core(1)
         try:
             return measured(Run(given, Path(state)).run(ready_record(process)["grpc"]))

@@ -1,6 +1,6 @@
 """The trainer of the kill loop, a process that may be killed and started again:
 
-python -m benchmarks.kill_trainer --target HOST:PORT --rollouts N --in-flight N [--ledger FILE] [--callback PORT]
+python -m tests.faults.kill_loop.trainer --target HOST:PORT --rollouts N --in-flight N [--ledger FILE] [--callback PORT]
     [--replies fixed|random]
 
 The history's file is named by the environment, as are the failpoints. Each sampling has a draw of its own, which the
@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.history import VARIABLE, History, read
-from benchmarks.kill_agents import Passenger, Traveller
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.trainer import (
@@ -37,6 +35,8 @@ from osmosis_grpc.trainer import (
     TrainerServer,
     attach,
 )
+from tests.faults.kill_loop.agents import Passenger, Traveller
+from tests.faults.kill_loop.history import VARIABLE, History, read
 
 LATENCY = (0.005, 0.03)
 """Seconds that a reply takes, by its name."""

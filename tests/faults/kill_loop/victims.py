@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Broken
-from benchmarks.history import VARIABLE, History
 from benchmarks.processes import ROOT
-from benchmarks.promises import RANDOM
+from tests.faults.kill_loop.history import VARIABLE, History
+from tests.faults.kill_loop.promises import RANDOM
 
 REACHED = 5.0
 """Seconds in which a failpoint is reached, or the process is killed from outside."""

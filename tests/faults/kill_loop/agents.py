@@ -1,4 +1,4 @@
-"""The agents of the kill loop: `python -m osmosis_grpc.serve -m benchmarks.kill_agents:agents`.
+"""The agents of the kill loop: `python -m osmosis_grpc.serve -m tests.faults.kill_loop.agents:agents`.
 
 What they ask is a function of what they were told. Each rollout has two conversations at a time, one of them with
 tools; every step of it is a line of the history.
@@ -9,10 +9,10 @@ import json
 import os
 from typing import Any
 
-from benchmarks.history import VARIABLE, History
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls, get_tool_call_info
 from osmosis_grpc.types import RolloutRequest
+from tests.faults.kill_loop.history import VARIABLE, History
 
 MAIN_CHATS, ASIDE_CHATS = 6, 2
 CHATS = MAIN_CHATS + ASIDE_CHATS

@@ -1,12 +1,12 @@
 """Kills the server, the trainer or both with SIGKILL, again and again, and judges what came of their rollouts.
 
-python -m benchmarks.kill_loop --kills K --rollouts N --seed S [--who server|trainer|both]
+python -m tests.faults.kill_loop --kills K --rollouts N --seed S [--who server|trainer|both]
     [--mode attach|callback] [--replies fixed|random] [--in-flight 16] [--folder DIR] [--json]
 
 Server (with its journal) and trainer (with its ledger, where it is killed) are real processes; most kills come at
 failpoints of a window each, the others at any time, also before a process is ready. A first run without kills tells
 what every rollout has to end with; with random replies a rollout has to end with the replies that its agent was given.
-Both runs write histories, and benchmarks.promises judges them: a promise that was broken is named with the lines that
+Both runs write histories, and `promises` judges them: a promise that was broken is named with the lines that
 show it, and ends the process with 1, as do fewer kills than asked for. `--folder` keeps histories, journal and logs.
 """
 
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Broken, Parser, measured, progress, show
-from benchmarks.history import History, Line, read
-from benchmarks.kill_agents import CHATS, Traveller
-from benchmarks.kill_trainer import agent_loop, digest_of
-from benchmarks.promises import RANDOM, Evidence, kept_in
-from benchmarks.victims import Schedule, Victim, Window, start_takes
+from tests.faults.kill_loop.agents import CHATS, Traveller
+from tests.faults.kill_loop.history import History, Line, read
+from tests.faults.kill_loop.promises import RANDOM, Evidence, kept_in
+from tests.faults.kill_loop.trainer import agent_loop, digest_of
+from tests.faults.kill_loop.victims import Schedule, Victim, Window, start_takes
 
 INIT_KEPT = "ledger.init.committed"
 """Over an attachment only: with a callback, the application sends its Inits itself."""
@@ -64,7 +64,7 @@ async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[di
         "-m",
         "osmosis_grpc.serve",
         "-m",
-        "benchmarks.kill_agents:agents",
+        "tests.faults.kill_loop.agents:agents",
         "--grpc-port",
         str(port),
         "--no-http",
@@ -81,7 +81,7 @@ async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[di
     ]
     train = [
         "-m",
-        "benchmarks.kill_trainer",
+        "tests.faults.kill_loop.trainer",
         "--target",
         f"127.0.0.1:{port}",
         "--rollouts",
