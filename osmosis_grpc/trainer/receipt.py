@@ -1,7 +1,7 @@
 """Confirms a completion that a ledger holds."""
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
+from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
 from osmosis_grpc.types import Completion
 
 
@@ -10,7 +10,7 @@ class LedgerReceipt:
 
     __slots__ = ("_ledger", "_name")
 
-    def __init__(self, ledger: Ledger, completion: Completion | KeptRollout) -> None:
+    def __init__(self, ledger: Ledger, completion: Completion | LedgerRollout) -> None:
         self._ledger = ledger
         self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
 
@@ -24,11 +24,11 @@ class LedgerReceipt:
     def __deepcopy__(self, memo: object) -> "LedgerReceipt":
         return self
 
-    def __reduce__(self) -> tuple[type["Elsewhere"], tuple[()]]:
-        return Elsewhere, ()
+    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
+        return DetachedReceipt, ()
 
 
-class Elsewhere:
+class DetachedReceipt:
     """What becomes of a receipt in another process."""
 
     __slots__ = ()

@@ -25,10 +25,10 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled import Throttled
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
-from osmosis_grpc.trainer.ledger import KeptChat, Ledger
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, printable, told
 
@@ -151,7 +151,7 @@ class AttemptCache:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: PendingChat, chat: KeptChat) -> None:
+    def _write(self, asked: PendingChat, chat: ChatRow) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
@@ -209,11 +209,11 @@ class AttemptCache:
         for name, sample in self._samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
-    def learn(self, chats: Iterable[KeptChat]) -> None:
+    def learn(self, chats: Iterable[ChatRow]) -> None:
         """Take in what the ledger kept, in the order of the answers."""
         learn(self._samples, chats)
 
-    def kept(self, rollout_id: str) -> list[KeptChat]:
+    def kept(self, rollout_id: str) -> list[ChatRow]:
         """Every answered chat, for the ledger."""
         return list(all_chats(rollout_id, self.attempt, self._samples))
 

@@ -9,12 +9,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
-from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.trainer.receipt import LedgerReceipt
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
@@ -30,11 +30,11 @@ class ChatCache:
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
         self.metrics = Metrics()
-        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat entry"))
+        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat cache"))
         self._ledger = ledger
         self._rollouts: dict[str, AttemptCache] = {}
 
-    def restore(self, kept: Iterable[KeptRollout], now: float) -> None:
+    def restore(self, kept: Iterable[LedgerRollout], now: float) -> None:
         """Take in what the ledger kept."""
         for row in kept:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
@@ -81,7 +81,7 @@ class ChatCache:
         then: Recorded,
         *,
         given_up: bool = False,
-        chats: Sequence[KeptChat] = (),
+        chats: Sequence[ChatRow] = (),
     ) -> None:
         """Record a completion, with a ledger after its commit; `told` is how it came.
 
@@ -138,7 +138,7 @@ class ChatCache:
         told: rollout_pb2.Completion,
         then: Recorded,
         given_up: bool,
-        chats: Sequence[KeptChat],
+        chats: Sequence[ChatRow],
     ) -> None:
         try:
             self.record(completion, told, then, given_up=given_up, chats=chats)

@@ -26,7 +26,7 @@ from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, path
 
 if TYPE_CHECKING:
-    from osmosis_grpc.trainer.ledger import KeptChat
+    from osmosis_grpc.storage.ledger.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
@@ -43,7 +43,7 @@ class PendingChat:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the answer, where there is a ledger with its commit; what went wrong is raised."""
         self.task: asyncio.Future[ChatResponse] | None = None
-        self.unwritten: KeptChat | None = None
+        self.unwritten: ChatRow | None = None
         """What the ledger has not committed."""
         self.written: bytes | None = None
         """What it has, until it is sent."""
