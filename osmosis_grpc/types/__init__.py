@@ -20,7 +20,7 @@ from osmosis_grpc.types.frames import StackFrame
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.reasons import FailureReason
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, Entry, RolloutInfo
+from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tools import (
@@ -46,13 +46,13 @@ __all__ = [
     "CompletionStatus",
     "EarlierRun",
     "EndedBy",
-    "Entry",
     "EventKind",
     "Failure",
     "FailureReason",
     "Group",
     "Ids",
     "InitRequest",
+    "JournaledRollout",
     "Logprobs",
     "Message",
     "OpenAIFunctionParametersSchema",

@@ -137,7 +137,7 @@ class Late(sqlite3.Connection):
 def late(monkeypatch):
     real = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: real(*args, **named, factory=Late))
-    monkeypatch.setattr("osmosis_grpc.journal.writer.RETRY", 0.05)
+    monkeypatch.setattr("osmosis_grpc.storage.journal.writer.RETRY", 0.05)
     yield Late
     Late.probability, Late.late = 0.0, 0
 
