@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
     from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row
     from osmosis_grpc.serve.records import Records
-    from osmosis_grpc.types import Entry
+    from osmosis_grpc.types import JournaledRollout
 
 NEAR = 5
 """How many ids are named in place of one that is not there."""
@@ -71,7 +71,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
 
     from osmosis_grpc.cli.rerun import Recorded
     from osmosis_grpc.errors import DataLoss, InvalidArgument
-    from osmosis_grpc.journal import JournalError, Reader
+    from osmosis_grpc.storage import JournalError, Reader
 
     try:
         reader = Reader.look(folder)
@@ -103,7 +103,7 @@ def _near(rollout_id: str, known: list[str]) -> str:
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
 
 
-def _agent_loop(specs: list[str], entry: "Entry") -> "RolloutAgentLoop":
+def _agent_loop(specs: list[str], entry: "JournaledRollout") -> "RolloutAgentLoop":
     """The one that the rollout was recorded with."""
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 

@@ -3,7 +3,7 @@
 An agent may start processes. Those that run another program keep nothing: Python, gRPC and SQLite open their files and
 sockets close-on-exec. A child by os.fork() alone (multiprocessing's method "fork") has all of them, and would hold the
 ports for as long as it lives, though the server were killed and started again. So the child lets go of these sockets
-at once. A journal's lock is left in journal/lock.py. SQLite's files stay open in the child on purpose: they hold no
+at once. A journal's lock is left in storage/lock.py. SQLite's files stay open in the child on purpose: they hold no
 lock there, and a child that closed them could end the locks and the log of the process that writes.
 """
 

@@ -21,7 +21,6 @@ from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
-from osmosis_grpc.journal import JournalError
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.security import Security
@@ -30,6 +29,7 @@ from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.tracelog import TraceLog
+from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, job, thread
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.journal import JournalStore
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.credentials import Access
@@ -30,6 +29,7 @@ from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
@@ -107,9 +107,9 @@ class AgentServer:
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
-        self._journal: JournalStore | None = None
+        self._journal: SqliteJournal | None = None
         if state_dir is not None:
-            self._journal = JournalStore(
+            self._journal = SqliteJournal(
                 state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor
             )
         try:
@@ -136,7 +136,7 @@ class AgentServer:
     async def __aenter__(self) -> "AgentServer":
         if self._journal is not None:
             self._stack.callback(self._journal.close)
-            self._journal.told_problem = lambda problem: self._set_health()
+            self._journal.on_problem = lambda problem: self._set_health()
         self._stack.push_async_callback(self.supervisor.close)
         try:
             return await self._start()

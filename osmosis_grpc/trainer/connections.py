@@ -18,9 +18,9 @@ from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.ledger import KeptRollout
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.types.completion import clip
@@ -76,7 +76,7 @@ class Connections:
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         return listen(self._server, address, self._security)
 
-    def await_servers(self, kept: Iterable[KeptRollout]) -> None:
+    def await_servers(self, kept: Iterable[LedgerRollout]) -> None:
         """Those at the targets, and those that dialled in and have rollouts in the ledger."""
         self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
         self._pool.servers.add(*self._dialled)

@@ -25,10 +25,10 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.sampler import Sampler, versioned
-from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
+from osmosis_grpc.trainer.samples import Asked, SampleState, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
 
@@ -56,7 +56,7 @@ class RolloutBook:
         self.tools: Sequence[ToolDict] | None = None
         """What its chats offer that name no tools of their own; None where that is not known."""
         self._tools_digest: str | None = None
-        self._samples: dict[str, KeptSample] = {}
+        self._samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
@@ -70,7 +70,7 @@ class RolloutBook:
             )
         sample = self._samples.get(request.sample)
         if sample is None:
-            sample = self._samples[request.sample] = KeptSample(request.sample)
+            sample = self._samples[request.sample] = SampleState(request.sample)
         if request.continues and not request.prefix_len:
             position = sample.tree.insert_after(request.continues, request.messages)
             if position is None:
@@ -151,7 +151,7 @@ class RolloutBook:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: Asked, chat: KeptChat) -> None:
+    def _write(self, asked: Asked, chat: ChatRow) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
@@ -204,16 +204,16 @@ class RolloutBook:
             elif isinstance(kind, events.ChatRequested):
                 requested[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, KeptSample(kind.sample))
+                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
                 sample.restore(requested[kind.sample, kind.number], kind.response)
         for name, sample in self._samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
-    def learn(self, chats: Iterable[KeptChat]) -> None:
+    def learn(self, chats: Iterable[ChatRow]) -> None:
         """Take in what the ledger kept, in the order of the answers."""
         learn(self._samples, chats)
 
-    def kept(self, rollout_id: str) -> list[KeptChat]:
+    def kept(self, rollout_id: str) -> list[ChatRow]:
         """Every answered chat, for the ledger."""
         return list(all_chats(rollout_id, self.attempt, self._samples))
 
@@ -221,7 +221,7 @@ class RolloutBook:
         """The completion with what it refers to, its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples.setdefault(name, KeptSample(name)).report(
+            name: self._samples.setdefault(name, SampleState(name)).report(
                 told, f"samples[{name}].segments" in completion.omitted
             )
             for name, told in completion.samples.items()

@@ -43,7 +43,7 @@ class RolloutInfo:
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournaledRollout:
     """A rollout as a journal keeps it: what has to be known to go on with it in another process."""
 
     init: InitRequest

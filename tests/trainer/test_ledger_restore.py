@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
