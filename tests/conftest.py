@@ -1,4 +1,4 @@
-"""What several rooms' tests need: a real server, a real trainer, on free ports."""
+"""Fixtures of several packages' tests: a real server, a real trainer, on free ports."""
 
 import asyncio
 import gc

@@ -85,7 +85,7 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
 
 
 async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> int:
-    from osmosis_gateway.alone import stand_alone
+    from osmosis_gateway.standalone import stand_alone
     from osmosis_grpc import __version__
 
     options, target = settings.server, settings.client.target or ""

@@ -72,7 +72,7 @@ class Connections:
         guard = self._security.guard()
         calls = self._pool.book.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         return listen(self._server, address, self._security)
 
@@ -194,7 +194,7 @@ def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: 
         )
 
 
-class _Door(services_pb2_grpc.TrainerServiceServicer):
+class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
     def __init__(self, connections: Connections, guard: Guard | None) -> None:

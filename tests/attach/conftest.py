@@ -1,4 +1,4 @@
-"""What the tests of this room need."""
+"""Fixtures of the attach tests."""
 
 from typing import Any
 

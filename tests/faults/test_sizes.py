@@ -31,7 +31,7 @@ def peak(pid: int) -> int:
 
 
 async def a_rollout(address: str, rollout_id: str) -> None:
-    """An innocent one still runs."""
+    """An bystander one still runs."""
     async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=trainer.callback())
         assert (await trainer.completion(rollout_id, 20)).status == "COMPLETED"

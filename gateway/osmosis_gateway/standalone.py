@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_gateway.calls import Calls
-from osmosis_gateway.door import HttpServer, tokens_of
+from osmosis_gateway.http_server import HttpServer, tokens_of
 from osmosis_gateway.metrics import GatewayMetrics
-from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Access
@@ -151,13 +151,13 @@ async def stand_alone(
             rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
             app = gateway_app("osmosis_grpc")
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
-            door = Door(
+            http_access = HttpAccess(
                 tokens=guard.tokens,
                 certificates=guard.asks_certificates,
                 max_metadata_bytes=known.server.max_metadata_size_bytes,
                 loopback=loopback,
             )
-            add_routes(app, door)
+            add_routes(app, http_access)
             supervisor = Supervisor("the gateway")
             async with HttpServer(app, host=host, port=port, tls=guard.tls, supervisor=supervisor) as http:
                 yield http, back

@@ -9,12 +9,12 @@ import pytest
 
 from osmosis_grpc.policies import formula
 from osmosis_grpc.types import events
-from tests.conformance.agent import NAME, SCHEMAS
-from tests.conformance.conftest import CLIENT
-from tests.conformance.new_trainer import AttachedTrainer, NewTrainer, outcome_of
-from tests.conformance.old_contract import RolloutResponse
-from tests.conformance.old_trainer import OldTrainer
-from tests.conformance.scenarios import BY_NAME, REPLY_TOKENS, SCENARIOS, Fault, Scenario
+from tests.legacy.agent import NAME, SCHEMAS
+from tests.legacy.conftest import CLIENT
+from tests.legacy.new_trainer import AttachedTrainer, NewTrainer, outcome_of
+from tests.legacy.old_contract import RolloutResponse
+from tests.legacy.old_trainer import OldTrainer
+from tests.legacy.scenarios import BY_NAME, REPLY_TOKENS, SCENARIOS, Fault, Scenario
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -18,8 +18,8 @@ import aiohttp
 from aiohttp import web
 from pydantic import ValidationError
 
-from tests.conformance.agent import Agent
-from tests.conformance.old_contract import (
+from tests.legacy.agent import Agent
+from tests.legacy.old_contract import (
     CompletionsRequest,
     InitResponse,
     Message,

@@ -9,10 +9,10 @@ import dataclasses
 
 import pytest
 
-from tests.conformance.agent import SCHEMAS, Agent
-from tests.conformance.old_agent_server import OldAgentServer
-from tests.conformance.old_trainer import OldTrainer
-from tests.conformance.scenarios import BY_NAME, SCENARIOS
+from tests.legacy.agent import SCHEMAS, Agent
+from tests.legacy.old_agent_server import OldAgentServer
+from tests.legacy.old_trainer import OldTrainer
+from tests.legacy.scenarios import BY_NAME, SCENARIOS
 
 GIVES_UP = "trainer-busy"
 TELLS_LITTLE = "agent-exception"

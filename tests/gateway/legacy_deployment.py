@@ -43,7 +43,7 @@ class Policy:
 
 
 @dataclass
-class House:
+class Deployment:
     """The old agent server, our loop and server that host it, a trainer, and its client."""
 
     old: OldAgentServer
@@ -137,13 +137,13 @@ async def closings():
 
 @pytest_asyncio.fixture(name="build", loop_scope="module")
 async def builder(later):
-    """Makes a House; in the end, looks for what was left behind."""
-    houses: list[House] = []
+    """Makes a Deployment; in the end, looks for what was left behind."""
+    deployments: list[Deployment] = []
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as slow:
 
-        async def made(*, script=None, hosted=None, **config) -> House:
+        async def made(*, script=None, hosted=None, **config) -> Deployment:
             enter = stack.enter_async_context
             old = await slow.enter_async_context(OldAgentServer())
             old.script = script
@@ -153,14 +153,14 @@ async def builder(later):
             policy = Policy()
             trainer = await enter(TrainerServer(policy))
             client = await enter(once(RolloutClient(server.address)))
-            houses.append(House(old, loop, server, client, trainer, policy))
-            return houses[-1]
+            deployments.append(Deployment(old, loop, server, client, trainer, policy))
+            return deployments[-1]
 
         yield made
-        for house in houses:
+        for deployment in deployments:
             with contextlib.suppress(CallError):  # what a failed test has left running
-                await house.client.cancel(everything=True)
-            await until(house.idle)
+                await deployment.client.cancel(everything=True)
+            await until(deployment.idle)
             await until(lambda: not left_over())
         last = slow.pop_all()
     later.append(asyncio.create_task(last.aclose()))
@@ -170,7 +170,7 @@ async def builder(later):
     await until(lambda: not left_over("Engine."))
 
 
-@pytest_asyncio.fixture(name="house", loop_scope="module")
+@pytest_asyncio.fixture(name="deployment", loop_scope="module")
 async def usual(build):
-    """One House with the usual settings."""
+    """One Deployment with the usual settings."""
     return await build()

@@ -1,4 +1,4 @@
-"""The HTTP door of a process: uvicorn on the event loop that is there already."""
+"""The HTTP server of a process: uvicorn on the event loop that is there already."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from osmosis_gateway.calls import Calls
-from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.routes import Door, add_metrics, add_routes, gateway_app
+from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.link import fork_safety
 from osmosis_grpc.link.target_policy import is_loopback
@@ -122,7 +122,7 @@ def tokens_of(settings: RolloutSettings) -> Tokens:
 
 
 @asynccontextmanager
-async def open_door(
+async def serve_http(
     server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
 ) -> AsyncIterator[HttpServer]:
     """The legacy contract in front of an agent server that runs: HTTP beside gRPC, one engine.
@@ -136,14 +136,14 @@ async def open_door(
     async with Calls(known.client, checked_only=True, tls=tls) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("osmosis_grpc")
-        door = Door(
+        http_access = HttpAccess(
             tokens=security.tokens or tokens_of(known),
             certificates=security.asks_certificates,
             max_metadata_bytes=server.max_metadata_bytes,
             loopback=server.on_loopback,
         )
-        app.state.rollouts, app.state.metrics = HostedRollouts(server.engine, trainers.peer), server.metrics
-        add_routes(app, door)
+        app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
+        add_routes(app, http_access)
         schemes = dict.fromkeys(("http", "https"), trainers.peer)
         server.callbacks.schemes |= schemes
         try:
@@ -155,7 +155,7 @@ async def open_door(
 
 
 @asynccontextmanager
-async def open_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
+async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
     """Serve /metrics of an agent server on loopback, to everybody on this machine.
 
     Raises MissingExtraError without prometheus_client, OSError when the port is taken.
@@ -163,6 +163,6 @@ async def open_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: in
     importlib.import_module("osmosis_grpc.observability.exposition")
     app = gateway_app("osmosis_grpc", openapi_url=None)
     app.state.metrics = server.metrics
-    add_metrics(app, Door(max_metadata_bytes=0, loopback=True))
+    add_metrics(app, HttpAccess(max_metadata_bytes=0, loopback=True))
     async with HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port) as http:
         yield http

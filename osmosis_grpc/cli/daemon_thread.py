@@ -5,13 +5,13 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from osmosis_grpc.cli.jobs import RUN_ASIDE
+from osmosis_grpc.cli.jobs import DAEMON_THREAD
 from osmosis_grpc.supervise import thread
 
 T = TypeVar("T")
 
 
-def run_aside(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
+def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
     """Run a coroutine in a daemon thread, so that nothing an agent does can keep this process.
 
     Raises what it raises, and concurrent.futures.TimeoutError when it takes longer than `limit` seconds.
@@ -32,7 +32,7 @@ def run_aside(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T
         if not future.done():
             future.set_exception(error)
 
-    running = thread(RUN_ASIDE, run, failed)
+    running = thread(DAEMON_THREAD, run, failed)
     result = future.result(limit)
     running.join(1.0)
     return result

@@ -85,7 +85,7 @@ class Stubborn(Talk):
         return ctx.complete([USER])
 
 
-class House:
+class Deployment:
     """A server, a callback trainer and a client."""
 
     def __init__(self, server, trainer, client):
@@ -146,12 +146,12 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder, **config):
-    """A House, on a folder."""
+async def deployment(folder, **config):
+    """A Deployment, on a folder."""
     loops = [Talk(), SlowTools(), Hangs(), Stubborn()]
     async with AsyncExitStack() as stack:
         engine = EngineConfig(**(FAST | config))
         server = await stack.enter_async_context(AgentServer(loops, port=0, config=engine, state_dir=folder))
         trainer = await stack.enter_async_context(TrainerServer(EchoPolicy()))
         client = await stack.enter_async_context(RolloutClient(server.address))
-        yield House(server, trainer, client)
+        yield Deployment(server, trainer, client)

@@ -6,8 +6,8 @@
     attached    new             one stream, opened by the trainer
     attached    old             one stream to an AgentServer that hosts an HttpAgentLoop
     dialled     new             one stream, opened by the agent server
-    old         new             HTTP to the door beside an AgentServer
-    old         old             HTTP to the door beside an AgentServer that hosts an HttpAgentLoop
+    old         new             HTTP beside an AgentServer
+    old         old             HTTP beside an AgentServer that hosts an HttpAgentLoop
 
 A combination's servers stay up for all tests of a module; each rollout has a trainer of its own.
 """
@@ -23,16 +23,16 @@ import pytest
 import pytest_asyncio
 
 from osmosis_gateway.agent_loop import HttpAgentLoop
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
 from osmosis_grpc.trainer import Completion, RolloutClient, Trainer, TrajectoryEvent
-from tests.conformance.agent import Agent
-from tests.conformance.new_trainer import AttachedTrainer, DialledTrainer, Hub, NewTrainer
-from tests.conformance.old_agent_server import OldAgentServer
-from tests.conformance.old_trainer import OldTrainer
-from tests.conformance.scenarios import Outcome, Scenario
+from tests.legacy.agent import Agent
+from tests.legacy.new_trainer import AttachedTrainer, DialledTrainer, Hub, NewTrainer
+from tests.legacy.old_agent_server import OldAgentServer
+from tests.legacy.old_trainer import OldTrainer
+from tests.legacy.scenarios import Outcome, Scenario
 
 COMBINATIONS = [
     ("new", "new"),
@@ -119,8 +119,8 @@ async def sides(combination: tuple[str, str]) -> AsyncIterator[Sides]:
         kinds = {"new": NewTrainer, "attached": AttachedTrainer, "dialled": partial(DialledTrainer, hub)}
         make_trainer, address = kinds.get(trainer_kind, NewTrainer), server.address
         if trainer_kind == "old":
-            door = await enter(open_door(server, port=0, settings=RolloutSettings(client=CLIENT)))
-            make_trainer, address = OldTrainer, f"http://{door.address}"
+            http = await enter(serve_http(server, port=0, settings=RolloutSettings(client=CLIENT)))
+            make_trainer, address = OldTrainer, f"http://{http.address}"
         watch = await enter(RolloutClient(server.address))
         if trainer_kind == "dialled":
             watch = Within(server, hub.trainer)

@@ -21,7 +21,7 @@ from osmosis_grpc.trainer import (
     TrainerServer,
     attach,
 )
-from tests.conformance.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
+from tests.legacy.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
 
 
 class NewTrainer:

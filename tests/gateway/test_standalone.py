@@ -11,7 +11,7 @@ import sys
 import aiohttp
 import pytest
 
-from osmosis_gateway.alone import stand_alone
+from osmosis_gateway.standalone import stand_alone
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer

@@ -15,8 +15,8 @@ import numpy as np
 from aiohttp import web
 
 from osmosis_grpc.policies import formula
-from tests.conformance.old_contract import CompletionsRequest, InitResponse, RolloutRequest, RolloutResponse, body
-from tests.conformance.scenarios import REPLY_TOKENS, Outcome, Scenario
+from tests.legacy.old_contract import CompletionsRequest, InitResponse, RolloutRequest, RolloutResponse, body
+from tests.legacy.scenarios import REPLY_TOKENS, Outcome, Scenario
 
 API_KEY = "the-trainers-key"
 

@@ -12,7 +12,7 @@ from osmosis_grpc import rollout
 from osmosis_grpc.errors import MissingExtraError
 
 BELOW = sorted(info.name for info in pkgutil.walk_packages(rollout.__path__, "osmosis_grpc.rollout."))
-DOORS = ["osmosis_grpc.rollout", *(name for name in BELOW if "._" not in name)]
+PACKAGES = ["osmosis_grpc.rollout", *(name for name in BELOW if "._" not in name)]
 OF_THE_SDK = {
     "registry": {
         "AgentLoopRegistry",
@@ -49,41 +49,41 @@ IN_THE_GATEWAY = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_name_resolves(door):
-    module = importlib.import_module(door)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_resolves(package):
+    module = importlib.import_module(package)
     for name in getattr(module, "__all__", ()):
         assert getattr(module, name) is not None
     assert set(getattr(module, "__all__", ())) <= set(dir(module))
 
 
-@pytest.mark.parametrize("door", OF_THE_SDK)
-def test_the_names_of_the_sdk_are_behind_both_doors(door):
-    module = importlib.import_module(f"osmosis_grpc.rollout.{door}")
-    assert set(module.__all__) >= OF_THE_SDK[door]
-    for name in OF_THE_SDK[door] - ONLY_BELOW:
+@pytest.mark.parametrize("package", OF_THE_SDK)
+def test_the_names_of_the_sdk_are_exported_by_both_packages(package):
+    module = importlib.import_module(f"osmosis_grpc.rollout.{package}")
+    assert set(module.__all__) >= OF_THE_SDK[package]
+    for name in OF_THE_SDK[package] - ONLY_BELOW:
         assert getattr(rollout, name) is getattr(module, name)
 
 
-@pytest.mark.parametrize("door", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
-def test_an_unknown_name_is_an_attribute_error(door):
-    with pytest.raises(AttributeError, match=f"'{door}' has no attribute 'create_mock_trainr_app'"):
-        importlib.import_module(door).create_mock_trainr_app
+@pytest.mark.parametrize("package", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
+def test_an_unknown_name_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match=f"'{package}' has no attribute 'create_mock_trainr_app'"):
+        importlib.import_module(package).create_mock_trainr_app
 
 
-@pytest.mark.parametrize("door", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
-def test_without_fastapi_the_extra_is_named(door, monkeypatch):
+@pytest.mark.parametrize("package", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.testing"])
+def test_without_fastapi_the_extra_is_named(package, monkeypatch):
     monkeypatch.delitem(sys.modules, "osmosis_gateway.mock_trainer", raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    with pytest.raises(MissingExtraError, match=rf"{door}.create_mock_trainer_app needs .*pip install .*\[server\]"):
-        importlib.import_module(door).create_mock_trainer_app
+    with pytest.raises(MissingExtraError, match=rf"{package}.create_mock_trainer_app needs .*pip install .*\[server\]"):
+        importlib.import_module(package).create_mock_trainer_app
 
 
 TOUCH = """
 import importlib, json, sys
-doors, names = json.loads(sys.argv[1])
-for door in doors:
-    importlib.import_module(door)
+packages, names = json.loads(sys.argv[1])
+for package in packages:
+    importlib.import_module(package)
 for name in names:
     getattr(sys.modules["osmosis_grpc.rollout"], name)
 print(json.dumps([name for name in ("fastapi", "aiohttp", "uvicorn", "osmosis_gateway") if name in sys.modules]))
@@ -91,9 +91,9 @@ print(json.dumps([name for name in ("fastapi", "aiohttp", "uvicorn", "osmosis_ga
 
 
 def imported(names):
-    """Which of the heavy packages are there after all doors were opened and these names were used."""
+    """Which of the heavy packages are there after all packages were opened and these names were used."""
     done = subprocess.run(
-        [sys.executable, "-c", TOUCH, json.dumps([DOORS, sorted(names)])], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", TOUCH, json.dumps([PACKAGES, sorted(names)])], capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -30,7 +30,7 @@ class Policy:
         return answer(request, "fine", tokens=2)
 
 
-class House:
+class Deployment:
     """A trainer with raw agent servers."""
 
     def __init__(self, trainer: Any, stack: Any) -> None:
@@ -46,12 +46,12 @@ class House:
         return begun(self.trainer.rollout(rollout_id=rollout_id, **request))
 
     @asynccontextmanager
-    async def innocent(self):
+    async def bystander(self):
         """Another server with a rollout in progress, which goes on and completes afterwards, on the same stream."""
         server = await self.server()
-        await server.attach(agent_loops=["innocent"])
+        await server.attach(agent_loops=["bystander"])
         stream = server.stream
-        done = self.run("innocent", agent_loop="innocent")
+        done = self.run("bystander", agent_loop="bystander")
         request = await server.accept()
         yield server
         assert (await server.ask(request)).response.message.text == "fine"

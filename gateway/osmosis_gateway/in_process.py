@@ -8,7 +8,7 @@ from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.types import InitRequest, ToolDict
 
 
-class HostedRollouts:
+class InProcessRollouts:
     """Starts rollouts on an engine. `peer` makes where their calls go."""
 
     def __init__(self, engine: Engine, peer: Callable[..., Awaitable[Peer]]) -> None:
