@@ -13,7 +13,7 @@ from osmosis_gateway.agent_loop import HttpAgentLoop
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutClientSettings
