@@ -75,9 +75,8 @@ async def explained(target: str, credentials: Credentials, error: CallError) -> 
         return TlsMismatch(
             f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
         )
-    if (
-        credentials.tls is not None and credentials.tls.cert is None and shown == "closed"
-    ):  # or it is ending, or a proxy's is
+    # The server may also be ending, or a proxy may have closed the connection.
+    if credentials.tls is not None and credentials.tls.cert is None and shown == "closed":
         return Unavailable(
             f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
             "tls=ClientTls(cert=..., key=...)"
