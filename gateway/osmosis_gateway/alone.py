@@ -86,9 +86,9 @@ class RemoteRollouts:
         trainer = await self._trainer(request.state)
         if request.rollout_id in self._beginning:
             await self._beginning[request.rollout_id].wait()
-        usual = self._tools.get(request.rollout_id)
-        own = usual is None or list(request.tools or ()) != list(usual)
-        return await trainer.chat(replace(request, own_tools=own))
+        default = self._tools.get(request.rollout_id)
+        own = default is None or list(request.tools or ()) != list(default)
+        return await trainer.chat(replace(request, tools_overridden=own))
 
     async def record(self, completion: Completion, state: bytes, credential: str) -> None:
         """A completion of the agent server's, brought to the rollout's trainer."""
@@ -101,8 +101,8 @@ class RemoteRollouts:
         be a name that does not resolve for a while: nothing is given up for it.
         """
         try:
-            told = json.loads(state)
-            url, key, trace = str(told["server_url"]), str(told["api_key"]), told.get("trace")
+            given = json.loads(state)
+            url, key, trace = str(given["server_url"]), str(given["api_key"]), given.get("trace")
             context = TraceContext(*map(str, trace)) if trace else None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument("state", "is not of this gateway's making") from None

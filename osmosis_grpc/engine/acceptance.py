@@ -20,7 +20,7 @@ from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
-from osmosis_grpc.engine.runner import Runner, let_go, own_copy
+from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
@@ -262,7 +262,7 @@ class Acceptance:
             record.tenant.open -= 1
         try:
             self._table.remove(record)
-            let_go(self._agent_loops[record.agent_loop], record)
+            notify_ended(self._agent_loops[record.agent_loop], record)
             self._shutdown.changed()
         finally:  # the caller waits
             if not record.accepted.done():

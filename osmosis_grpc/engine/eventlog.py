@@ -80,11 +80,11 @@ class EventLog:
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
 
-        def told(ok: bool) -> None:
+        def report(ok: bool) -> None:
             why = f"the journal cannot be written: {self.store.problem}"
             then(None if ok else Unavailable(f"{why}; what was asked holds in this process", retry_after=5.0))
 
-        self.store.barrier(told)
+        self.store.barrier(report)
 
     async def flush(self) -> None:
         """Wait for the same. Raises Unavailable."""

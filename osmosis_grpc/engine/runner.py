@@ -36,7 +36,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.completion import describe, told
+from osmosis_grpc.types.completion import describe, format_traceback
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import copy_of, unread_metadata
 
@@ -328,7 +328,7 @@ class Runner:
                 completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
             )
             record.end_time, record.ended = self._clock.time(), self._clock.monotonic()
-            let_go(self._agent_loops.get(record.agent_loop), record)
+            notify_ended(self._agent_loops.get(record.agent_loop), record)
         self._on_end(record)
         if free:
             self._free_slot(record)
@@ -354,18 +354,21 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
         verdict = verdicts.raised(error)
         where = verdict.failure.where if verdict.failure else ""
         log.warning(
-            "the agent of rollout %s raised%s\n%s", context.request.rollout_id, where and f" at {where}", told(error)
+            "the agent of rollout %s raised%s\n%s",
+            context.request.rollout_id,
+            where and f" at {where}",
+            format_traceback(error),
         )
         return verdict
 
 
-def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:
+def notify_ended(agent: RolloutAgentLoop | None, record: Record) -> None:
     """Tell an agent loop that a rollout is over."""
     try:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
     except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
-        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
+        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, format_traceback(error))
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 CHAT = job("engine.chat", OnFailure.RAISE)
 
-Told = tuple[list[Message], ChatRef | None]
+ConversationStart = tuple[list[Message], ChatRef | None]
 """A conversation, and the answered chat that it begins with."""
 
 
@@ -186,10 +186,10 @@ class RolloutSession:
             messages=history,
             params=params,
             tools=record.tools if chat_tools is None else chat_tools,
-            own_tools=chat_tools is not None,
+            tools_overridden=chat_tools is not None,
             purpose=purpose,
             continues=place.continues,
-            covered=place.covered,
+            prefix_len=place.prefix_len,
             known_ids=known if known is not None and len(known) else None,
             state=callback.state if callback else b"",
             timeout=self._timeout(),
@@ -198,7 +198,7 @@ class RolloutSession:
             sample=sample,
             number=number,
             continues=place.continues,
-            messages=history[place.covered :],
+            messages=history[place.prefix_len :],
             params=params,
             tools=chat_tools,
             purpose=purpose,
@@ -344,7 +344,7 @@ class RolloutSession:
                 ),
             )
 
-    def frozen(self, messages: Sequence[Any], field: str) -> Told:
+    def frozen(self, messages: Sequence[Any], field: str) -> ConversationStart:
         """Messages as this run's own copies. Raises InvalidArgument."""
         name = "main" if "main" in self._samples else next(iter(self._samples), "")
         state = self._samples.get(name)
@@ -352,13 +352,13 @@ class RolloutSession:
             state = self._unsampled = _SampleState()
         place = state.conversation.place(_plain(messages, field), field)
         return state.conversation.messages(place.node), ChatRef(
-            name, place.continues, place.covered
+            name, place.continues, place.prefix_len
         ) if place.continues else None
 
-    def newest(self) -> Told:
+    def newest(self) -> ConversationStart:
         """The first sample's conversation up to its newest reply."""
         name, state = next(iter(self._samples.items()), ("", None))
-        return _told(name, state.newest) if state and state.newest else ([], None)
+        return _up_to(name, state.newest) if state and state.newest else ([], None)
 
     @property
     def turns(self) -> int:
@@ -391,7 +391,7 @@ class RolloutSession:
             if state.newest is not None:
                 assembler, refer = state.assembler, self._record.peer.refers
                 reason = assembler.reason
-                messages, begins = _told(name, state.newest)
+                messages, begins = _up_to(name, state.newest)
                 made[name] = Sample(
                     messages=messages,
                     begins=begins,
@@ -418,7 +418,7 @@ def _assemble(
         raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
 
-def _told(name: str, reply: Node) -> Told:
+def _up_to(name: str, reply: Node) -> ConversationStart:
     messages = path(reply)
     return messages, ChatRef(name, reply.chat, len(messages))
 

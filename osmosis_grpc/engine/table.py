@@ -143,7 +143,7 @@ class RecordTable:
 
     def remove(self, record: Record) -> None:
         """Forget a record."""
-        self._let_go(record)
+        self._evict(record)
         self._store.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
@@ -154,10 +154,10 @@ class RecordTable:
             attempts = self._records.get(record.rollout_id, {}).values()
             if all(other.settled and other.journaled for other in attempts):
                 for other in list(attempts):
-                    self._let_go(other)
+                    self._evict(other)
         self.make_room()
 
-    def _let_go(self, record: Record) -> None:
+    def _evict(self, record: Record) -> None:
         attempts = self._records.get(record.rollout_id, {})
         attempts.pop(record.attempt, None)
         if not attempts:

@@ -32,11 +32,11 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
             answered[kind.sample, kind.number] = kind
     made = {}
     for name, sample in completion.samples.items():
-        begins, messages = _told(sample.begins, sample.messages, asked, answered)
+        begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
             made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
-    begins, messages = _told(completion.begins, completion.messages, asked, answered)
+    begins, messages = _resolved(completion.begins, completion.messages, asked, answered)
     return replace(completion, samples=made, begins=begins, messages=messages)
 
 
@@ -58,17 +58,17 @@ def _has_referred_segments(completion: Completion) -> bool:
 
 
 def _left_out(begins: ChatRef | None) -> bool:
-    return begins is not None and not begins.covered
+    return begins is not None and not begins.prefix_len
 
 
-def _told(
+def _resolved(
     begins: ChatRef | None,
     messages: Sequence[Message],
     asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
 ) -> tuple[ChatRef | None, Sequence[Message]]:
     """A conversation with what it begins with."""
-    if begins is None or begins.covered:
+    if begins is None or begins.prefix_len:
         return begins, messages
     line, number = [begins.number], asked[begins.sample, begins.number].continues
     while number:

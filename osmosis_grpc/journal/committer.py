@@ -97,14 +97,14 @@ class Committer(ABC, Generic[Item]):
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
 
-    def _tell(self, told: Callable[..., None], *what: Any) -> None:
+    def _notify(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call something on the event loop."""
         with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
-            self._loop.call_soon_threadsafe(self._hear, told, what)
+            self._loop.call_soon_threadsafe(self._hear, callback, arguments)
 
-    def _hear(self, told: Callable[..., None], what: Sequence[Any]) -> None:
+    def _hear(self, callback: Callable[..., None], arguments: Sequence[Any]) -> None:
         try:
-            told(*what)
+            callback(*arguments)
         except Exception as error:
             self._supervisor.failed(self._job, error, self._died)
 

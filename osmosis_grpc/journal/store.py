@@ -154,7 +154,7 @@ class JournalStore:
         """The journal's time that is written."""
         self.durable = True
         self.problem = ""
-        self.told_problem: Callable[[str], None] = lambda problem: None
+        self.on_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
         self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
         self._budget = budget
@@ -169,7 +169,13 @@ class JournalStore:
         self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
         self._loop = asyncio.get_running_loop()
         self._writer = Writer(
-            found.writes, found.path, found.lock, self._told, self._told_problem, self._retention.measured, supervisor
+            found.writes,
+            found.path,
+            found.lock,
+            self._committed_rows,
+            self._note_problem,
+            self._retention.measured,
+            supervisor,
         )
 
     def close(self) -> None:
@@ -356,7 +362,7 @@ class JournalStore:
         for sequence in sequences:
             self._dropping.pop(sequence, None)
 
-    def _told(self, tokens: list[Token], ok: bool) -> None:
+    def _committed_rows(self, tokens: list[Token], ok: bool) -> None:
         """Something was committed, or cannot be."""
         try:
             self._note(tokens, ok)
@@ -386,10 +392,10 @@ class JournalStore:
             self._open_sizes.add(rollout.owner, -rollout.size)
             self._live_size -= 0 if rollout.ended else rollout.size
 
-    def _told_problem(self, problem: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         self.problem = problem
         self._dropping.clear()  # what was to be deleted may be there still: it is asked for again
-        self.told_problem(problem)
+        self.on_problem(problem)
 
     # What is read.
 
@@ -418,7 +424,7 @@ class JournalStore:
         """See Journal."""
         found = self._found.get(rollout_id)
         if found is None:
-            found = [self._told_secrets(entry) for entry in self._reader.find(rollout_id)]
+            found = [self._with_secrets(entry) for entry in self._reader.find(rollout_id)]
             small = sum(entry.init.size for entry in found) <= CACHED_BYTES
             if found and small and rollout_id not in self._dropping.values():
                 self._found[rollout_id] = found
@@ -473,7 +479,7 @@ class JournalStore:
         found: list[Entry] = []
         kept: list[Key] = []
         for row, trail in self._reader.unsettled():
-            entry = self._told_secrets(self._reader.entry(row, trail))
+            entry = self._with_secrets(self._reader.entry(row, trail))
             request = entry.init.request
             if entry.damage:
                 log.error(
@@ -534,7 +540,7 @@ class JournalStore:
         """See Journal."""
         return not self.full or not self._open_sizes.has_its_part(owner)
 
-    def _told_secrets(self, entry: Entry) -> Entry:
+    def _with_secrets(self, entry: Entry) -> Entry:
         """An entry with its secrets, as long as there are any."""
         return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
 

@@ -84,7 +84,7 @@ class Batch:
 class Writer(Committer[Batch]):
     """Commits a batch at a time, over the only connection that writes.
 
-    `told` gets tokens in the event loop, and whether they are committed; `told_problem` why
+    `on_committed` gets tokens in the event loop, and whether they are committed; `on_problem` why
     nothing can be written, and an empty text when that is over; `measured` how many bytes of the
     file are in use, before those who wait for the commit.
     """
@@ -94,14 +94,14 @@ class Writer(Committer[Batch]):
         database: sqlite3.Connection,
         path: Path,
         lock: Lock,
-        told: Callable[[list[Token], bool], None],
-        told_problem: Callable[[str], None],
+        on_committed: Callable[[list[Token], bool], None],
+        on_problem: Callable[[str], None],
         measured: Callable[[int], None],
         supervisor: Supervisor,
     ) -> None:
         self._path = path
-        self._told = told
-        self._told_problem = told_problem
+        self._on_committed = on_committed
+        self._on_problem = on_problem
         self._measured = measured
         self._measured_at = 0.0
         self._unmeasured = True
@@ -158,7 +158,7 @@ class Writer(Committer[Batch]):
             self._timer.cancel()
             self._timer = None
         waiting, self._batch = self._batch, Batch()
-        self._told_problem(f"its thread has ended: {error!r}")
+        self._on_problem(f"its thread has ended: {error!r}")
         for batch in (*items, waiting):
             self._written(batch, False)
 
@@ -175,7 +175,7 @@ class Writer(Committer[Batch]):
         if self._timer is None and (waiting.tokens or waiting.statements or waiting.latest or waiting.barriers):
             self._arm()
         if batch.tokens:
-            self._told(batch.tokens, ok)
+            self._on_committed(batch.tokens, ok)
         for then in batch.barriers:
             self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
@@ -236,7 +236,7 @@ class Writer(Committer[Batch]):
         self._unmeasured = not problem
         if self._unmeasured and batch.shrinks:
             self._measure()
-        self._tell(self._written, batch, not problem)
+        self._notify(self._written, batch, not problem)
         if problem:
             return
         self._shrinking = self._shrinking or batch.shrinks
@@ -254,7 +254,7 @@ class Writer(Committer[Batch]):
     def _measure(self) -> None:
         self._measured_at, self._unmeasured = time.monotonic(), False
         with contextlib.suppress(sqlite3.Error):
-            self._tell(self._measured, self._pages()[0] * self._page)
+            self._notify(self._measured, self._pages()[0] * self._page)
 
     def _shrink(self) -> None:
         """Give back some free pages: all in the end once nothing comes, and else what exceeds a quarter of the file.
@@ -288,7 +288,7 @@ class Writer(Committer[Batch]):
             for statement, rows in batch.rows.items():
                 place = SEQUENCES[statement]
                 batch.rows[statement] = [row for row in rows if row[place] not in self._broken]
-            self._tell(self._told, late, False)
+            self._notify(self._on_committed, late, False)
 
     def _set_problem(self, problem: str) -> None:
         if problem and not self._problem:
@@ -297,7 +297,7 @@ class Writer(Committer[Batch]):
             log.warning("the journal %s can be written again", self._path)
         if problem != self._problem:
             self._problem = problem
-            self._tell(self._told_problem, problem)
+            self._notify(self._on_problem, problem)
 
 
 def _refuse(then: Callable[[bool], None], error: BaseException) -> None:

@@ -38,9 +38,9 @@ from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
 
-TELL_HEALTH = job("server.tell_health", OnFailure.RESTART)
+UPDATE_HEALTH = job("server.update_health", OnFailure.RESTART)
 SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
-USUAL_TOOLS = job("server.usual_tools", OnFailure.RAISE)
+DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
@@ -136,7 +136,7 @@ class AgentServer:
     async def __aenter__(self) -> "AgentServer":
         if self._journal is not None:
             self._stack.callback(self._journal.close)
-            self._journal.told_problem = lambda problem: self._set_health()
+            self._journal.on_problem = lambda problem: self._set_health()
         self._stack.push_async_callback(self.supervisor.close)
         try:
             return await self._start()
@@ -154,7 +154,7 @@ class AgentServer:
             self.callbacks,
             self.attachments,
             max_metadata_bytes=self.max_metadata_bytes,
-            tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
+            tools={name: await _default_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self._set_draining,
             owner=guard or _nobody,
             check_admin=self.security.check_admin,
@@ -175,13 +175,13 @@ class AgentServer:
             left_over[self.engine.recovery.go_on(entry, peer)] += 1
         self.engine.recovery.suspects.begin()
         if left_over:
-            told = ", ".join(f"{count} {what}" for what, count in left_over.items())
-            log.info("rollouts of the process before: %s", told)
+            summary = ", ".join(f"{count} {what}" for what, count in left_over.items())
+            log.info("rollouts of the process before: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
         await self._health.set(LIVENESS, _Status.SERVING)
-        await self._tell_health()
+        await self._update_health()
         for target in self._connect:
             self.attachments.dial(target, self.trainers)
         return self
@@ -207,7 +207,7 @@ class AgentServer:
             log.info("draining: no new rollouts from now on", extra=_left(left))
             self.engine.shutdown.drain()
             self.attachments.drain()
-            await self._tell_health()
+            await self._update_health()
 
     async def end_drain(self) -> None:
         """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
@@ -217,16 +217,16 @@ class AgentServer:
             log.info("the drain has ended: new rollouts are taken again")
             self.engine.shutdown.end_drain()
             self.attachments.end_drain()
-            await self._tell_health()
+            await self._update_health()
 
     async def _set_draining(self, draining: bool) -> None:
         await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
         """The journal can be written no longer, or again, or the server has failed."""
-        self.supervisor.start(TELL_HEALTH, self._tell_health)
+        self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
-    async def _tell_health(self) -> None:
+    async def _update_health(self) -> None:
         ready = not (self.engine.shutdown.draining or self.engine.log.store.problem or self.supervisor.failure)
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
@@ -251,14 +251,14 @@ def _nobody(context: Any) -> str:
     return ""
 
 
-async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
+async def _default_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     """The tools for a request that says nothing in particular; none when the agent wants to know more."""
-    if not loop.tells_tools:
+    if not loop.lists_tools_without_request:
         return []
     try:
         tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = child(USUAL_TOOLS, settled(tools))
+            task = child(DEFAULT_TOOLS, settled(tools))
             done, _ = await asyncio.wait({task}, timeout=2)
             if not done or task.cancelled():
                 task.cancel()

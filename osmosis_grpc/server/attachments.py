@@ -75,12 +75,12 @@ class Attachments:
                 attachment = self._claim(hello, owner)
                 return await self._live(attachment, stream, hello, granted, target)
 
-        def told(error: CallError | None, pause: float) -> None:
+        def report(error: CallError | None, pause: float) -> None:
             if self._engine.shutdown.closing:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
-        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, told)))
+        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, report)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
         """A trainer whose rollouts another process left: it has the grace period to come back."""
@@ -99,7 +99,7 @@ class Attachments:
         """No new rollouts from now on."""
         self._grant()
         for attachment in self._open():
-            attachment.tell_draining()
+            attachment.notify_draining()
 
     def end_drain(self) -> None:
         """Take new rollouts again: the windows open."""
@@ -109,7 +109,7 @@ class Attachments:
         """Say so, and let the streams end."""
         parked = self._engine.shutdown.parked
         for attachment in self._open():
-            attachment.tell_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
+            attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
         if self._open():

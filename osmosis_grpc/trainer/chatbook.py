@@ -77,13 +77,13 @@ class ChatBook:
     def record(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         *,
         given_up: bool = False,
         chats: Sequence[KeptChat] = (),
     ) -> None:
-        """Record a completion, with a ledger after its commit; `told` is how it came.
+        """Record a completion, with a ledger after its commit; `raw` is how it came.
 
         `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
         for an attempt that is no longer the newest.
@@ -94,7 +94,7 @@ class ChatBook:
             return
         book = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if book.committing is not None:
-            book.committing.append(lambda: self._again(completion, told, then, given_up, chats))
+            book.committing.append(lambda: self._again(completion, raw, then, given_up, chats))
             return
         if book.result_id is not None:
             then(_known(book, completion), None)
@@ -129,19 +129,19 @@ class ChatBook:
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, told.SerializeToString(), committed, enter=not book.entered, confirmed=given_up, chats=chats
+            completion, raw.SerializeToString(), committed, enter=not book.entered, confirmed=given_up, chats=chats
         )
 
     def _again(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         given_up: bool,
         chats: Sequence[KeptChat],
     ) -> None:
         try:
-            self.record(completion, told, then, given_up=given_up, chats=chats)
+            self.record(completion, raw, then, given_up=given_up, chats=chats)
         except CallError as error:
             then(error, None)
 

@@ -143,7 +143,7 @@ class Connections:
                 unreached.reached()
                 return await self._live(server, stream, hello, granted)
 
-        def told(error: CallError | None, pause: float) -> None:
+        def report(error: CallError | None, pause: float) -> None:
             server.problem = error
             if self._leaving:
                 return
@@ -151,7 +151,7 @@ class Connections:
             self._pool.servers.not_reached(server, error)
 
         try:
-            await redial(connect, told, pauses=self._pauses)
+            await redial(connect, report, pauses=self._pauses)
         finally:
             unreached.close()
 

@@ -153,7 +153,7 @@ class Ledger:
     def complete(
         self,
         completion: Completion,
-        told: bytes,
+        raw: bytes,
         then: Then,
         *,
         enter: bool,
@@ -169,7 +169,7 @@ class Ledger:
         statements = self._entering(rollout_id, attempt) if enter else []
         if chats:
             statements += [(_CHATS_TO, (rollout_id, attempt)), *map(self._chat, chats)]
-        end = result_id, told, time.time()
+        end = result_id, raw, time.time()
         statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
         if confirmed:
             statements += _confirming(*name)

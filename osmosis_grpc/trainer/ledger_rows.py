@@ -231,8 +231,8 @@ def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str)
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
     name = f"{rollout_id}/{attempt}".encode("utf-8", "replace")
     result_id = hashlib.blake2b(name, digest_size=16).hexdigest()
-    told = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
-    end = result_id, told, time.time()
+    raw = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
+    end = result_id, raw, time.time()
     connection.execute(
         _QUARANTINE,
         (attempt, place_sum((rollout_id, attempt, "", "", None)), *end, end_sum(rollout_id, attempt, *end), row[0]),

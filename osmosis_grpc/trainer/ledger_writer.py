@@ -71,7 +71,7 @@ class Writer(Committer[_Job]):
 
     def _commit(self, items: Sequence[_Job]) -> None:
         if items:
-            self._tell(self._answer, self._answers(items))
+            self._notify(self._answer, self._answers(items))
 
     def _answers(self, jobs: Sequence[_Job]) -> list[Answer]:
         database = self._database
@@ -107,8 +107,8 @@ class Writer(Committer[_Job]):
         for then, value, error in answers:
             if then is None:
                 continue
-            told = None if error is None else LedgerError(f"the ledger {self._path} cannot be written: {error}")
-            self._supervisor.call(AFTER, then, value, told, report=partial(self._undone, then))
+            failure = None if error is None else LedgerError(f"the ledger {self._path} cannot be written: {error}")
+            self._supervisor.call(AFTER, then, value, failure, report=partial(self._undone, then))
 
     def _undone(self, then: Then, error: BaseException) -> None:
         """What follows a commit has raised: to its caller it is as if nothing had been written."""

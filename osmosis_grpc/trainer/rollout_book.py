@@ -30,7 +30,7 @@ from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.sampler import Sampler, versioned
 from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.completion import clip, describe, printable, told
+from osmosis_grpc.types.completion import clip, describe, format_traceback, printable
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class RolloutBook:
         sample = self._samples.get(request.sample)
         if sample is None:
             sample = self._samples[request.sample] = KeptSample(request.sample)
-        if request.continues and not request.covered:
+        if request.continues and not request.prefix_len:
             place = sample.tree.place_after(request.continues, request.messages)
             if place is None:
                 raise UnknownChat(request.sample, request.continues)
@@ -100,10 +100,10 @@ class RolloutBook:
             messages=sample.tree.messages(place.node),
             params=request.params,
             tools=self.tools if request.tools is None else request.tools,
-            own_tools=request.own_tools,
+            tools_overridden=request.tools_overridden,
             purpose=request.purpose,
             continues=place.continues,
-            covered=place.covered,
+            prefix_len=place.prefix_len,
             known_ids=tokens if len(tokens) else None,
             state=request.state,
             credential=request.credential,
@@ -123,7 +123,7 @@ class RolloutBook:
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
-                asked.fail(_told(reply, request, failures))
+                asked.fail(_policy_error(reply, request, failures))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -134,7 +134,7 @@ class RolloutBook:
                 return True
             asked.keep(reply)
         except Exception as error:
-            asked.fail(_told(error, request, failures))
+            asked.fail(_policy_error(error, request, failures))
             return False
         self._commit(asked, request)
         return True
@@ -184,7 +184,7 @@ class RolloutBook:
         """Whether a completion refers to chats that are not known here."""
         refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
         for ref in refers:
-            if ref is not None and not ref.covered:
+            if ref is not None and not ref.prefix_len:
                 kept = self._samples.get(ref.sample)
                 if kept is None or kept.tree.reply(ref.number) is None:
                     return True
@@ -222,9 +222,9 @@ class RolloutBook:
         self.result_id = completion.result_id
         samples = {
             name: self._samples.setdefault(name, KeptSample(name)).report(
-                told, f"samples[{name}].segments" in completion.omitted
+                reported, f"samples[{name}].segments" in completion.omitted
             )
-            for name, told in completion.samples.items()
+            for name, reported in completion.samples.items()
         }
         begins, messages = completion.begins, completion.messages
         if begins is not None and begins.sample in self._samples:
@@ -245,12 +245,14 @@ def unwritten() -> Unavailable:
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
 
 
-def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
+def _policy_error(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
     """What a failed sampling tells its askers: a CallError of the policy's as it is."""
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
         again = "; the agent server asks again" if error.retryable else ""
         text = printable(clip(str(error), MAX_LOGGED))
         failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
         return error
-    log.warning("the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error))
+    log.warning(
+        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, format_traceback(error)
+    )
     return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

@@ -27,7 +27,7 @@ class ChatRequest(ArrayEquality):
 
     `messages` is the whole history and `tools` what to offer with it, both in OpenAI's format;
     `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
-    chat. The first `covered` messages are known from chat `continues`, whose tokens, prompt and
+    chat. The first `prefix_len` messages are known from chat `continues`, whose tokens, prompt and
     reply, are `known_ids`. Nothing in it is to be changed.
     """
 
@@ -42,12 +42,12 @@ class ChatRequest(ArrayEquality):
     """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """The tools to offer; None means those of the rollout."""
-    own_tools: bool = True
+    tools_overridden: bool = True
     """Whether the tools were chosen for this chat, and are not those of the rollout."""
     purpose: ChatPurpose = ChatPurpose.POLICY
     continues: int = 0
     """The answered chat that the history continues; 0 for none."""
-    covered: int = 0
+    prefix_len: int = 0
     """How many leading messages that chat covers, its reply included; the rest is new.
 
     0 beside a `continues`: they were left out on the way, and `messages` are only what is new.

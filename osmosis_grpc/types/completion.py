@@ -91,7 +91,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an escaped exception stands for."""
-        known = _told(error)
+        known = _blamed(error)
         text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
         failure = cls(
             known.boundary if known else "agent",
@@ -246,7 +246,7 @@ def describe(error: BaseException) -> str:
     return _text(error) or type(error).__name__
 
 
-def told(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Returns an exception's traceback for a log: bounded, and without characters that steer a terminal."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
@@ -281,10 +281,10 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _told(error: BaseException) -> OsmosisRolloutError | None:
+def _blamed(error: BaseException) -> OsmosisRolloutError | None:
     """The exception that says whose fault it was: this one, or the first such one of a group."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_told, error.exceptions)), None)
+        return next(filter(None, map(_blamed, error.exceptions)), None)
     return error if isinstance(error, OsmosisRolloutError) else None
 
 

@@ -46,7 +46,7 @@ class Place(NamedTuple):
     node: Node
     continues: int
     """The answered chat that it continues; 0 for none."""
-    covered: int
+    prefix_len: int
     """How many leading messages that chat covers, its reply included."""
 
 

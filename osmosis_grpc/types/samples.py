@@ -90,7 +90,7 @@ class ChatRef:
 
     sample: str
     number: int
-    covered: int = 0
+    prefix_len: int = 0
     """How many leading messages are that chat's, its reply included; 0 where they were left out."""
 
 

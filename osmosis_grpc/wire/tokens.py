@@ -119,7 +119,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
-        messages=[message_to_wire(message) for message in sample.messages[begins.covered if begins else 0 :]],
+        messages=[message_to_wire(message) for message in sample.messages[begins.prefix_len if begins else 0 :]],
         messages_after=begins.number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,

@@ -73,13 +73,13 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
         told = kept.store.committed
         seen = []
 
-        def tell(tokens, ok):
+        def note(tokens, ok):
             told(tokens, ok)
             reader = Reader.look(tmp_path)  # another connection sees them: they are committed
             seen.append((max(tokens), reader.number("SELECT max(position) FROM events")))
             reader.close()
 
-        kept.store.committed = tell
+        kept.store.committed = note
         kept.accept()
         for number in range(300):
             kept.append(events.Logged(str(number)))
@@ -132,7 +132,7 @@ BIG = events.Logged("x" * 50_000)
 async def test_what_cannot_be_written_is_told(tmp_path, monkeypatch):
     async with keeping(tmp_path) as kept:
         disk, problems = Disk(kept, monkeypatch), []
-        kept.store.told_problem = problems.append
+        kept.store.on_problem = problems.append
         kept.accept("r1")
         kept.accept("r2")
         await kept.all_told()

@@ -180,7 +180,7 @@ async def test_policies_see_what_is_new_and_samples_come_from_the_trainers_own_c
     history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
     second = await ask(chat(2, history))
     seen = sampler.seen[1]
-    assert (seen.continues, seen.covered) == (1, 2)
+    assert (seen.continues, seen.prefix_len) == (1, 2)
     np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
 
     wrong = Segment(

@@ -25,7 +25,7 @@ def chat(tree: Conversation, number: int, history: list, reply: dict) -> tuple[i
     place = tree.place(history)
     assert path(place.node) == history
     tree.answer(place.node, copy.deepcopy(reply), number)
-    return place.continues, place.covered
+    return place.continues, place.prefix_len
 
 
 def outline(node: Node) -> list:
@@ -36,8 +36,8 @@ def outline(node: Node) -> list:
 def test_a_linear_conversation_continues_the_newest_chat():
     tree, history = Conversation(), [user("a")]
     for number in range(1, 6):
-        covered = 0 if number == 1 else len(history) - 1
-        assert chat(tree, number, history, said(f"reply {number}")) == (number - 1, covered)
+        prefix_len = 0 if number == 1 else len(history) - 1
+        assert chat(tree, number, history, said(f"reply {number}")) == (number - 1, prefix_len)
         history = [*history, said(f"reply {number}"), user(f"next {number}")]
 
 
@@ -204,7 +204,7 @@ def test_placing_in_full_equals_placing_after_the_chat(turns):
             assert twin.place(full)[1:] == place[1:]
         known = [n for n, h in histories.items() if n and repr(full[: len(h)]) == repr(h)]
         longest = max((len(histories[n]) for n in known), default=0)
-        assert place.covered == longest
+        assert place.prefix_len == longest
         assert place.continues == max((n for n in known if len(histories[n]) == longest), default=0)
         tree.answer(place.node, said(reply), number)
         twin.answer(twin.place(full).node, said(reply), number)
