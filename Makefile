@@ -36,14 +36,14 @@ check: .venv/.dev ## Lint, type-check, import contracts, supervision, protocol l
 
 faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, trainer and both, a soak (an hour)
 	$(BIN)/pytest -m "" --timeout 600 tests/faults tests/attach/test_breaks.py
-	$(BIN)/python -m benchmarks.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m benchmarks.kill_loop --who both --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
-	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.housekeeping
-	$(BIN)/python -m benchmarks.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
+	$(BIN)/python -m tests.faults.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --who both --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --who both --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
+	$(BIN)/python -m tests.faults.soak
+	$(BIN)/python -m tests.faults.housekeeping
+	$(BIN)/python -m tests.faults.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
 	$(BIN)/python -m benchmarks.table

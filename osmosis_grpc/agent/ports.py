@@ -11,8 +11,8 @@ from osmosis_grpc.types import (
     ChatRequest,
     ChatResponse,
     Completion,
-    Entry,
     EventKind,
+    JournaledRollout,
     Outcome,
     RolloutInfo,
     RolloutState,
@@ -75,7 +75,7 @@ class Store(Protocol):
     committed: Callable[[Sequence[Any], bool], None]
     """Set by whoever appends: told the tokens of what was committed, or (false) cannot be."""
 
-    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
         """Take an event of about `size` bytes; true when it is committed already, else `committed` tells.
 
         A rollout's first event comes with its entry.
@@ -119,10 +119,10 @@ class Journal(Store, Protocol):
     forget and sweep then leave what they do not find to the next sweep.
     """
 
-    def repoint(self, entry: Entry) -> None:
+    def repoint(self, entry: JournaledRollout) -> None:
         """A rollout's calls go elsewhere from now on."""
 
-    def find(self, rollout_id: str) -> Sequence[Entry]:
+    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
         """A rollout's attempts, as far as they are committed."""
 
     def named(self, owner: str, idempotency_key: str) -> str:
@@ -137,30 +137,30 @@ class Journal(Store, Protocol):
         states: Sequence[RolloutState] = (),
         group_id: str = "",
         unsettled: bool = False,
-    ) -> Sequence[Entry]:
+    ) -> Sequence[JournaledRollout]:
         """The owner's rollouts in order of acceptance, from after a sequence on, without completions.
 
         Leaves out settled rollouts in other states or, with `unsettled`, all settled ones, and rollouts whose request
         does not have the group's id anywhere. Reads off the event loop.
         """
 
-    def unsettled(self) -> Sequence[Entry]:
+    def unsettled(self) -> Sequence[JournaledRollout]:
         """The rollouts to which something is still to happen, in order of acceptance."""
 
     crashed: bool
     """Whether the process before ended without closing the journal."""
 
-    def elapsed(self, entry: Entry) -> float:
+    def elapsed(self, entry: JournaledRollout) -> float:
         """Returns for how many seconds a rollout has been accepted, without the time in which no process had it."""
 
-    def count_deaths(self, entry: Entry, deaths: int) -> None:
+    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
         """Set how often the server's process died while a rollout's agent ran, since its last new reply."""
 
-    def bury(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
         """Remember for so many seconds a cancel whose Init may still come; 0 forgets it."""
 
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """Returns the cancels of bury(), with the seconds that are left for each."""
+        """Returns the cancels of add_tombstone(), with the seconds that are left for each."""
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """Keep what an agent's version is made of; the newest 64 are kept."""

@@ -9,9 +9,9 @@ import typer
 from osmosis_grpc.cli.state import state_folder
 
 if TYPE_CHECKING:
-    from osmosis_grpc.journal.examine import Examined, Finding
-    from osmosis_grpc.journal.tables import Schema
     from osmosis_grpc.serve.records import Records
+    from osmosis_grpc.storage.examine import Examined, Finding
+    from osmosis_grpc.storage.sqlite.file_schema import Schema
 
 WIDTH = 80
 
@@ -30,9 +30,9 @@ def doctor(
 
     Exit codes: 0 all is sound, 1 something is damaged, 2 a file cannot be read.
     """
-    from osmosis_grpc.journal.schema import FILE, JOURNAL
     from osmosis_grpc.serve.records import records
-    from osmosis_grpc.trainer.ledger_file import LEDGER
+    from osmosis_grpc.storage.journal.schema import FILE, JOURNAL
+    from osmosis_grpc.storage.ledger.schema import LEDGER
 
     wanted = []
     if state_dir is not None or ledger is None:
@@ -57,8 +57,8 @@ def _examined(path: Path, schema: "Schema") -> "Examined | None":
     import sqlite3
 
     from osmosis_grpc.errors import LedgerError
-    from osmosis_grpc.journal import JournalError
-    from osmosis_grpc.journal.examine import examine
+    from osmosis_grpc.storage import JournalError
+    from osmosis_grpc.storage.examine import examine
 
     try:
         return examine(path, schema)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
     from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row
     from osmosis_grpc.serve.records import Records
-    from osmosis_grpc.types import Entry
+    from osmosis_grpc.types import JournaledRollout
 
 NEAR = 5
 """How many ids are named in place of one that is not there."""
@@ -71,7 +71,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
 
     from osmosis_grpc.cli.rerun import Recorded
     from osmosis_grpc.errors import DataLoss, InvalidArgument
-    from osmosis_grpc.journal import JournalError, Reader
+    from osmosis_grpc.storage import JournalError, Reader
 
     try:
         reader = Reader.look(folder)
@@ -103,7 +103,7 @@ def _near(rollout_id: str, known: list[str]) -> str:
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
 
 
-def _agent_loop(specs: list[str], entry: "Entry") -> "RolloutAgentLoop":
+def _agent_loop(specs: list[str], entry: "JournaledRollout") -> "RolloutAgentLoop":
     """The one that the rollout was recorded with."""
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 
@@ -131,7 +131,7 @@ class _Report:
     def run(self, agent_loop: "RolloutAgentLoop", until_turn: int | None) -> int:
         """Returns the exit code."""
         from osmosis_grpc.agent.validator import one_line
-        from osmosis_grpc.cli.aside import run_aside
+        from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
         from osmosis_grpc.cli.rerun import rerun
         from osmosis_grpc.errors import OsmosisRolloutError
 
@@ -139,7 +139,7 @@ class _Report:
         request = entry.init.request
         self._say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
         try:
-            done = run_aside(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
+            done = run_in_daemon_thread(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
         except (OsmosisRolloutError, SystemExit) as error:
             typer.echo(f"replay: the agent loop did not start: {one_line(error)}", err=True)
             return 1

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         ChatRequest,
         ChatResponse,
         Completion,
-        Entry,
         EventKind,
+        JournaledRollout,
         Outcome,
         TrajectoryEvent,
         events,
@@ -70,7 +70,9 @@ class Rerun:
 class Recorded:
     """What a journal says about a rollout: all runs count, the last word for each chat."""
 
-    def __init__(self, entry: "Entry", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]") -> None:
+    def __init__(
+        self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
+    ) -> None:
         from osmosis_grpc.engine.whole import whole
         from osmosis_grpc.types import events
 

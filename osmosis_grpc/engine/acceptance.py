@@ -237,9 +237,9 @@ class Acceptance:
         failpoints.reach("init.committed")
         for other in self._table.attempts_below(record):
             self._runner.supersede(other)
-        buried = self._tombstones.dig_up(record)
+        already_cancelled = self._tombstones.take(record)
         record.accepted.set_result(None)
-        cancelled = buried or record.cancel_reason is not None
+        cancelled = already_cancelled or record.cancel_reason is not None
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
             self._runner.admit(record)
             return

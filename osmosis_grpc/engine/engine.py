@@ -196,7 +196,7 @@ class Engine:
         known = self._table.accepted(rollout_id)
         if known is None or known.owner != owner:
             if not pending:
-                self._tombstones.bury(owner, rollout_id, attempt)
+                self._tombstones.add(owner, rollout_id, attempt)
                 return [CancelRow(rollout_id)]
             return [self._cancel(record, reason) for record in pending]
         if attempt and attempt < known.attempt:
@@ -204,13 +204,13 @@ class Engine:
             return [CancelRow(rollout_id, attempt, state=older.state if older else None)]
         rows = [self._cancel(record, reason) for record in [known, *pending]]
         if attempt > known.attempt and not pending:
-            self._tombstones.bury(owner, rollout_id, attempt)
+            self._tombstones.add(owner, rollout_id, attempt)
         return rows
 
     def _cancel(self, record: Record, reason: str) -> CancelRow:
         decided = record.verdict
         if not record.accepted.done():
-            self._tombstones.bury(record.owner, record.rollout_id, record.attempt)
+            self._tombstones.add(record.owner, record.rollout_id, record.attempt)
             record.cancel_reason = reason
             cancelled = True
         elif decided is None and record.live:
@@ -219,7 +219,7 @@ class Engine:
         else:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
         if cancelled and not record.journaled:  # its events are written no more: the next process asks the tombstone
-            self._tombstones.bury(record.owner, record.rollout_id, record.attempt)
+            self._tombstones.add(record.owner, record.rollout_id, record.attempt)
         return CancelRow(record.rollout_id, record.attempt, cancelled, record.state)
 
     def lose(self, tenant: Tenant, seconds: float) -> None:

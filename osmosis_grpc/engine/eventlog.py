@@ -12,7 +12,7 @@ from osmosis_grpc.agent.ports import Clock, EventSink, Store
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Entry, EventKind, TrajectoryEvent, events
+from osmosis_grpc.types import EventKind, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.types.messages import text_size
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,9 @@ class EventLog:
         self._idle = idle_interval
         self._waiters: set[asyncio.Event] = set()
 
-    def append(self, record: Record, kind: EventKind, then: Then | None = None, *, entry: Entry | None = None) -> None:
+    def append(
+        self, record: Record, kind: EventKind, then: Then | None = None, *, entry: JournaledRollout | None = None
+    ) -> None:
         """Write the next event of a rollout; `then` comes after its commit, at once where that is.
 
         What `then` raises goes to `on_failed`. If append raises, nothing was written.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.ports import Trajectories
-from osmosis_grpc.types import Entry, TrajectoryEvent, events
+from osmosis_grpc.types import JournaledRollout, TrajectoryEvent, events
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class MemoryStore:
         self.live_size = 0
         """See Store."""
 
-    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: Entry | None = None) -> bool:
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
         """Keep an event; that is all there is to a commit here."""
         self.last_position = position = self.last_position + 1
         place = position % PAGE

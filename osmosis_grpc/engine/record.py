@@ -15,9 +15,9 @@ from osmosis_grpc.types import (
     Completion,
     CompletionStatus,
     EndedBy,
-    Entry,
     Failure,
     InitRequest,
+    JournaledRollout,
     RolloutInfo,
     RolloutState,
     ToolDict,
@@ -164,7 +164,13 @@ class Record:
 
     @classmethod
     def of(
-        cls, entry: Entry, peer: Peer, tenant: Tenant, now: float, elapsed: float, default_timeout: float | None = None
+        cls,
+        entry: JournaledRollout,
+        peer: Peer,
+        tenant: Tenant,
+        now: float,
+        elapsed: float,
+        default_timeout: float | None = None,
     ) -> "Record":
         """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -196,10 +202,10 @@ class Record:
             written=entry.last_number,
         )
 
-    def entry(self) -> Entry:
+    def entry(self) -> JournaledRollout:
         """What a journal has to know of it."""
         place = self.peer.place
-        return Entry(
+        return JournaledRollout(
             init=self.init,
             tools=self.tools,
             owner=self.owner,

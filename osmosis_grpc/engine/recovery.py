@@ -14,8 +14,8 @@ from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
-from osmosis_grpc.types import Entry, FailureReason, events
-from osmosis_grpc.types.reasons import DATA_LOSS
+from osmosis_grpc.types import FailureReason, JournaledRollout, events
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
 
 
 class Recovery:
@@ -49,11 +49,11 @@ class Recovery:
         self._callbacks = callbacks
         self.suspects = Suspects(log, self._admit)
 
-    def left_over(self) -> Sequence[Entry]:
+    def left_over(self) -> Sequence[JournaledRollout]:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
         return self._journal.unsettled() if self._journal is not None else ()
 
-    def go_on(self, entry: Entry, peer: Peer) -> str:
+    def go_on(self, entry: JournaledRollout, peer: Peer) -> str:
         """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
         now = self._clock.monotonic()
         elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
@@ -89,7 +89,7 @@ class Recovery:
         loop = self._agent_loops.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, verdicts.cancelled(recording.cancelled))
-        elif self._tombstones.dig_up(record):  # the process before did not come to use it
+        elif self._tombstones.take(record):  # the process before did not come to use it
             self._runner.cancel(record, CANCELLED_EARLY)
         elif loop is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
@@ -122,7 +122,7 @@ class Recovery:
             self.suspects.goes_before(record)
             self._admit(record)
 
-    def _count_deaths(self, entry: Entry, recording: Recording) -> int:
+    def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
         """Returns how often the process died while this agent ran, since its last new reply, and records it."""
         deaths = 0 if recording.progressed else entry.deaths
         if self._journal is not None:

@@ -36,7 +36,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.completion import describe, format_traceback
+from osmosis_grpc.types.completion import describe, log_traceback
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import copy_of, unread_metadata
 
@@ -357,7 +357,7 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
             "the agent of rollout %s raised%s\n%s",
             context.request.rollout_id,
             where and f" at {where}",
-            format_traceback(error),
+            log_traceback(error),
         )
         return verdict
 
@@ -368,7 +368,7 @@ def notify_ended(agent: RolloutAgentLoop | None, record: Record) -> None:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
     except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
-        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, format_traceback(error))
+        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, log_traceback(error))
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:

@@ -12,7 +12,7 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
-from osmosis_grpc.types import Entry, RolloutRequest, RolloutState
+from osmosis_grpc.types import JournaledRollout, RolloutRequest, RolloutState
 
 MESSAGE_BYTES = 256
 """What a message takes in memory beside its texts, about."""
@@ -260,6 +260,6 @@ class RecordTable:
             self._journal.sweep()
 
 
-def _record_of(entry: Entry) -> Record:
+def _record_of(entry: JournaledRollout) -> Record:
     """What only the journal knows, as a record for whoever asks."""
     return Record.of(entry, _NOBODY, Tenant(), 0.0, 0.0)

@@ -26,35 +26,35 @@ class Tombstones:
         for owner, rollout_id, attempt, seconds in journal.tombstones() if journal is not None else ():
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
-    def bury(self, owner: str, rollout_id: str, attempt: int) -> None:
+    def add(self, owner: str, rollout_id: str, attempt: int) -> None:
         """Remember a cancel whose Init may still come; without an attempt it means any. Raises ResourceExhausted."""
         now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
-        buried = self._owners.setdefault(owner, {})
-        if rollout_id not in buried and len(buried) >= most:
+        kept = self._owners.setdefault(owner, {})
+        if rollout_id not in kept and len(kept) >= most:
             raise ResourceExhausted(
                 f"{most} cancels wait for their Inits; each does so for at most {ttl:g} s", retry_after=5.0
             )
-        before, until = buried.get(rollout_id, (0, 0.0))
+        before, until = kept.get(rollout_id, (0, 0.0))
         upto = max(attempt or _ANY_ATTEMPT, before if until > now else 0)
-        buried[rollout_id] = (upto, now + ttl)
+        kept[rollout_id] = (upto, now + ttl)
         if self._journal is not None:
-            self._journal.bury(owner, rollout_id, upto, ttl)
+            self._journal.add_tombstone(owner, rollout_id, upto, ttl)
 
-    def dig_up(self, record: Record) -> bool:
+    def take(self, record: Record) -> bool:
         """Whether a cancel came before this rollout was accepted; it is used up."""
-        buried = self._owners.get(record.owner)
-        attempt, until = buried.get(record.rollout_id, (0, 0.0)) if buried else (0, 0.0)
-        if not buried or attempt < record.attempt or until <= self._clock.monotonic():
+        kept = self._owners.get(record.owner)
+        attempt, until = kept.get(record.rollout_id, (0, 0.0)) if kept else (0, 0.0)
+        if not kept or attempt < record.attempt or until <= self._clock.monotonic():
             return False
-        del buried[record.rollout_id]
+        del kept[record.rollout_id]
         if self._journal is not None:
-            self._journal.bury(record.owner, record.rollout_id, attempt, 0.0)
+            self._journal.add_tombstone(record.owner, record.rollout_id, attempt, 0.0)
         return True
 
     def sweep(self, now: float) -> None:
         """Drop what is past its time, by monotonic time; the journal does so by itself."""
-        for owner, buried in list(self._owners.items()):
-            for rollout_id in [name for name, (_, until) in buried.items() if until <= now]:
-                del buried[rollout_id]
-            if not buried:
+        for owner, kept in list(self._owners.items()):
+            for rollout_id in [name for name, (_, until) in kept.items() if until <= now]:
+                del kept[rollout_id]
+            if not kept:
                 del self._owners[owner]

@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
-from osmosis_grpc.link.calls import DETAILS_KEY
-from osmosis_grpc.link.measured import Call, CallSink
+from osmosis_grpc.link.call_metrics import Call, CallSink
+from osmosis_grpc.link.client_calls import DETAILS_KEY
 from osmosis_grpc.wire.status import to_status
 
 log = logging.getLogger(__name__)

@@ -18,18 +18,18 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.journal import JournalStore
+from osmosis_grpc.link.call_metrics import Unregistered
+from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.measured import Unregistered
-from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import TargetPolicy, is_loopback
-from osmosis_grpc.observability.server import ServerMetrics
+from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
@@ -107,9 +107,9 @@ class AgentServer:
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
-        self._journal: JournalStore | None = None
+        self._journal: SqliteJournal | None = None
         if state_dir is not None:
-            self._journal = JournalStore(
+            self._journal = SqliteJournal(
                 state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor
             )
         try:

@@ -17,6 +17,7 @@ from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
@@ -24,7 +25,6 @@ from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
-from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.pool import MAX_ATTEMPTS, Pool
 from osmosis_grpc.trainer.progress import shown
 from osmosis_grpc.trainer.requests import checked

@@ -17,9 +17,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollo
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, LedgerError
 from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.cancels import Cancels
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.open_chats import OpenChats
 from osmosis_grpc.trainer.restore import init_bytes
 from osmosis_grpc.trainer.rollout import Owner, Pin, Rollout, RolloutKey

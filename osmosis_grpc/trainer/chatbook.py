@@ -9,14 +9,14 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.held import LedgerReceipt
-from osmosis_grpc.trainer.ledger import KeptChat, KeptRollout, Ledger
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.trainer.restore import tools_of
 from osmosis_grpc.trainer.rollout_book import RolloutBook, unwritten
 from osmosis_grpc.trainer.sampler import Sampler
 from osmosis_grpc.trainer.samples import Asked
+from osmosis_grpc.trainer.unconfirmed import LedgerReceipt
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
@@ -34,7 +34,7 @@ class ChatBook:
         self._ledger = ledger
         self._rollouts: dict[str, RolloutBook] = {}
 
-    def restore(self, kept: Iterable[KeptRollout], now: float) -> None:
+    def restore(self, kept: Iterable[LedgerRollout], now: float) -> None:
         """Take in what the ledger kept."""
         for row in kept:
             book = self._rollouts[row.rollout_id] = RolloutBook(row.attempt, self._ledger)
@@ -81,7 +81,7 @@ class ChatBook:
         then: Recorded,
         *,
         given_up: bool = False,
-        chats: Sequence[KeptChat] = (),
+        chats: Sequence[ChatRow] = (),
     ) -> None:
         """Record a completion, with a ledger after its commit; `raw` is how it came.
 
@@ -138,7 +138,7 @@ class ChatBook:
         raw: rollout_pb2.Completion,
         then: Recorded,
         given_up: bool,
-        chats: Sequence[KeptChat],
+        chats: Sequence[ChatRow],
     ) -> None:
         try:
             self.record(completion, raw, then, given_up=given_up, chats=chats)

@@ -14,10 +14,10 @@ from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.storage.ledger.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import KeptChat
 from osmosis_grpc.trainer.rollout import Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
@@ -100,7 +100,7 @@ class Completions:
             timer.cancel()
 
     def _record(
-        self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion, chats: Sequence[KeptChat] = ()
+        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
     ) -> None:
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
             rollout = self._rollouts.get(completion.rollout_id)

@@ -10,17 +10,17 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.link.call_metrics import Unregistered
+from osmosis_grpc.link.channel_options import server_options
+from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.measured import Unregistered
-from osmosis_grpc.link.options import server_options
-from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.ledger import KeptRollout
 from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.unreached import Unreached
 from osmosis_grpc.types.completion import clip
@@ -72,11 +72,11 @@ class Connections:
         guard = self._security.guard()
         calls = self._pool.book.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Door(self, guard), services)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         return listen(self._server, address, self._security)
 
-    def await_servers(self, kept: Iterable[KeptRollout]) -> None:
+    def await_servers(self, kept: Iterable[LedgerRollout]) -> None:
         """Those at the targets, and those that dialled in and have rollouts in the ledger."""
         self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
         self._pool.servers.add(*self._dialled)
@@ -143,7 +143,7 @@ class Connections:
                 unreached.reached()
                 return await self._live(server, stream, hello, granted)
 
-        def report(error: CallError | None, pause: float) -> None:
+        def ended(error: CallError | None, pause: float) -> None:
             server.problem = error
             if self._leaving:
                 return
@@ -151,7 +151,7 @@ class Connections:
             self._pool.servers.not_reached(server, error)
 
         try:
-            await redial(connect, report, pauses=self._pauses)
+            await redial(connect, ended, pauses=self._pauses)
         finally:
             unreached.close()
 
@@ -194,7 +194,7 @@ def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: 
         )
 
 
-class _Door(services_pb2_grpc.TrainerServiceServicer):
+class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
     def __init__(self, connections: Connections, guard: Guard | None) -> None:

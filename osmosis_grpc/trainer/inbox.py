@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 
 from osmosis_grpc.errors import Internal, TrainerFailed, Unavailable
-from osmosis_grpc.trainer.held import Held
+from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.types import Completion
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Inbox:
     """
 
     def __init__(self, counts: Callable[[Completion], None], expects: Callable[[str], bool]) -> None:
-        self.held: Held | None = None
+        self.held: UnconfirmedOutcomes | None = None
         """What the ledger holds; None without one."""
         self._counts = counts
         self._expects = expects
@@ -51,7 +51,7 @@ class Inbox:
         self._failure: TrainerFailed | None = None
         self._closed = False
 
-    def open(self, held: Held | None) -> None:
+    def open(self, held: UnconfirmedOutcomes | None) -> None:
         """Begin, on the running event loop."""
         self.held = held
         self._loop = asyncio.get_running_loop()

@@ -14,17 +14,17 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.trainer.completions import Completions
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
-from osmosis_grpc.trainer.held import Held
-from osmosis_grpc.trainer.ledger import KeptRollout, Ledger
 from osmosis_grpc.trainer.restore import init_bytes, request_of
 from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.servers import LOST, Servers
+from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
@@ -61,7 +61,7 @@ class Pool:
         self.runs: set[Callable[[TrainerFailed], None]] = set()
         """Called when the trainer fails, one for each run() and groups() that is open."""
         self.ledger = ledger
-        self.held = Held(ledger) if ledger is not None else None
+        self.held = UnconfirmedOutcomes(ledger) if ledger is not None else None
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
@@ -140,7 +140,7 @@ class Pool:
         rollout.done.add_done_callback(_retrieve)
         return rollout
 
-    def restore(self, kept: Iterable[KeptRollout]) -> None:
+    def restore(self, kept: Iterable[LedgerRollout]) -> None:
         """Go on with the rollouts that an earlier process had sent."""
         assert self.held is not None
         places = {server.place: server for server in self.servers}

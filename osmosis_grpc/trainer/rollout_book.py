@@ -23,14 +23,14 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.options import MAX_REPLY_BYTES
-from osmosis_grpc.link.throttled import Throttled
-from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.sampler import Sampler, versioned
-from osmosis_grpc.trainer.samples import Asked, KeptSample, tools_digest
+from osmosis_grpc.trainer.samples import Asked, SampleState, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.completion import clip, describe, format_traceback, printable
+from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class RolloutBook:
         self.tools: Sequence[ToolDict] | None = None
         """What its chats offer that name no tools of their own; None where that is not known."""
         self._tools_digest: str | None = None
-        self._samples: dict[str, KeptSample] = {}
+        self._samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
@@ -70,15 +70,15 @@ class RolloutBook:
             )
         sample = self._samples.get(request.sample)
         if sample is None:
-            sample = self._samples[request.sample] = KeptSample(request.sample)
+            sample = self._samples[request.sample] = SampleState(request.sample)
         if request.continues and not request.prefix_len:
-            place = sample.tree.place_after(request.continues, request.messages)
-            if place is None:
+            position = sample.tree.insert_after(request.continues, request.messages)
+            if position is None:
                 raise UnknownChat(request.sample, request.continues)
         else:
-            place = sample.tree.place(request.messages)
+            position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
-        body = (place.node, params, self._tools_of(request), request.purpose)
+        body = (position.node, params, self._tools_of(request), request.purpose)
         known = sample.asked.get(request.number)
         if known is not None:
             if known.body != body:
@@ -91,26 +91,26 @@ class RolloutBook:
                 known.done = asyncio.get_running_loop().create_future()
                 self._write(known, known.unwritten)
             return known
-        tokens = sample.assembler.tokens(place.continues)
+        tokens = sample.assembler.tokens(position.continues)
         full = ChatRequest(
             rollout_id=request.rollout_id,
             attempt=request.attempt,
             sample=request.sample,
             number=request.number,
-            messages=sample.tree.messages(place.node),
+            messages=sample.tree.messages(position.node),
             params=request.params,
             tools=self.tools if request.tools is None else request.tools,
             tools_overridden=request.tools_overridden,
             purpose=request.purpose,
-            continues=place.continues,
-            prefix_len=place.prefix_len,
+            continues=position.continues,
+            prefix_len=position.prefix_len,
             known_ids=tokens if len(tokens) else None,
             state=request.state,
             credential=request.credential,
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
+        asked = sample.asked[request.number] = Asked(sample, request.number, body, position.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
@@ -151,7 +151,7 @@ class RolloutBook:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: Asked, chat: KeptChat) -> None:
+    def _write(self, asked: Asked, chat: ChatRow) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
@@ -204,16 +204,16 @@ class RolloutBook:
             elif isinstance(kind, events.ChatRequested):
                 requested[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, KeptSample(kind.sample))
+                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
                 sample.restore(requested[kind.sample, kind.number], kind.response)
         for name, sample in self._samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
-    def learn(self, chats: Iterable[KeptChat]) -> None:
+    def learn(self, chats: Iterable[ChatRow]) -> None:
         """Take in what the ledger kept, in the order of the answers."""
         learn(self._samples, chats)
 
-    def kept(self, rollout_id: str) -> list[KeptChat]:
+    def kept(self, rollout_id: str) -> list[ChatRow]:
         """Every answered chat, for the ledger."""
         return list(all_chats(rollout_id, self.attempt, self._samples))
 
@@ -221,8 +221,8 @@ class RolloutBook:
         """The completion with what it refers to, its samples assembled from the trainer's own chats."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples.setdefault(name, KeptSample(name)).report(
-                reported, f"samples[{name}].segments" in completion.omitted
+            name: self._samples.setdefault(name, SampleState(name)).report(
+                told, f"samples[{name}].segments" in completion.omitted
             )
             for name, reported in completion.samples.items()
         }
@@ -253,6 +253,6 @@ def _policy_error(error: BaseException, request: ChatRequest, failures: Throttle
         failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
         return error
     log.warning(
-        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, format_traceback(error)
+        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, log_traceback(error)
     )
     return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

@@ -26,7 +26,7 @@ from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, path
 
 if TYPE_CHECKING:
-    from osmosis_grpc.trainer.ledger import KeptChat
+    from osmosis_grpc.storage.ledger.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
@@ -37,13 +37,13 @@ class Asked:
 
     __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
 
-    def __init__(self, sample: "KeptSample", number: int, body: Body, continues: int) -> None:
+    def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the answer, where there is a ledger with its commit; what went wrong is raised."""
         self.task: asyncio.Future[ChatResponse] | None = None
-        self.unwritten: KeptChat | None = None
+        self.unwritten: ChatRow | None = None
         """What the ledger has not committed."""
         self.written: bytes | None = None
         """What it has, until it is sent."""
@@ -137,7 +137,7 @@ class Asked:
         assembler.add(self.number, self._continues, whole, self.body[3])
 
 
-class KeptSample:
+class SampleState:
     """One conversation of a rollout."""
 
     def __init__(self, name: str) -> None:
@@ -155,23 +155,23 @@ class KeptSample:
         if asked.number in self.asked:
             return
         if asked.continues:
-            place = self.tree.place_after(asked.continues, asked.messages)
+            position = self.tree.insert_after(asked.continues, asked.messages)
         else:
-            place = self.tree.place(asked.messages)
-        if place is None:
+            position = self.tree.insert(asked.messages)
+        if position is None:
             return  # what it continues is no longer told: the sample stays as it was reported
-        body = (place.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
         chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
         """Take in a chat that this trainer answered before it was started anew; `tools` stand for those offered."""
-        place = None
+        position = None
         if asked.continues:
-            place = self.tree.place_after(asked.continues, asked.messages)
-        if place is None:
-            place = self.tree.place(asked.messages)
-        body = (place.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+            position = self.tree.insert_after(asked.continues, asked.messages)
+        if position is None:
+            position = self.tree.insert(asked.messages)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
         chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
         chat.answer(response)
 

@@ -15,25 +15,25 @@ from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import CallError, InvalidArgument, TrainerFailed, Unavailable, Unimplemented
+from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.callback_credentials import CallbackKeys
+from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.measured import Unregistered
-from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.earlier import EarlierOutcomes
-from osmosis_grpc.trainer.held import Held
 from osmosis_grpc.trainer.inbox import Inbox
-from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.trainer.sampler import entered
+from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
@@ -205,7 +205,7 @@ class TrainerServer:
             self._run_id = self._ledger.callback_run()
             if not self._security.tokens:
                 self._keys = CallbackKeys([self._ledger.callback_secret()])
-        self._inbox.open(Held(self._ledger) if self._ledger is not None else None)
+        self._inbox.open(UnconfirmedOutcomes(self._ledger) if self._ledger is not None else None)
         self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
         calls = self._book.metrics.answered_calls

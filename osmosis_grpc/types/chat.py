@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
 
 
@@ -20,7 +20,7 @@ class ChatPurpose(StrEnum):
     """A grader's call; never trained on."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
     """Asks for one reply: what a policy is called with.
@@ -64,7 +64,7 @@ class ChatRequest(ArrayEquality):
     """The policy version that the trainer was resumed with; empty where it was given none."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
     """One reply: what a policy returns.

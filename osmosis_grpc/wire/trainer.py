@@ -23,7 +23,7 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.packed import head, repeated, varint
+from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
     block_bytes,
     block_from_wire,

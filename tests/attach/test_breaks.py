@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import Completion, attach
-from osmosis_grpc.trainer.ledger import Ledger
 from tests.attach.breaker import Breaker, Figures, told
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.damaged import flip
-from tests.journal.kept import keeping
-from tests.journal.test_damage import TEXT, change, written
 from tests.processes import run
+from tests.storage.journals import keeping
+from tests.storage.test_damage import TEXT, change, written
 
 
 def doctor(*arguments: object) -> tuple[int, str, str]:
@@ -32,7 +32,7 @@ async def kept_ledger(path: Path) -> None:
         ledger.place(name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None)
         for number in (1, 2):
             text = f"{TEXT} {name} {number}".encode()
-            chat = KeptChat(name, 1, "main", number, number - 1, "", text, text)
+            chat = ChatRow(name, 1, "main", number, number - 1, "", text, text)
             ledger.chat(chat, lambda value, error: None, enter=False)
         completion = Completion(rollout_id=name, status=CompletionStatus.COMPLETED, result_id=f"result of {name}")
         ledger.complete(completion, b"as it came", lambda value, error: None, enter=False, confirmed=False)

@@ -10,8 +10,8 @@ import sqlite3
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.journal.schema import JOURNAL
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import RolloutState
 from tests.processes import run, server_process

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import pytest
 
-import osmosis_grpc.journal.store
+import osmosis_grpc.storage.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import CancelRow, Engine, EngineConfig, Peer
 from osmosis_grpc.engine.whole import whole
 from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
-from osmosis_grpc.journal import JournalStore, Reader, writer
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.storage import Reader, SqliteJournal
+from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.types import (
     CompletionStatus,
     FailureReason,
@@ -132,7 +133,7 @@ async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config)
     """An engine on a folder; what it finds there goes on."""
     clock = clock or Clock()
     clock.ahead += ahead
-    store = JournalStore(folder, monotonic=clock.monotonic)
+    store = SqliteJournal(folder, monotonic=clock.monotonic)
     try:
         async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
             host = Host(engine, clock, [])
@@ -746,7 +747,7 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         assert "Ended" not in h.names("running")
         monkeypatch.setattr(writer, "RETRY", 0.01)
         failing.clear()
-        h.engine.log.store.bury("me", "x", 1, 0.0)
+        h.engine.log.store.add_tombstone("me", "x", 1, 0.0)
         await h.until(lambda: not h.engine.log.store.problem)
         assert (await h.run("newer")).status is CompletionStatus.COMPLETED
         assert h.in_memory == ["running"]
@@ -778,7 +779,9 @@ def unreadable(store):
     """Every read gives an error of SQLite's, and writing goes on."""
     store._database.set_progress_handler(lambda: 1, 1)
     try:
-        with patch.object(osmosis_grpc.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")):
+        with patch.object(
+            osmosis_grpc.storage.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")
+        ):
             yield
     finally:
         store._database.set_progress_handler(None, 0)

@@ -9,7 +9,7 @@ from osmosis_grpc.engine import CancelRow
 from osmosis_grpc.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.types import CompletionStatus, RolloutState
 from tests.engine.test_journal import Talker, Until, keeping
-from tests.journal.held import Disk
+from tests.storage.disk import Disk
 
 
 class Slow(Talker):

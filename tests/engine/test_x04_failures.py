@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-import osmosis_grpc.journal.store
+import osmosis_grpc.storage.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import verdicts
 from osmosis_grpc.engine.absences import Absences
@@ -15,7 +15,7 @@ from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.journal import JournalStore
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import CompletionStatus, events
 from tests.engine.conftest import FAST, Clock, Host
 
@@ -40,7 +40,7 @@ class Talk(RolloutAgentLoop):
 async def h(tmp_path):
     """A host with a journal and one slot."""
     clock = Clock()
-    store = JournalStore(tmp_path / "state", monotonic=clock.monotonic)
+    store = SqliteJournal(tmp_path / "state", monotonic=clock.monotonic)
     try:
         async with Engine([Talk()], EngineConfig(max_concurrent=1, **FAST), clock=clock, journal=store) as engine:
             yield Host(engine, clock, [])
@@ -83,9 +83,7 @@ async def test_x04_a_deadline_that_raises(h, once, caplog):
     assert h.engine.supervisor.failures["engine.deadline"] == 1
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(Tombstones, "dig_up"), (Runner, "admit"), (RecordTable, "attempts_below")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(Tombstones, "take"), (Runner, "admit"), (RecordTable, "attempts_below")])
 async def test_x04_what_follows_an_acceptance_raises(h, once, caplog, owner, name):
     raised = once(owner, name)
     await ends_as_ours(h)
@@ -130,7 +128,7 @@ async def test_h01_a_sweep_that_raises_ends_nothing(h, once, caplog):
 
 
 async def test_x10_an_outcome_that_cannot_be_written(h, once):
-    raised = once(osmosis_grpc.journal.store, "kind_to_bytes", lambda kind: isinstance(kind, events.Ended))
+    raised = once(osmosis_grpc.storage.journal.store, "kind_to_bytes", lambda kind: isinstance(kind, events.Ended))
     await ends_as_ours(h)
     assert raised
 

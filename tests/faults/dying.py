@@ -7,7 +7,7 @@ import grpc
 import uvicorn
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.journal.writer import Writer
+from osmosis_grpc.storage.journal.writer import Writer
 
 
 def journal():

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.journal import JournalStore
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import (
     Completion,
     CompletionStatus,
-    Entry,
     EventKind,
     InitRequest,
+    JournaledRollout,
     Outcome,
     RolloutRequest,
     TrajectoryEvent,
@@ -31,7 +31,7 @@ LASTING = 10
 
 
 async def main(folder: str) -> None:
-    store = JournalStore(Path(folder), record_ttl=0.05)
+    store = SqliteJournal(Path(folder), record_ttl=0.05)
     store.unsettled()
 
     def committed(tokens: Any, ok: bool) -> None:
@@ -49,7 +49,9 @@ async def main(folder: str) -> None:
         lasts = not number % LASTING
         if not lasts:
             kinds.append(events.Delivered(Outcome.RECORDED, "", 1))
-        entry = Entry(init=init, tools=[], owner="", place="p", sequence=number, agent_loop="a", accept_time=now)
+        entry = JournaledRollout(
+            init=init, tools=[], owner="", place="p", sequence=number, agent_loop="a", accept_time=now
+        )
         for at, kind in enumerate(kinds, 1):
             told = name if lasts and at == len(kinds) else ""
             store.append(TrajectoryEvent(name, 1, at, now, kind), 0, told, entry if at == 1 else None)

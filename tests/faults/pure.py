@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.history import History
-from benchmarks.kill_agents import Passenger, Traveller
-from benchmarks.kill_trainer import Policy, digest, requests
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer, attach
+from tests.faults.kill_loop.agents import Passenger, Traveller
+from tests.faults.kill_loop.history import History
+from tests.faults.kill_loop.trainer import Policy, digest, requests
 
-AGENTS = ("-m", "benchmarks.kill_agents:agents", "--no-validate")
+AGENTS = ("-m", "tests.faults.kill_loop.agents:agents", "--no-validate")
 PASSENGERS_IN = 5
 """Every fifth rollout ends with its server."""
 

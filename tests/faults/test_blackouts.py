@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.soak import resident
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.server import AgentServer
@@ -14,6 +13,7 @@ from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
+from tests.faults.soak import resident
 
 DARK, LIGHT, TIMES = 5.0, 3.0, 4
 

@@ -10,14 +10,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.kill_agents import Passenger, Traveller
-from benchmarks.kill_trainer import requests
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server import attachment as attachments
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
+from tests.faults.kill_loop.agents import Passenger, Traveller
+from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
 
 COUNT = 20
@@ -140,7 +140,7 @@ class Late(sqlite3.Connection):
 def late(monkeypatch):
     real = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: real(*args, **named, factory=Late))
-    monkeypatch.setattr("osmosis_grpc.journal.writer.RETRY", 0.05)
+    monkeypatch.setattr("osmosis_grpc.storage.journal.writer.RETRY", 0.05)
     yield Late
     Late.probability, Late.late = 0.0, 0
 

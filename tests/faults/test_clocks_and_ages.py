@@ -6,9 +6,6 @@ import time
 import grpc
 import pytest
 
-from benchmarks.kill_agents import Passenger, Traveller
-from benchmarks.kill_trainer import requests
-from benchmarks.soak import held, resident
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.engine import SystemClock
@@ -16,7 +13,10 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server import app as server_app
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.trainer import server as trainer_server
+from tests.faults.kill_loop.agents import Passenger, Traveller
+from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
+from tests.faults.soak import held, resident
 
 COUNT = 20
 AGENTS = (Passenger(), Traveller())

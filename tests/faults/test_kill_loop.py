@@ -1,50 +1,20 @@
 """F1, F2: the kill loop, small. `make faults` runs it with hundreds of kills."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.history import History, read
-from benchmarks.promises import Evidence, Kept
 from osmosis_grpc.types import Outcome, events
-from tests.processes import ROOT
+from tests.faults.kill_loop.history import History, read
+from tests.faults.kill_loop.promises import Evidence, Kept
+from tests.programs import figures_of
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def killed(who: str, replies: str, kills: int, seed: int) -> dict:
-    command = [
-        "-m",
-        "benchmarks.kill_loop",
-        "--who",
-        who,
-        "--replies",
-        replies,
-        "--kills",
-        str(kills),
-        "--rollouts",
-        "40",
-        "--in-flight",
-        "8",
-        "--seed",
-        str(seed),
-        "--json",
-    ]
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout[-2000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    options = {"who": who, "replies": replies, "kills": kills, "rollouts": 40, "in-flight": 8, "seed": seed}
+    return figures_of("tests.faults.kill_loop", *(f"--{name}={value}" for name, value in options.items()))
 
 
 @pytest.mark.parametrize(

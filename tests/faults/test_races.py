@@ -13,7 +13,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import TrainerServer

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from benchmarks.history import VARIABLE, read
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess, until
+from tests.faults.kill_loop.history import VARIABLE, read
 from tests.faults.pure import AGENTS, undisturbed
 from tests.processes import ROOT
 
@@ -64,7 +64,16 @@ async def test_a_trainer_that_stands_still(stack, tmp_path):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path / "state"), agents=AGENTS))
     path = tmp_path / "history.jsonl"
     path.touch()
-    command = ["-m", "benchmarks.kill_trainer", "--target", server.address, "--rollouts", "60", "--in-flight", "10"]
+    command = [
+        "-m",
+        "tests.faults.kill_loop.trainer",
+        "--target",
+        server.address,
+        "--rollouts",
+        "60",
+        "--in-flight",
+        "10",
+    ]
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=os.environ | {VARIABLE: str(path)}) as trainer:
         await until(lambda: sum(line.op == "applied" for line in read(path)) > 5, "some over")
         await still(trainer.pid)

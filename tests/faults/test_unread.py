@@ -14,7 +14,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import RolloutRequest
-from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, init, innocent, recorded
+from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, bystander, init, recorded
 from tests.trainer.raw_agent_server import ACCEPT, accepted, chat, complete
 from tests.trainer.raw_agent_server import hello as server_hello
 
@@ -117,7 +117,7 @@ def completions_again(trainer: RawTrainer) -> list[Any]:
     "frames", [cancels, lists, refused_inits, subscriptions, equal_inits, completions_again], ids=lambda f: f.__name__
 )
 async def test_a_trainer_that_never_reads(watched, frames):
-    async with AgentServer([Talk()], port=0) as server, innocent(server), RawTrainer(server.address) as trainer:
+    async with AgentServer([Talk()], port=0) as server, bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("ended", turns=0)
         await trainer.settled()
@@ -211,5 +211,5 @@ async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)
                     await asyncio.sleep(0.05)
-        async with innocent(server):
+        async with bystander(server):
             pass

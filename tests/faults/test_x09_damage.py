@@ -18,9 +18,10 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import DataLoss, Unavailable
-from osmosis_grpc.journal.examine import examine
-from osmosis_grpc.journal.schema import JOURNAL
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage.examine import examine
+from osmosis_grpc.storage.journal.schema import JOURNAL
+from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
@@ -31,7 +32,6 @@ from osmosis_grpc.trainer import (
     TrainerServer,
     attach,
 )
-from osmosis_grpc.trainer.ledger_file import LEDGER
 from tests.damaged import flip
 
 PATIENCE = 60.0

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutClientSettings, RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer
@@ -20,13 +20,13 @@ QUICK = RolloutClientSettings(retry_base_delay=0.1)
 
 @asynccontextmanager
 async def gateway(*agents, client=QUICK, token=None, **config):
-    """A server with both doors, a legacy trainer, and a session to post with."""
+    """A server over gRPC and HTTP, a legacy trainer, and a session to post with."""
     settings = RolloutSettings(client=client, server=RolloutServerSettings(token=token))
     engine = EngineConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
     loops = list(agents) or [CalculatorAgent()]
     async with (
         AgentServer(loops, port=0, config=engine) as server,
-        open_door(server, port=0, settings=settings) as http,
+        serve_http(server, port=0, settings=settings) as http,
         LegacyTrainer() as trainer,
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):

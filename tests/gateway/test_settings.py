@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from pydantic import ValidationError
 
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.rollout.config import (
     RolloutClientSettings,
@@ -196,7 +196,7 @@ async def test_max_metadata_size_bytes():
 
     async with (
         AgentServer([Agent()], port=0, max_metadata_bytes=2048) as server,
-        open_door(server, port=0) as http,
+        serve_http(server, port=0) as http,
         LegacyTrainer() as trainer,
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):

@@ -5,7 +5,7 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.link import stream as link_stream
-from tests.server.attached import innocent_watcher, kinds_until
+from tests.server.attached import bystander_watcher, kinds_until
 from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
 
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
@@ -44,7 +44,7 @@ async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(ser
 
 async def test_rollouts_end_when_their_trainer_stays_away_and_are_told_when_it_comes(serve):
     server = await serve(Talk(), trainer_grace=0.3)
-    async with innocent_watcher(server) as watcher, RawTrainer(server.address) as trainer:
+    async with bystander_watcher(server) as watcher, RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r", turns=2)
         await trainer.answer(await trainer.chat(), "one")

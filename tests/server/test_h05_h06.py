@@ -6,19 +6,19 @@ import threading
 import pytest
 
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.journal import JournalStore, Reader
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState
-from tests.supervise.house import USER, Hangs, Talk
+from tests.supervise.deployment import USER, Hangs, Talk
 
 
 async def test_h05_a_server_that_cannot_be_made_lets_go_of_its_folder(tmp_path):
     with pytest.raises(ValueError, match="names of their own"):
         AgentServer([CalculatorAgent(), CalculatorAgent()], port=0, state_dir=tmp_path)
-    JournalStore(tmp_path).close()
+    SqliteJournal(tmp_path).close()
 
 
 async def test_h05_a_server_that_cannot_start_lets_go_of_folder_and_port(tmp_path, monkeypatch):
@@ -32,7 +32,7 @@ async def test_h05_a_server_that_cannot_start_lets_go_of_folder_and_port(tmp_pat
         async with server:
             pass
     monkeypatch.undo()
-    JournalStore(tmp_path).close()
+    SqliteJournal(tmp_path).close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", server.port)
     assert [thread.name for thread in threading.enumerate() if thread.name == "journal.commit"] == []
@@ -46,7 +46,7 @@ async def test_h05_an_engine_that_cannot_start_lets_go_of_the_folder(tmp_path, m
     with pytest.raises(OSError, match="no engine"):
         async with AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path):
             pass
-    JournalStore(tmp_path).close()
+    SqliteJournal(tmp_path).close()
 
 
 @pytest.fixture

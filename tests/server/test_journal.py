@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, Unavailable
-from osmosis_grpc.journal import Reader, writer
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage import Reader
+from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Outcome, events

@@ -12,9 +12,9 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, attachment
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus
-from tests.journal.held import Disk
 from tests.processes import server_process
 from tests.server.raw_trainer import RawTrainer, Talk, cancel, init
+from tests.storage.disk import Disk
 
 AGENT = """
 import asyncio

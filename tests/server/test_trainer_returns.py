@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.link.targets import TargetPolicy
+from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.trainer import RolloutClient, TrainerServer

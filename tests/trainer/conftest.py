@@ -9,7 +9,7 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
-from tests.trainer.house import House, Policy
+from tests.trainer.deployment import Deployment, Policy
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 PATIENCE = 10.0
@@ -109,6 +109,6 @@ def listening(policy, stack):
     async def start(*targets, **options):
         trainer = attach(targets, policy, listen_on="127.0.0.1:0", **options)
         await stack.enter_async_context(trainer)
-        return House(trainer, stack)
+        return Deployment(trainer, stack)
 
     return start

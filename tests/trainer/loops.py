@@ -1,4 +1,4 @@
-"""Generated agent loops: what they pass to ctx.chat, what a trainer must see of it, and three doors to one agent.
+"""Generated agent loops: what they pass to ctx.chat, what a trainer must see of it, and three transports to one agent.
 
 A plan is a list of steps that an agent follows, keeping a history per sample. It writes down
 what it passed with every chat, so that what a policy was asked can be compared with it.
@@ -136,7 +136,7 @@ class Planned(RolloutAgentLoop):
 
 
 class Sampler:
-    """A policy, the same at every door: few different replies, and now and then something odd with the tokens."""
+    """A policy, the same at every transport: few different replies, and now and then something odd with the tokens."""
 
     def __init__(self):
         self.odd, self.asked, self.replies, self.waits = {}, {}, {}, ()
@@ -198,7 +198,7 @@ class Forgetful(ChatBook):
 
 
 @dataclass
-class Door:
+class Transport:
     """One way to the agent, with the agent and the policy behind it."""
 
     agent: Planned
@@ -207,11 +207,11 @@ class Door:
     seen: dict = field(default_factory=dict)
 
 
-async def open_doors(stack: AsyncExitStack):
+async def open_transports(stack: AsyncExitStack):
     """Callback with full histories, callback with deltas, and an attachment."""
     enter = stack.enter_async_context
     config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
-    doors = {}
+    transports = {}
     for name, delta in (("callback", False), ("callback with deltas", True)):
         agent, sampler = Planned(), Sampler()
         server = await enter(AgentServer([agent], port=0, config=config))
@@ -222,7 +222,7 @@ async def open_doors(stack: AsyncExitStack):
             return await trainer.completion(request.rollout_id, PATIENCE)
 
         trainer._book.__class__ = Forgetful
-        doors[name] = Door(agent, sampler, play)
+        transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(attach([server.address], sampler))
@@ -232,8 +232,8 @@ async def open_doors(stack: AsyncExitStack):
         async with asyncio.timeout(PATIENCE):
             return await attached.rollout(request)
 
-    doors["attach"] = Door(agent, sampler, through)
-    return doors
+    transports["attach"] = Transport(agent, sampler, through)
+    return transports
 
 
 def prompt_and_reply(response):

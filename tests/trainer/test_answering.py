@@ -85,8 +85,8 @@ async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
 @pytest.mark.parametrize(("servers", "most"), [(1, 1), (1, 5), (2, 4)])
 async def test_no_more_chats_are_open_than_the_policy_wants(serve, attach_to, servers, most):
     policy = Counting()
-    doors = [await serve(talker()) for _ in range(servers)]
-    trainer = await attach_to(policy, *doors, max_open_chats=most)
+    targets = [await serve(talker()) for _ in range(servers)]
+    trainer = await attach_to(policy, *targets, max_open_chats=most)
     running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 2})) for n in range(20)]
     await until(lambda: policy.open == most)
     policy.go.set()

@@ -15,10 +15,10 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.ledger_file import LEDGER
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.damaged import signed
 from tests.processes import run
@@ -527,7 +527,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
         assert len(asked) == 1
     finally:
         await ledger.close()
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("ledger_writer")]
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("ledger.writer")]
     assert len(told) == 2
     assert "cannot be written: database or disk is full" in told[0]
     assert "can be written again" in told[1]
@@ -560,7 +560,7 @@ async def test_a_limit_of_the_system_on_the_file_is_survived(tmp_path):
     """RLIMIT_FSIZE in a process of its own: writing beyond it is EFBIG, as a full disk is ENOSPC."""
     code = """
 import asyncio, resource, signal, sys
-from osmosis_grpc.trainer.ledger import KeptChat, Ledger
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def main():
@@ -568,7 +568,7 @@ async def main():
     loop = asyncio.get_running_loop()
     def write(n):
         done = loop.create_future()
-        chat = KeptChat("r", 1, "main", n, 0, "", b"", bytes(60_000))
+        chat = ChatRow("r", 1, "main", n, 0, "", b"", bytes(60_000))
         ledger.chat(chat, lambda _, error: done.set_result(error), enter=n == 1)
         return done
     assert await write(1) is None

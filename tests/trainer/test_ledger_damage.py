@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import RolloutRequest, attach
-from osmosis_grpc.trainer.ledger_file import LEDGER
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
 from tests.trainer.test_ledger import copied

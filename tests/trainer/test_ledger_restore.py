@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.ledger import Ledger
 from osmosis_grpc.trainer.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
@@ -37,7 +37,7 @@ class Listening(ChatBook):
     heard: list = []  # noqa: RUF012 - replaced before every use
 
 
-class House:
+class Deployment:
     """An agent server, and two trainers with ledgers at it: one attached, one that is called back."""
 
     async def open(self, stack, folder):
@@ -75,12 +75,12 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house():
+def deployment():
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
         stack = AsyncExitStack()
-        house = runner.run(House().open(stack, Path(folder)))
+        deployment = runner.run(Deployment().open(stack, Path(folder)))
         try:
-            yield runner, house
+            yield runner, deployment
         finally:
             runner.run(stack.aclose())
 
@@ -99,20 +99,20 @@ def plain(completion):
     )
 
 
-DOORS = st.sampled_from([None, False, True])
+DELTA = st.sampled_from([None, False, True])
 WAITS = st.lists(st.integers(0, 9), max_size=4)
 
 
 @pytest.mark.slow
 @settings(max_examples=30, **QUICK)
-@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DOORS)
+@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DELTA)
 @example([A, A, A], {2: "drift"}, [], None)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], None)
 @example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], None)
 @example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], False)
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, [], True)
-def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(house, plan, odd, waits, delta):
-    runner, home = house
+def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, delta):
+    runner, home = deployment
     handed, read = runner.run(home.play(plan, odd, waits, delta))
     assert handed == read
     assert plain(handed) == plain(read)
@@ -160,11 +160,11 @@ async def stopped_and_not(requests, replies, stop, folder):
 
 
 @settings(max_examples=15, **QUICK)
-@given(LOOPS, ODDITIES, DOORS, st.integers(0, 9))
+@given(LOOPS, ODDITIES, DELTA, st.integers(0, 9))
 @example([A, A, A, A], {2: "drift"}, None, 2)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, None, 3)
 @example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, False, 2)
-def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(house, tmp_path, plan, odd, delta, stop):
-    runner, home = house
+def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, delta, stop):
+    runner, home = deployment
     runner.run(home.play(plan, odd, (), delta))
     runner.run(stopped_and_not(Listening.heard, home.sampler.replies, stop, tmp_path))

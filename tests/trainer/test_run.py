@@ -255,8 +255,8 @@ async def test_servers_share_by_what_is_free(serve, attach_to):
 
 async def test_beyond_all_windows_rollouts_wait(serve, attach_to):
     agents = [Slow(), Slow()]
-    doors = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
-    trainer = await attach_to(reply, *doors)
+    targets = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
+    trainer = await attach_to(reply, *targets)
     assert len(await collect(trainer.run(requests(30)))) == 30
     assert [agent.most for agent in agents] == [2, 2]
 

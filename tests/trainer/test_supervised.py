@@ -157,10 +157,10 @@ async def take_outcome(tools, name):
 
 @scenario("trainer.send_again")
 async def send_again(tools, name):
-    house = await tools.listening()
-    server = await house.server()
+    deployment = await tools.listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.stream.next("init")
     inject(name)
     full = status(grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -172,10 +172,10 @@ async def send_again(tools, name):
 
 async def refer_to_nothing(tools):
     """A rollout whose outcome refers to chats that were never made."""
-    house = await tools.listening()
-    server = await house.server()
+    deployment = await tools.listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.send(complete(await server.accept(), **referring(1, runs=(1, 2))))
     return done
 
@@ -197,10 +197,10 @@ async def overdue_outcome(tools, name):
 
 @scenario("trainer.lost_server")
 async def lost_server(tools, name):
-    house = await tools.listening(lost_after=0.2)
-    server = await house.server()
+    deployment = await tools.listening(lost_after=0.2)
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.accept()
     inject(name)
     await server.stream.cut()

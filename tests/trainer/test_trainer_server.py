@@ -11,7 +11,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServic
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import ChatRequest as ChatRequestMessage
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
-from osmosis_grpc.link.calls import call
+from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.types import (

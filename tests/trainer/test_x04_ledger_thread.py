@@ -6,9 +6,9 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
+from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger.writer import COMMIT
 from osmosis_grpc.trainer import RolloutRequest, TrainerServer
-from osmosis_grpc.trainer.ledger import Ledger
-from osmosis_grpc.trainer.ledger_writer import COMMIT
 from tests.trainer.conftest import PATIENCE, reply, talker, until
 
 

@@ -1,0 +1,119 @@
+"""What is sound in a journal or a ledger and what is not, for those who only look."""
+
+import sqlite3
+import tempfile
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.sqlite.database import check_version, look, problem_of
+from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
+from osmosis_grpc.storage.sqlite.pages import Pages
+from osmosis_grpc.storage.sqlite.salvage import read_out
+
+
+class Finding(NamedTuple):
+    """Something damaged."""
+
+    rollout_id: str
+    """Empty where a row belongs to none."""
+    attempt: int
+    table: str
+    row: str
+    """What names the row in its table."""
+    what: str
+
+
+@dataclass
+class Examined:
+    """A file that was looked at."""
+
+    kind: str
+    path: Path
+    structure: str = ""
+    """What is wrong with the file itself; empty where nothing is."""
+    lost: int = 0
+    """Rows that cannot be read."""
+    sound: Counter[str] = field(default_factory=Counter)
+    """Rows, by table."""
+    damaged: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not (self.structure or self.lost or self.damaged)
+
+
+def examine(path: Path, schema: Schema) -> Examined:
+    """Look at a file, also while a process has it. Raises schema.error, OSError, sqlite3.Error."""
+    found = Examined(schema.kind, path)
+    with closing(Pages(path, schema.page_size)) as pages:
+        check_version(pages, path, schema)
+        found.structure = pages.problem(schema)
+        if pages.is_blank:
+            return found
+        if not found.structure:
+            with closing(look(path, schema)) as database:
+                found.structure = problem_of(database, schema)
+                if not found.structure:
+                    _rows(database, schema, found)
+                    return found
+        with tempfile.TemporaryDirectory() as folder:  # what can be read is what the next start will read
+            fresh = Path(folder) / path.name
+            salvaged = read_out(pages, fresh, schema)
+            found.lost = pages.lost
+            found.damaged += [Finding(name, 0, "", "", "its row cannot be read") for name in salvaged.lost]
+            with closing(look(fresh, schema)) as database:
+                _rows(database, schema, found)
+    return found
+
+
+def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None:
+    for table in schema.tables.values():
+        for row in database.execute(f"SELECT * FROM {table.name} NOT INDEXED"):  # noqa: S608
+            wrong = _wrong(table, row)
+            if wrong:
+                found.damaged.append(_finding(database, table, row, f"{wrong} does not agree"))
+            else:
+                found.sound[table.name] += 1
+        found.sound[table.name] += 0
+    if schema.kind == "journal":
+        _trails(database, found)
+
+
+def _wrong(table: Table, row: Row) -> str:
+    try:
+        return table.wrong(row)
+    except Exception:  # a damaged value may be of any type
+        return "a value"
+
+
+def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) -> Finding:
+    columns = dict(zip(table.columns, row, strict=True))
+    if table.name == "events":
+        query = "SELECT rollout_id, attempt FROM rollouts WHERE sequence IS ?"
+        known = database.execute(query, (columns["sequence"],)).fetchone()
+        columns["rollout_id"], columns["attempt"] = known or ("", 0)
+    attempt = columns.get("attempt", 0)
+    return Finding(
+        str(columns.get("rollout_id", "")),
+        attempt if isinstance(attempt, int) else 0,
+        table.name,
+        " ".join(str(row[at]) for at in table.key),
+        what,
+    )
+
+
+def _trails(database: sqlite3.Connection, found: Examined) -> None:
+    """Events that are missing: each rollout's are numbered from 1 on."""
+    trails: dict[int, Trail] = {}
+    for event in map(EventRow._make, database.execute("SELECT * FROM events ORDER BY position")):
+        trails.setdefault(event.sequence, Trail()).add(event)
+    known = {(one.rollout_id, one.attempt) for one in found.damaged}
+    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
+        what = trails.get(row.sequence, Trail()).wrong(row)
+        if what and (row.rollout_id, row.attempt) not in known:
+            found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))

@@ -1,0 +1,297 @@
+"""What stands in a journal: for the process that writes it, and for others that only look."""
+
+import logging
+import sqlite3
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail, data_loss
+from osmosis_grpc.storage.sqlite.database import look
+from osmosis_grpc.types import (
+    Callback,
+    CallbackTls,
+    EndedBy,
+    InitRequest,
+    JournaledRollout,
+    RolloutRequest,
+    RolloutState,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1024 * 1024
+"""Events are read until they have so many bytes: the event loop waits for it."""
+_SELECT = "SELECT * FROM rollouts "
+_EVENT = "SELECT * FROM events WHERE position = ?"
+_ALL = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
+    WHERE position > ? AND position <= ? ORDER BY position LIMIT ?"""
+_OPEN = """SELECT * FROM events
+    WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
+    AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
+
+
+class Reader:
+    """Reads rollouts and events over a connection. Entries come without their secrets."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    @classmethod
+    def look(cls, folder: Path) -> "Reader":
+        """The journal in a folder as it stands now, also while a server holds it. Raises JournalError."""
+        path = folder / schema.FILE
+        if not path.exists():
+            raise schema.JournalError(f"there is no journal {path}")
+        try:
+            return cls(look(path, schema.JOURNAL))
+        except sqlite3.Error as error:
+            raise schema.JournalError(f"{path} cannot be read as a journal: {error}") from None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What is read meanwhile is of one moment."""
+        if self._database.in_transaction:
+            yield
+            return
+        self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._database.close()
+
+    def find(self, rollout_id: str) -> list[JournaledRollout]:
+        """A rollout's attempts, with their completions."""
+        statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
+        if not self._database.execute(statement, (rollout_id,)).fetchall():
+            return []
+        with self.snapshot():
+            rows = self._database.execute(statement, (rollout_id,)).fetchall()
+            found = [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
+        for entry in found:
+            if entry.damage:
+                log.error(
+                    "rollout %s attempt %d is damaged in the journal: %s",
+                    rollout_id,
+                    entry.init.request.attempt,
+                    entry.damage,
+                )
+        return found
+
+    def named(self, owner: str, idempotency_key: str) -> str:
+        """The rollout that a key names; empty when there is none."""
+        row = self._database.execute(
+            "SELECT rollout_id FROM rollouts WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
+        ).fetchone()
+        return str(row[0]) if row else ""
+
+    def newest(self, limit: int) -> list[str]:
+        """The ids of the rollouts that were accepted last, the newest first."""
+        rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
+        return list(dict.fromkeys(row[0] for row in rows.fetchall()))
+
+    def entries(
+        self,
+        owner: str,
+        after: int,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
+        unsettled: bool = False,
+    ) -> list[JournaledRollout]:
+        """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
+        values: list[Any]
+        conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
+        if unsettled:
+            conditions.append("NOT settled")
+        elif states:
+            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
+            values += [state.value for state in states]
+        if group_id:  # the id is in the Accepted event as it is
+            conditions.append("(SELECT instr(body, ?) FROM events WHERE position = accepted)")
+            values.append(group_id.encode())
+        where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
+        with self.snapshot():
+            rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
+            return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows)]
+
+    def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
+        """The rollouts to which something is still to happen, in order of acceptance, with where their events are."""
+        rows = self._database.execute(_SELECT + "WHERE NOT settled ORDER BY sequence").fetchall()
+        found = {row[0]: (RolloutRow._make(row), Trail()) for row in rows}
+        with closing(self._database.execute(_OPEN)) as opened:
+            for event in map(EventRow._make, opened):
+                if event.sequence in found:
+                    found[event.sequence][1].add(event)
+        return list(found.values())
+
+    def entry(self, row: RolloutRow, trail: Trail) -> JournaledRollout:
+        """A rollout with its completion, once all of its events were looked at."""
+        return self._entry(row, row.wrong() or trail.wrong(row))
+
+    def positions(self, rollout_id: str, attempt: int) -> "array[int]":
+        """Where a rollout's events are; of one that has not ended, they are looked for."""
+        one = self._database.execute(_SELECT + "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)).fetchone()
+        if one is None:
+            return array("Q")
+        row = RolloutRow._make(one)
+        if wrong := row.wrong():
+            raise schema.Damaged(f"rollout {rollout_id} is damaged: {wrong}")
+        return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
+
+    def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
+        """A rollout's events at these positions, or as many of them as are good to read at once.
+
+        Raises Damaged at one that is not what was written.
+        """
+        found: list[TrajectoryEvent] = []
+        size = 0
+        for position in positions:
+            try:
+                row = self._event(position)
+            except schema.Damaged:
+                if found:
+                    break
+                raise
+            size += len(row.body)
+            found.append(TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read()))
+            if size > READ_BYTES:
+                break
+        return found
+
+    def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
+        """All events of an attempt."""
+        positions = self.positions(rollout_id, attempt)
+        while batch := self.events(rollout_id, attempt, positions):
+            yield from batch
+            positions = positions[len(batch) :]
+
+    def all_events(self, after: int, upto: int, limit: int) -> list[tuple[int, TrajectoryEvent]]:
+        """All rollouts' events with positions above `after`, `upto` the last. A damaged one is left out, and logged."""
+        found: list[tuple[int, TrajectoryEvent]] = []
+        size, came = 0, True
+        while came and not found:  # none: there may be others behind those that were left out
+            came = False
+            with closing(self._database.execute(_ALL, (after, upto, limit))) as rows:
+                for rollout_id, attempt, *values in rows:
+                    row = EventRow._make(values)
+                    came, after = True, row.position
+                    if not row.sound:
+                        log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
+                        continue
+                    event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
+                    found.append((row.position, event))
+                    size += len(row.body)
+                    if size > READ_BYTES:
+                        break
+        return found
+
+    def fact(self, name: str) -> Any:
+        """A fact's value; None when there is none."""
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def number(self, statement: str) -> int:
+        """What a statement gives, being one whole number; 0 for NULL."""
+        return int(self._database.execute(statement).fetchone()[0] or 0)
+
+    def _damage(self, row: RolloutRow) -> str:
+        """What is wrong with a rollout; empty where nothing is."""
+        return row.wrong() or self._trail(row).wrong(row)
+
+    def _trail(self, row: RolloutRow) -> Trail:
+        """Where a rollout's events are."""
+        trail = Trail()
+        if row.positions is not None:
+            for at in array("Q", row.positions):
+                if (found := self._database.execute(_EVENT, (at,)).fetchone()) is not None:
+                    trail.add(EventRow._make(found))
+            return trail
+        events_of = "SELECT * FROM events WHERE position >= ? AND sequence = ? ORDER BY position"
+        with closing(self._database.execute(events_of, (row.accepted, row.sequence))) as rows:
+            for found in rows:
+                trail.add(EventRow._make(found))
+        return trail
+
+    def _entry(self, row: RolloutRow, damage: str, *, whole: bool = True) -> JournaledRollout:
+        row = row.usable() if damage else row
+        first: events.Accepted | None = None
+        completion, ended_by = None, EndedBy()
+        try:
+            kind = self._event(row.accepted).read()
+            first = kind if isinstance(kind, events.Accepted) else None
+            if (whole or damage) and row.ended:
+                last = self._event(row.ended).read()
+                if isinstance(last, events.Ended):
+                    completion, ended_by = last.completion, last.by
+        except schema.Damaged as error:
+            damage = damage or str(error)
+        if completion is not None and completion.finish_reason == DATA_LOSS:  # it has ended so: there is nothing more
+            damage = ""
+        entry = JournaledRollout(
+            init=_init(row, first),
+            tools=first.tools if first else (),
+            owner=row.owner,
+            place=row.place,
+            sequence=row.sequence,
+            agent_loop=row.agent_loop,
+            accept_time=row.accept_time,
+            settled=bool(row.settled),
+            last_number=row.last_number,
+            accepted_at=row.accepted_at,
+            deaths=row.deaths,
+            damage=damage,
+        )
+        if not damage:
+            return replace(
+                entry,
+                start_time=row.start_time,
+                end_time=row.end_time,
+                state=RolloutState(row.state),
+                completion=completion if whole else None,
+                ended_by=ended_by,
+                undelivered=bool(row.ended and not row.settled),
+            )
+        if not row.settled:
+            return entry
+        return replace(
+            entry,
+            start_time=row.accept_time,
+            end_time=row.accept_time,
+            state=RolloutState.FAILED,
+            completion=data_loss(entry.init.request, damage) if whole else None,
+        )
+
+    def _event(self, position: int) -> EventRow:
+        """An event. Raises Damaged."""
+        found = self._database.execute(_EVENT, (position,)).fetchone()
+        if found is None:
+            raise schema.Damaged(f"event {position} is not in the journal")
+        row = EventRow._make(found)
+        if not row.sound:
+            raise schema.Damaged(f"event {row.number} (row {position}) has another checksum")
+        return row
+
+
+def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
+    """A rollout's Init, without secrets; as much as is left of it where the event that holds it is damaged."""
+    callback = None
+    if row.target:
+        secure = None if row.tls is None else CallbackTls(row.tls)
+        callback = Callback(target=row.target, delta=bool(row.delta), tls=secure, run_id=row.place)
+    if first is not None:
+        return replace(first.init, callback=callback, digest=row.digest)
+    request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
+    return InitRequest(request=request, callback=callback, digest=row.digest)

@@ -1,0 +1,127 @@
+"""What is put right in the rows of a journal before anybody reads them, and what is logged of it.
+
+A rollout's row says nothing of its end that its events do not say, so that part is made anew from them. What is lost
+of a rollout stays as it is: it is damaged for everybody who reads it.
+"""
+
+import logging
+import sqlite3
+import uuid
+from pathlib import Path
+
+from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.types import CompletionStatus, events
+
+log = logging.getLogger(__name__)
+
+_END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
+    last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
+_COPY = "copy of journal_id"
+"""A second row with the journal's id: all cursors and attachments depend on it."""
+
+
+def mend(database: sqlite3.Connection, path: Path) -> bool:
+    """Put right the facts, the tombstones and the rollouts; whether the journal is new. Raises sqlite3.Error."""
+    database.execute("BEGIN IMMEDIATE")
+    lost = _facts(database, path)
+    for row in database.execute("SELECT * FROM tombstones").fetchall():
+        if schema.wrong("tombstones", row):
+            log.error("the cancel of rollout %s is damaged in the journal %s, and forgotten", row[1], path)
+            database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
+    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
+        wrong = row.wrong()
+        if wrong.startswith("accept_sum"):
+            row = _name(database, row)
+            wrong = row.wrong()
+        if wrong.startswith("deaths_sum"):
+            values = 0, schema.deaths_sum(row.sequence, 0), row.sequence
+            database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
+        elif wrong.startswith("end_sum") and _remake(database, row):
+            log.error(
+                "the row of rollout %s was damaged in the journal %s; it is made anew from its events",
+                row.rollout_id,
+                path,
+            )
+        elif wrong.startswith("end_sum"):  # then its positions are not to be trusted: its events are found without
+            database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
+        elif wrong and row.settled:
+            log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
+    made = _defaults(database, lost=lost)
+    database.execute("COMMIT")
+    return made
+
+
+def _facts(database: sqlite3.Connection, path: Path) -> bool:
+    """Delete damaged facts; whether there were any."""
+    lost = False
+    for row in database.execute("SELECT rowid, * FROM facts").fetchall():
+        if schema.wrong("facts", row[1:]):
+            lost = True
+            log.error("the fact %r is damaged in the journal %s, and made anew", row[1], path)
+            database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
+    return lost
+
+
+def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
+    """Put in the facts that are always there; whether there was none."""
+    known = dict(database.execute("SELECT name, value FROM facts"))
+    journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
+    (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
+    (clock,) = database.execute("SELECT max(max(accepted_at), max(coalesce(ended_at, 0.0))) FROM rollouts").fetchone()
+    values = {
+        "journal_id": journal_id,
+        _COPY: journal_id,
+        "forgotten_position": newest or 0 if lost else 0,
+        "clock": clock or 0.0,
+    }
+    for name, value in values.items():
+        if name not in known:
+            database.execute(schema.FACT, schema.fact(name, value))
+    return not known and not lost
+
+
+def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
+    """Put the ids of a rollout in its row as its first event has them; if they were what was damaged, it is sound."""
+    found = database.execute("SELECT * FROM events WHERE position IS ?", (row.accepted,)).fetchone()
+    event = EventRow._make(found) if found is not None else None
+    kind = event.read() if event is not None and event.sequence == row.sequence and event.sound else None
+    if not isinstance(kind, events.Accepted):
+        return row
+    request = kind.init.request
+    ids = request.rollout_id, request.attempt, request.idempotency_key
+    statement = "UPDATE OR IGNORE rollouts SET rollout_id = ?, attempt = ?, idempotency_key = ? WHERE sequence = ?"
+    if not database.execute(statement, (*ids, row.sequence)).rowcount:
+        return row
+    return row._replace(rollout_id=request.rollout_id, attempt=request.attempt, idempotency_key=request.idempotency_key)
+
+
+def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
+    """Make the part of a rollout's row anew that its events tell; whether they all are sound."""
+    trail = Trail()
+    start_time = end_time = ended = None
+    state, settled = "ACCEPTED", False
+    found = database.execute(
+        "SELECT * FROM events WHERE sequence = ? AND position >= ? ORDER BY position", (row.sequence, row.accepted)
+    )
+    for event in map(EventRow._make, found.fetchall()):
+        trail.add(event)
+        kind = event.read() if event.sound else None
+        if isinstance(kind, events.Started):
+            start_time = event.time
+        elif isinstance(kind, events.Ended):
+            end_time, ended, state = event.time, event.position, kind.completion.status.value
+            superseded = (kind.completion.status, kind.completion.finish_reason)
+            settled = superseded == (CompletionStatus.CANCELLED, "superseded")
+        settled = settled or isinstance(kind, events.Delivered)
+    if trail.wrong(row._replace(positions=None, ended=None)):
+        return False
+    if ended is None:
+        start_time = None  # it is written with the end
+    positions = None if ended is None else trail.positions.tobytes()
+    last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
+    (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
+    ended_at = None if ended is None else max(float(clock), row.accepted_at)
+    end = state, start_time, end_time, ended, ended_at, positions, last_number, size, int(settled)
+    database.execute(_END, (*end, schema.end_sum((row.sequence, *end)), row.sequence))
+    return True

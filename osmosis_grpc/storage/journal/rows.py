@@ -1,0 +1,165 @@
+"""The rows of rollouts and events, and whether they are what was written."""
+
+import hashlib
+from array import array
+from typing import NamedTuple
+
+from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.retention import EVENT_BYTES
+from osmosis_grpc.storage.sqlite.checksum import event_sum
+from osmosis_grpc.types import Completion, CompletionStatus, EventKind, Failure, FailureReason, RolloutRequest
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.wire.event import kind_from_bytes
+
+
+class EventRow(NamedTuple):
+    """A row of the table of events."""
+
+    position: int
+    sequence: int
+    number: int
+    time: float
+    kind: int
+    body: bytes
+    checksum: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether its checksum agrees."""
+        try:
+            return event_sum(*self[:6]) == self.checksum
+        except Exception:  # a damaged value may be of any type
+            return False
+
+    def read(self) -> EventKind:
+        """What happened."""
+        return kind_from_bytes(self.kind, self.body)
+
+
+class RolloutRow(NamedTuple):
+    """A row of the table of rollouts."""
+
+    sequence: int
+    rollout_id: str
+    attempt: int
+    owner: str
+    place: str
+    target: str
+    delta: int
+    tls: str | None
+    agent_loop: str
+    idempotency_key: str | None
+    digest: bytes
+    accept_time: float
+    start_time: float | None
+    end_time: float | None
+    state: str
+    accepted: int
+    ended: int | None
+    positions: bytes | None
+    last_number: int
+    size: int
+    settled: int
+    accepted_at: float
+    ended_at: float | None
+    deaths: int
+    accept_sum: int
+    end_sum: int
+    deaths_sum: int
+
+    def wrong(self) -> str:
+        """Which checksum does not agree, in words; empty where both do."""
+        return schema.wrong("rollouts", self)
+
+    def usable(self) -> "RolloutRow":
+        """The row with values of the types that they should have, where a damaged one has others."""
+        values = [
+            value if isinstance(value, type(default)) else default
+            for value, default in zip(self, _DEFAULT, strict=True)
+        ]
+        for at, kind in _OPTIONAL.items():
+            values[at] = self[at] if isinstance(self[at], kind) else None
+        return RolloutRow._make(values)
+
+
+_DEFAULT = (
+    0,
+    "",
+    1,
+    "",
+    "",
+    "",
+    0,
+    None,
+    "",
+    None,
+    b"",
+    0.0,
+    None,
+    None,
+    "",
+    0,
+    None,
+    None,
+    0,
+    0,
+    0,
+    0.0,
+    None,
+    0,
+    0,
+    0,
+    0,
+)
+_OPTIONAL = {7: str, 9: str, 12: float, 13: float, 16: int, 17: bytes, 22: float}
+
+
+class Trail:
+    """Where a rollout's events are, in the order of their numbers; 0 stands for one that is lost."""
+
+    def __init__(self) -> None:
+        self.positions: array[int] = array("Q")
+        self.size = 0
+        self._problem = ""
+
+    def add(self, row: EventRow) -> None:
+        """One more, in the order of their positions."""
+        expected = len(self.positions) + 1
+        if not row.sound:
+            self._problem = self._problem or f"event {expected} (row {row.position}) has another checksum"
+        elif row.number != expected:
+            self._problem = self._problem or f"event {expected} is missing"
+            if not expected <= row.number < expected + 100_000:
+                return
+            self.positions.extend([0] * (row.number - expected))
+        self.positions.append(row.position)
+        self.size += EVENT_BYTES + (len(row.body) if row.sound else 0)
+
+    def wrong(self, row: RolloutRow) -> str:
+        """What is damaged in the events of a rollout; empty where nothing is."""
+        if self._problem:
+            return self._problem
+        if not self.positions or self.positions[0] != row.accepted:
+            return "its first event is missing"
+        if row.positions is not None and row.positions != self.positions.tobytes():
+            return "its last event is missing"
+        if row.ended and row.ended not in self.positions:
+            return "its end is missing"
+        return ""
+
+
+def data_loss(request: RolloutRequest, damage: str) -> Completion:
+    """The completion of a rollout that had ended, and of which the journal has lost something."""
+    name = f"{request.rollout_id}/{request.attempt}".encode("utf-8", "replace")
+    return Completion(
+        rollout_id=request.rollout_id,
+        attempt=request.attempt,
+        status=CompletionStatus.FAILED,
+        result_id=hashlib.blake2b(name, digest_size=16).hexdigest(),
+        finish_reason=DATA_LOSS,
+        failure=Failure(
+            "server", f"the journal's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
+        ),
+        group=request.group,
+        evaluation=request.evaluation,
+    )

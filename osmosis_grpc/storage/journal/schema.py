@@ -1,0 +1,184 @@
+"""The journal's tables, and what is written to them of many rollouts at once."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from osmosis_grpc.errors import DataLoss
+from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.storage.sqlite.file_schema import Schema
+from osmosis_grpc.types import events
+from osmosis_grpc.wire.event import kind_from_bytes
+
+
+class JournalError(Exception):
+    """The journal is of no use, and this is why."""
+
+
+class Damaged(DataLoss):
+    """A row is not what was written."""
+
+
+TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value, checksum INTEGER NOT NULL);
+
+CREATE TABLE rollouts (
+    sequence INTEGER PRIMARY KEY,          -- the order of acceptance
+    rollout_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    place TEXT NOT NULL,                   -- the run of the trainer: the attachment, or the run id of the callback
+    target TEXT NOT NULL,                  -- the callback's; empty for an attachment
+    delta INTEGER NOT NULL,                -- whether that callback wants deltas
+    tls TEXT,                              -- the name in its certificate, empty for its host's; NULL without TLS
+    agent_loop TEXT NOT NULL,
+    idempotency_key TEXT,
+    digest BLOB NOT NULL,
+    accept_time REAL NOT NULL,
+    start_time REAL,
+    end_time REAL,
+    state TEXT NOT NULL,
+    accepted INTEGER NOT NULL,             -- positions of these two events
+    ended INTEGER,
+    positions BLOB,                        -- of all its events, once it has ended: 8 bytes each, little-endian
+    last_number INTEGER NOT NULL,
+    size INTEGER NOT NULL,                 -- bytes of its events
+    settled INTEGER NOT NULL,
+    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see clock.py
+    ended_at REAL,
+    deaths INTEGER NOT NULL,               -- of the server's process while its agent ran, since its last new reply
+    accept_sum INTEGER NOT NULL,           -- the checksum of what is known from its acceptance on
+    end_sum INTEGER NOT NULL,              -- of what is written at its end
+    deaths_sum INTEGER NOT NULL,
+    UNIQUE (rollout_id, attempt)
+);
+CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
+CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
+
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY,
+    sequence INTEGER NOT NULL,             -- the rollout
+    number INTEGER NOT NULL,
+    time REAL NOT NULL,
+    kind INTEGER NOT NULL,                 -- the field of TrajectoryEvent that it is
+    body BLOB NOT NULL,                    -- what that field holds, in wire form
+    checksum INTEGER NOT NULL
+);
+
+CREATE TABLE tombstones (
+    owner TEXT, rollout_id TEXT, attempt INTEGER NOT NULL,
+    until REAL NOT NULL,                   -- by the journal's clock
+    checksum INTEGER NOT NULL, PRIMARY KEY (owner, rollout_id)
+);
+"""
+_ACCEPTED = (
+    "sequence",
+    "rollout_id",
+    "attempt",
+    "owner",
+    "place",
+    "target",
+    "delta",
+    "tls",
+    "agent_loop",
+    "idempotency_key",
+    "digest",
+    "accept_time",
+    "accepted",
+    "accepted_at",
+)
+_END = (
+    "sequence",
+    "state",
+    "start_time",
+    "end_time",
+    "ended",
+    "ended_at",
+    "positions",
+    "last_number",
+    "size",
+    "settled",
+)
+
+
+ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop,
+    idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_number, size, settled,
+    end_sum, deaths, deaths_sum) VALUES {rows}"""
+EVENT = "INSERT INTO events VALUES {rows}"
+END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
+    ended_at = v.column6, positions = v.column7, last_number = v.column8, size = v.column9, settled = v.column10,
+    end_sum = v.column11
+    FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
+    end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
+"""What is written of many rollouts at once, in the order of a rollout's life; where in a row its sequence is."""
+
+
+def _clean(database: sqlite3.Connection) -> list[str]:
+    """Delete the events of rollouts that have lost their row, and name these."""
+    orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
+    names = []
+    for kind, body in database.execute(f"SELECT kind, body {orphans} AND number = 1").fetchall():
+        with suppress(Exception):  # an event that is damaged, too
+            first = kind_from_bytes(kind, body)
+            assert isinstance(first, events.Accepted)
+            names.append(f"rollout {first.init.request.rollout_id} attempt {first.init.request.attempt}")
+    database.execute(f"DELETE {orphans}")
+    return names
+
+
+FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
+
+FILE = "journal.db"
+"""What it is called in its folder."""
+JOURNAL = Schema(
+    kind="journal",
+    tables_script=TABLES,
+    error=JournalError,
+    instead="another folder",
+    known_table="rollouts",
+    page_size=8192,
+    shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
+    legacy_id=0,
+    sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
+    rank={"rollouts": ("settled", "last_number")},
+    clean=_clean,
+)
+
+
+def accept_sum(values: Sequence[Any]) -> int:
+    """Return the checksum of _ACCEPTED columns."""
+    return row_sum(b"rollouts.accept_sum", values)
+
+
+def end_sum(values: Sequence[Any]) -> int:
+    """Return the checksum of _END columns."""
+    return row_sum(b"rollouts.end_sum", values)
+
+
+def deaths_sum(sequence: int, deaths: int) -> int:
+    """Return the checksum of how often the process died."""
+    return row_sum(b"rollouts.deaths_sum", (sequence, deaths))
+
+
+def fact(name: str, value: Any) -> tuple[str, Any, int]:
+    """Return a row of facts."""
+    return name, value, row_sum(b"facts.checksum", (name, value))
+
+
+def tombstone(owner: str, rollout_id: str, attempt: int, until: float) -> tuple[str, str, int, float, int]:
+    """Return a row of tombstones."""
+    values = owner, rollout_id, attempt, until
+    return *values, row_sum(b"tombstones.checksum", values)
+
+
+def wrong(table: str, row: Sequence[Any]) -> str:
+    """Return what does not agree in a row of a table, in words; an empty text where all does."""
+    try:
+        found = JOURNAL.tables[table].wrong(row)
+    except Exception:  # a damaged value may be of any type
+        found = "a value"
+    return f"{found} does not agree in its row of {table}" if found else ""

@@ -1,0 +1,246 @@
+"""The ledger's rows as they are read: checked against their checksums, and what becomes of damaged ones.
+
+Nothing here blocks the rest: a rollout that cannot go on becomes an outcome that FAILED (DATA_LOSS).
+"""
+
+import hashlib
+import logging
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.wire.rollout import completion_to_wire
+
+log = logging.getLogger(__name__)
+
+_QUARANTINE = """
+UPDATE rollout SET attempt = ?, place = '', together = '', init = NULL, tools = NULL, tools_sum = NULL, place_sum = ?,
+    result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
+"""
+_SEND_AGAIN = """
+UPDATE rollout SET tools = NULL, tools_sum = NULL
+WHERE result_id IS NULL AND place NOT IN (SELECT place FROM attachment)
+"""
+
+
+class ChatRow(NamedTuple):
+    """An answered chat, as it stands in the ledger."""
+
+    rollout_id: str
+    attempt: int
+    sample: str
+    number: int
+    continues: int
+    """The chat that its tokens continue."""
+    offered: str
+    """What stands for the tools that it offered, in its body."""
+    question: bytes
+    """A ChatRequest."""
+    reply: bytes
+    """A ChatResponse."""
+
+
+@dataclass(slots=True)
+class LedgerRollout:
+    """A rollout, as it stands in the ledger."""
+
+    rollout_id: str
+    attempt: int
+    place: str
+    """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
+    together: str
+    init: bytes | None
+    """An InitRequest; None where a callback was, and once it is confirmed."""
+    tools: bytes | None
+    """A Tools message, once its Init was answered."""
+    result_id: str | None
+    completion: bytes | None
+    """A Completion as it came, until it is confirmed."""
+    confirmed: float | None
+    """When it was, by the wall clock."""
+    chats: list[ChatRow] = field(default_factory=list)
+    """In the order of their answers."""
+    damage: str = ""
+    """What of it is not what was written."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What stands in a ledger that is opened."""
+
+    rollouts: list[LedgerRollout]
+    attachments: dict[str, tuple[str, str]]
+    """By place an attachment id and a journal id."""
+    last_position: int
+    """Of its chats."""
+
+
+def place_sum(row: Sequence[Any]) -> int:
+    """Return the checksum of a rollout's id, attempt, place, together and init."""
+    return row_sum(b"rollout.place_sum", row)
+
+
+def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, ended: float) -> int:
+    """Return the checksum of what a completion writes."""
+    return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, completion, ended))
+
+
+def wrong(table: str, row: Sequence[Any]) -> str:
+    """Return which checksum of a row does not agree; an empty text where all do."""
+    try:
+        return LEDGER.tables[table].wrong(row)
+    except Exception:  # a damaged value may be of any type
+        return "a value"
+
+
+def whole_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
+    """A rollout with its chats; None when it is not there."""
+    row = connection.execute("SELECT * FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    if row is None:
+        return None
+    kept = _rollout(row)
+    if why := wrong("rollout", row):
+        kept.damage = f"{why} does not agree in its row of rollout"
+    chats = "SELECT * FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY position"
+    for chat in connection.execute(chats, (rollout_id, row[1])):
+        kept.chats.append(ChatRow._make(chat[1:9]))
+        if not kept.damage and wrong("chat", chat):
+            kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) has another checksum"
+    return kept
+
+
+def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Completion:
+    """The outcome of a rollout of which the ledger has lost something."""
+    return Completion(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        status=CompletionStatus.FAILED,
+        result_id=result_id,
+        finish_reason=DATA_LOSS,
+        failure=Failure(
+            "trainer", f"the ledger's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
+        ),
+    )
+
+
+def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
+    """What stands in the file, after what is too old in it has gone and what is damaged in it was dealt with."""
+    old = time.time() - ttl
+    connection.execute("BEGIN")
+    _mend(connection, path)
+    connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
+    connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
+    connection.execute("DELETE FROM attachment WHERE seen < ? AND place NOT IN (SELECT place FROM rollout)", (old,))
+    running = _running(connection, path)
+    ended = _ended(connection)
+    connection.execute("COMMIT")
+    done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
+    confirmed = [
+        LedgerRollout(name, attempt, "", "", None, None, result, None, at) for name, attempt, result, at in done
+    ]
+    attachments = {
+        place: (id_, journal)
+        for place, id_, journal in connection.execute("SELECT place, attachment_id, journal_id FROM attachment")
+    }
+    (last,) = connection.execute("SELECT max(position) FROM chat").fetchone()
+    return Found([*confirmed, *running, *ended], attachments, last or 0)
+
+
+def _mend(connection: sqlite3.Connection, path: Path) -> None:
+    """Attachments are made anew; what was confirmed stays so, whatever else is known of it.
+
+    A rollout of such an attachment is sent again, so that its server tells the new one how it ends.
+    """
+    for row in connection.execute("SELECT * FROM attachment").fetchall():
+        if wrong("attachment", row):
+            log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
+            connection.execute("DELETE FROM attachment WHERE place IS ?", row[:1])
+            connection.execute(_SEND_AGAIN)
+    for row in connection.execute("SELECT * FROM confirmed").fetchall():
+        if wrong("confirmed", row):
+            log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)
+            attempt = row[1] if isinstance(row[1], int) else 1
+            made = str(row[0]), attempt, str(row[2]), time.time()
+            connection.execute("DELETE FROM confirmed WHERE rollout_id IS ?", row[:1])
+            values = (*made, row_sum(b"confirmed.checksum", made))
+            connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
+
+
+def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
+    """The unfinished rollouts with their chats, after those that cannot go on were ended."""
+    found: dict[str, LedgerRollout] = {}
+    for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
+        why = wrong("rollout", row)
+        if why == "tools_sum":  # they are asked for again
+            log.error("the tools of rollout %s are damaged in the ledger %s, and asked for again", row[0], path)
+            connection.execute("UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE rollout_id = ?", row[:1])
+            row = (*row[:5], None, *row[6:])
+        elif why:
+            log.error(
+                "rollout %s is damaged in the ledger %s: %s does not agree; it ends FAILED (DATA_LOSS)",
+                row[0],
+                path,
+                why,
+            )
+            _quarantine(connection, row, f"{why} does not agree in its row of rollout")
+            continue
+        found[row[0]] = _rollout(row)
+    chats = connection.execute(
+        "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
+    ).fetchall()
+    cut: dict[str, int] = {}
+    """Rollouts with a damaged chat: what follows it is read from the server's events, where it is needed."""
+    for chat in chats:
+        name = chat[1]
+        if name not in cut and wrong("chat", chat):
+            log.error(
+                "chat %s of rollout %s is damaged in the ledger %s; it and what follows is forgotten",
+                chat[4],
+                name,
+                path,
+            )
+            cut[name] = chat[0]
+        if name not in cut and name in found:
+            found[name].chats.append(ChatRow._make(chat[1:9]))
+    for name, position in cut.items():
+        connection.execute("DELETE FROM chat WHERE rollout_id = ? AND position >= ?", (name, position))
+    return list(found.values())
+
+
+def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
+    """The completions that are not confirmed, bare. Their rows are checked when they are handed out."""
+    query = "SELECT rollout_id, attempt, result_id FROM rollout WHERE result_id IS NOT NULL ORDER BY ended, rowid"
+    found = []
+    for name, attempt, result in connection.execute(query).fetchall():
+        if not (isinstance(attempt, int) and isinstance(result, str)):
+            _quarantine(connection, (name, attempt), "its attempt or its result has another type")
+            attempt, result = connection.execute(
+                "SELECT attempt, result_id FROM rollout WHERE rollout_id IS ?", (name,)
+            ).fetchone()
+        found.append(LedgerRollout(name, attempt, "", "", None, None, result, None, None))
+    return found
+
+
+def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
+    """An unfinished rollout that cannot go on becomes an outcome, to be handed out and confirmed."""
+    rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
+    name = f"{rollout_id}/{attempt}".encode("utf-8", "replace")
+    result_id = hashlib.blake2b(name, digest_size=16).hexdigest()
+    data = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
+    end = result_id, data, time.time()
+    connection.execute(
+        _QUARANTINE,
+        (attempt, place_sum((rollout_id, attempt, "", "", None)), *end, end_sum(rollout_id, attempt, *end), row[0]),
+    )
+
+
+def _rollout(row: Sequence[Any]) -> LedgerRollout:
+    rollout_id, attempt, place, together, init, tools, result_id, completion, *_ = row
+    return LedgerRollout(rollout_id, attempt, place, together, init, tools, result_id, completion, None)

@@ -1,0 +1,134 @@
+"""A SQLite file of ours, the journal or the trainer's ledger: made, opened, checked, or refused by name.
+
+Until 0.1.0 is released a file of an older or newer version is refused: nothing converts it. A file that is
+damaged is read row by row into a fresh one (salvage.py), so a program starts on any file of its own version.
+"""
+
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
+from osmosis_grpc.storage.sqlite.pages import Pages
+from osmosis_grpc.storage.sqlite.salvage import finish, salvage
+
+log = logging.getLogger(__name__)
+
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", f"journal_size_limit = {64 * 1024 * 1024}")
+_NOT_DAMAGE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+}
+"""What SQLite says of a disk, or of another process."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for one thread at a time, without transactions of its own making. Raises sqlite3.Error."""
+    return _lenient(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
+
+
+def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
+    """The connection that writes a file. The file is made where there is none, and mended where it is damaged.
+
+    Raises schema.error, OSError, sqlite3.Error.
+    """
+    finish(path)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get its mode
+    with closing(Pages(path, schema.page_size)) as pages:
+        check_version(pages, path, schema)
+        problem = pages.problem(schema) or _problem(path, schema, new=pages.is_blank)
+        if problem:
+            salvage(pages, path, schema, problem)
+    database = connect(path)
+    try:
+        _prepare(database, schema)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def look(path: Path, schema: Schema) -> sqlite3.Connection:
+    """A connection that changes nothing, and sees what is there now. Raises schema.error, sqlite3.Error.
+
+    No other file is made beside it: where there is no write-ahead log, nobody has the file open.
+    """
+    with closing(Pages(path, schema.page_size)) as pages:
+        check_version(pages, path, schema)
+        if pages.is_blank:
+            raise schema.error(f"the {schema.kind} {path} is empty")
+        mode = "mode=ro" if pages.has_wal else "immutable=1"
+    database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
+    try:
+        database.execute("BEGIN")
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # now, and not at what is read first
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def check_version(pages: Pages, path: Path, schema: Schema) -> None:
+    """Raise schema.error for another program's file, and for one of another version."""
+    if pages.is_blank:
+        return
+    if not pages.is_database:
+        raise schema.error(f"{path} cannot be used as a {schema.kind}: file is not a database")
+    application, version = pages.application_id, pages.user_version
+    own = schema.application_id(SCHEMA_VERSION)
+    if (application ^ own).bit_count() + (version ^ SCHEMA_VERSION).bit_count() <= 1:  # one flipped bit is damage
+        return
+    legacy = (application, version) == (schema.legacy_id, 1) and pages.has_table(schema.known_table)
+    if not (legacy or application in (own, schema.application_id(version))):
+        raise schema.error(f"{path} is a database of another program: use {schema.instead}")
+    age = "an older" if version < SCHEMA_VERSION else "a newer"
+    raise schema.error(
+        f"{path} was written by {age} version (schema {version}, this one reads {SCHEMA_VERSION}): "
+        f"move it away, or use {schema.instead}"
+    )
+
+
+def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
+    """What is wrong with a file's structure; empty where nothing is. Raises sqlite3.Error where it cannot be read."""
+    try:
+        if database.execute(schema.CATALOG).fetchall() != schema.catalog:
+            return "its tables are not those of this version"
+        for (found,) in database.execute("PRAGMA integrity_check(1)").fetchall():
+            if found != "ok":
+                return " ".join(str(found).removeprefix("*** in database main ***").split())
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _NOT_DAMAGE:
+            raise
+        return str(error)
+    return ""
+
+
+def _problem(path: Path, schema: Schema, *, new: bool) -> str:
+    if new:
+        return ""
+    with closing(connect(path)) as database:
+        database.execute("PRAGMA query_only = 1")
+        return problem_of(database, schema)
+
+
+def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
+    """Make the tables of a new file, and set what a connection that writes needs."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    for pragma in (*(() if version else schema.first), *_PRAGMAS, *schema.pragmas):
+        database.execute(f"PRAGMA {pragma}")
+    if not version:
+        database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;")
+
+
+def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:
+    """Let a damaged text be read: its checksum says what it is worth."""
+    database.text_factory = lambda data: data.decode("utf-8", "replace")
+    return database

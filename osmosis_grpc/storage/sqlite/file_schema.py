@@ -1,0 +1,135 @@
+"""What a file of ours looks like: the version of its schema, its tables, and the checksums of their rows."""
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from osmosis_grpc.storage.sqlite.checksum import row_sum
+
+SCHEMA_VERSION = 2
+"""Of the journal and the ledger. It grows with each change of a table; a file of another version is refused."""
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its columns, and which of them each checksum covers."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[int, ...]
+    """Places of the columns that name a row."""
+    rowid: int | None
+    """The place of the column that is SQLite's own key, and stands before the row instead of in it."""
+    optional: frozenset[int]
+    """Places of the columns that may be NULL; where all that a checksum covers are, it is NULL, too."""
+    sums: Mapping[str, tuple[str, ...]]
+    """By the checksum's column."""
+    rank: tuple[int, ...]
+    """Places of the columns that grow: where two versions of a row are found, the higher one is the newer one."""
+
+    def wrong(self, row: Row) -> str:
+        """Which checksum does not agree with a row; empty where all do."""
+        for place, about, covered in self._checks:
+            values = [row[at] for at in covered]
+            if row[place] is None:
+                if any(row[at] is not None for at in covered if at in self.optional):
+                    return self.columns[place]
+            elif row[place] != row_sum(about, values):
+                return self.columns[place]
+        return ""
+
+    def newer(self, row: Row, other: Row) -> bool:
+        """Whether a row is the newer version of another one."""
+
+        def rank(one: Row) -> list[float]:
+            return [
+                value if isinstance(value := one[at], int | float) else -1 if value is None else 1 for at in self.rank
+            ]
+
+        return rank(row) > rank(other)
+
+    @cached_property
+    def _checks(self) -> list[tuple[int, bytes, list[int]]]:
+        return [
+            (self.columns.index(name), f"{self.name}.{name}".encode(), [self.columns.index(c) for c in covered])
+            for name, covered in self.sums.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A kind of file."""
+
+    kind: str
+    """What it is called: journal or ledger."""
+    tables_script: str
+    error: Callable[[str], Exception]
+    """Raised when a file is another program's or of another version."""
+    instead: str
+    """What else may be used, in words."""
+    known_table: str
+    """A table that older versions have, too."""
+    page_size: int
+    shrinks: bool
+    """Whether the file gives back room."""
+    legacy_id: int
+    """The application id of schema 1."""
+    sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    """By table, where a row has other checksums than one of all its columns."""
+    rank: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By table, the columns that grow as a row is written again."""
+    clean: Callable[[sqlite3.Connection], Sequence[str]] = lambda database: ()
+    """Called with a fresh file: delete rows that belong to nothing, and say whose they were."""
+    pragmas: tuple[str, ...] = ()
+    """Pragmas of the connection that writes, beside those of every such file."""
+
+    CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
+
+    def application_id(self, version: int) -> int:
+        """What stands in the head of a file of a version. One flipped bit in either does not make another version."""
+        return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Pragmas of a file that is made."""
+        return f"page_size = {self.page_size}", f"auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}"
+
+    @property
+    def script(self) -> str:
+        """The statements that make the tables and name the version."""
+        own = self.application_id(SCHEMA_VERSION)
+        return f"{self.tables_script};\nPRAGMA application_id = {own};\nPRAGMA user_version = {SCHEMA_VERSION};"
+
+    @cached_property
+    def catalog(self) -> list[tuple[Any, ...]]:
+        """What SQLite has in its own table of such a file."""
+        with closing(self._empty()) as database:
+            return database.execute(self.CATALOG).fetchall()
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """All tables, by name."""
+        with closing(self._empty()) as database:
+            names = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+            return {name: self._table(database, name) for (name,) in names}
+
+    def _empty(self) -> sqlite3.Connection:
+        database = sqlite3.connect(":memory:")
+        database.executescript(self.script)
+        return database
+
+    def _table(self, database: sqlite3.Connection, name: str) -> Table:
+        info = database.execute(f"PRAGMA table_info({name})").fetchall()
+        columns = tuple(row[1] for row in info)
+        key = tuple(row[0] for row in sorted(info, key=lambda row: row[5]) if row[5])
+        alias = key[0] if len(key) == 1 and info[key[0]][2] == "INTEGER" else None
+        every = {"checksum": tuple(column for column in columns if column != "checksum")}
+        rank = tuple(columns.index(column) for column in self.rank.get(name, ()))
+        optional = frozenset(row[0] for row in info if not (row[3] or row[5]))
+        return Table(name, columns, key, alias, optional, self.sums.get(name, every), rank)

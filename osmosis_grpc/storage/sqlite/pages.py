@@ -1,0 +1,193 @@
+"""The pages of a SQLite file as they stand on the disk, and the rows in them: what SQLite refuses to read, too.
+
+Nothing is written. Rows are found page by page, whatever leads to them. Only a row's checksum says what it is worth.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from osmosis_grpc.storage.sqlite import cells
+from osmosis_grpc.storage.sqlite.file_schema import Schema, Table
+from osmosis_grpc.storage.sqlite.wal import HEAD, read_log
+
+_MAGIC = b"SQLite format 3\0"
+_TABLE_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR, _INDEX_LEAF = 13, 5, 2, 10
+
+
+class FoundRow(NamedTuple):
+    """A row, or what is left of one."""
+
+    table: Table
+    values: list[Any]
+    sound: bool
+    """Whether its checksums agree."""
+
+
+class Pages:
+    """A file and its write-ahead log, open for reading until close(). Raises OSError where it cannot be read."""
+
+    def __init__(self, path: Path, page_size: int) -> None:
+        self.size = page_size
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._log = read_log(_bytes_of(Path(f"{path}-wal")), page_size)
+        self.has_wal = _size_of(Path(f"{path}-wal")) > HEAD
+        """Whether there is a write-ahead log."""
+        self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
+        """How many pages there are."""
+        self.lost = 0
+        """How many rows could not be read, by what was read so far."""
+        self._first = self.page(1).ljust(page_size, b"\0")
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+    def page(self, number: int) -> bytes:
+        """A page, counted from 1, as of the last commit."""
+        known = self._log.pages.get(number)
+        return known if known is not None else os.pread(self._file, self.size, (number - 1) * self.size)
+
+    # The head of the file.
+
+    @property
+    def is_database(self) -> bool:
+        """Whether it begins as SQLite's files do, a few bytes aside."""
+        return sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing was ever made in it."""
+        return not self.count or (not self.application_id and not self.user_version and self._first[103:105] == b"\0\0")
+
+    @property
+    def user_version(self) -> int:
+        """What PRAGMA user_version gives."""
+        return int(struct.unpack_from(">I", self._first, 60)[0])
+
+    @property
+    def application_id(self) -> int:
+        """What PRAGMA application_id gives."""
+        return int(struct.unpack_from(">I", self._first, 68)[0])
+
+    def has_table(self, name: str) -> bool:
+        """Whether there is a table of a name."""
+        return any(values[:2] == ["table", name] for values in self._schema_rows())
+
+    def problem(self, schema: Schema) -> str:
+        """What is wrong with the head of the file or with its log; empty where nothing is."""
+        if self.is_blank:
+            return ""
+        head = self._first
+        version = schema.application_id(self.user_version)
+        fields = {
+            "its first bytes": head[:16] == _MAGIC,
+            "the page size": head[16:18] == struct.pack(">H", self.size),
+            "the format": head[18:24] == b"\x02\x02\x00\x40\x20\x20" and head[44:48] == b"\0\0\0\4",
+            "the encoding": head[56:60] == b"\0\0\0\1",
+            "the version": self.application_id == version,
+            "the way it shrinks": (head[52:56] != bytes(4), head[64:68] != bytes(4)) == (schema.shrinks,) * 2,
+            "the room that is reserved": head[72:92] == bytes(20),
+        }
+        wrong = [name for name, sound in fields.items() if not sound]
+        return self._log.problem or (f"{wrong[0]} in its head" if wrong else "")
+
+    # The rows.
+
+    def rows(self, schema: Schema) -> Iterator["FoundRow"]:
+        """All rows. One may come in several versions, of which Table.newer tells the newest."""
+        unused = self._unused()
+        for number in range(2, self.count + 1):
+            if number not in unused:
+                yield from self._rows_of(self.page(number), schema)
+
+    def _rows_of(self, page: bytes, schema: Schema) -> Iterator["FoundRow"]:
+        kind = page[0] if page else 0
+        if kind in (0, _INDEX_INTERIOR, _INDEX_LEAF) or len(page) < self.size:
+            return
+        pointers = cells.pointers(page) if kind == _TABLE_LEAF else []
+        read = {at: cells.read(page, at, self.page, self.size) for at in pointers}
+        rows = {at: row for at, cell in read.items() if cell is not None and (row := _row(cell, schema)) is not None}
+        whole = kind == _TABLE_LEAF and cells.accounted(page, [cell.size if cell else 0 for cell in read.values()])
+        if not whole or len(rows) < len(read):  # a row that is whole may begin anywhere
+            for at in range(8, self.size - 4):
+                if at not in rows and (cell := cells.read(page, at, self.page, self.size)) is not None:
+                    row = _row(cell, schema)
+                    if row is not None and row.sound:
+                        rows[at] = row
+        self.lost += max(0, len(pointers) - len(rows))
+        yield from rows.values()
+
+    def _schema_rows(self) -> Iterator[list[Any]]:
+        for at in cells.pointers(self._first, 100):
+            cell = cells.read(self._first, at, self.page, self.size)
+            if cell is not None and len(cell.values) == 5:
+                yield cell.values
+
+    def _unused(self) -> set[int]:
+        """Pages that nothing uses: what stands in them was deleted. Empty where the list of them is damaged."""
+        trunk, count = struct.unpack_from(">2I", self._first, 32)
+        free: set[int] = set()
+        while trunk:
+            if not 2 <= trunk <= self.count or trunk in free:
+                return set()
+            free.add(trunk)
+            page = self.page(trunk)
+            trunk, leaves = struct.unpack_from(">2I", page)
+            if leaves > self.size // 4 - 2:
+                return set()
+            free.update(struct.unpack_from(f">{leaves}I", page, 8))
+        return free - self._used() if len(free) == count else set()
+
+    def _used(self) -> set[int]:
+        """Pages that can be reached from a table, as far as the way there is sound."""
+        used: set[int] = set()
+        left = [values[3] for values in self._schema_rows() if isinstance(values[3], int)]
+        while left:
+            number = left.pop()
+            if not 2 <= number <= self.count or number in used:
+                continue
+            used.add(number)
+            page = self.page(number)
+            if page and page[0] in (_TABLE_INTERIOR, _INDEX_INTERIOR):
+                left += [struct.unpack_from(">I", page, at)[0] for at in cells.pointers(page) if at <= self.size - 4]
+                left.append(struct.unpack_from(">I", page, 8)[0])
+        return used
+
+
+def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
+    """The table that a row belongs to: the one whose checksum agrees, else one with so many columns."""
+    near: FoundRow | None = None
+    for table in schema.tables.values():
+        if len(cell.values) != len(table.columns):
+            continue
+        values = cell.values
+        if table.rowid is not None:
+            values = [*values]
+            values[table.rowid] = cell.rowid
+        if not table.wrong(values):
+            return FoundRow(table, values, True)
+        near = near or FoundRow(table, values, False)
+    return near
+
+
+def _bytes_of(path: Path) -> bytes:
+    """A log that does not begin anew while it is read."""
+    for _ in range(10):
+        try:
+            data = path.read_bytes()
+            with path.open("rb") as file:
+                if file.read(HEAD) == data[:HEAD]:
+                    return data
+        except FileNotFoundError:
+            return b""
+    return data
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

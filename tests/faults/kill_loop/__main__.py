@@ -1,0 +1,275 @@
+"""Kills the server, the trainer or both with SIGKILL, again and again, and judges what came of their rollouts.
+
+python -m tests.faults.kill_loop --kills K --rollouts N --seed S [--who server|trainer|both]
+    [--mode attach|callback] [--replies fixed|random] [--in-flight 16] [--folder DIR] [--json]
+
+Server (with its journal) and trainer (with its ledger, where it is killed) are real processes; most kills come at
+failpoints of a window each, the others at any time, also before a process is ready. A first run without kills tells
+what every rollout has to end with; with random replies a rollout has to end with the replies that its agent was given.
+Both runs write histories, and `promises` judges them: a promise that was broken is named with the lines that
+show it, and ends the process with 1, as do fewer kills than asked for. `--folder` keeps histories, journal and logs.
+"""
+
+import asyncio
+import random
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Broken, Parser, measured, progress, show
+from tests.faults.kill_loop.agents import CHATS, Traveller
+from tests.faults.kill_loop.history import History, Line, read
+from tests.faults.kill_loop.promises import RANDOM, Evidence, kept_in
+from tests.faults.kill_loop.trainer import agent_loop, digest_of
+from tests.faults.kill_loop.victims import Schedule, Victim, Window, start_takes
+
+INIT_KEPT = "ledger.init.committed"
+"""Over an attachment only: with a callback, the application sends its Inits itself."""
+WINDOWS = {
+    "server": (
+        Window("init.committed", 1),
+        Window("chat.open", CHATS),
+        Window("result.before", 1),
+        Window("result.committed", 1),
+        Window("outcome.before", 1),
+        Window(RANDOM, 1, share=0.5),
+    ),
+    "trainer": (
+        Window(INIT_KEPT, 1),
+        Window("ledger.reply.before", CHATS),
+        Window("ledger.reply.committed", CHATS),
+        Window("ledger.complete.before", 1),
+        Window("ledger.complete.committed", 1),
+        Window(RANDOM, 1, share=0.5),
+    ),
+}
+MOST_BREAKS = 5
+"""Broken promises that are told."""
+
+
+async def run(folder: Path, given: Namespace, kills: dict[str, int]) -> tuple[dict[str, Victim], dict[str, Schedule]]:
+    """One run in a folder of its own, to its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "history.jsonl"
+    history, port = History(path, "supervisor"), free_port()
+    tail = Tail(path)
+    serve = [
+        "-m",
+        "osmosis_grpc.serve",
+        "-m",
+        "tests.faults.kill_loop.agents:agents",
+        "--grpc-port",
+        str(port),
+        "--no-http",
+        "--no-validate",
+        "--state-dir",
+        str(folder / "state"),
+        "--max-concurrent",
+        str(given.in_flight),
+        "--drain-timeout",
+        "5",
+        "--log-level",
+        "warning",
+        "--json",
+    ]
+    train = [
+        "-m",
+        "tests.faults.kill_loop.trainer",
+        "--target",
+        f"127.0.0.1:{port}",
+        "--rollouts",
+        str(given.rollouts),
+        "--in-flight",
+        str(given.in_flight),
+        "--replies",
+        given.replies,
+        *(["--ledger", str(folder / "ledger.db")] if given.who != "server" else []),
+        *(["--callback", str(free_port())] if given.mode == "callback" else []),
+    ]
+    schedules: dict[str, Schedule] = {}
+
+    def pace() -> float:
+        left = sum(schedule.wanted - schedule.kills for schedule in schedules.values())
+        return (given.rollouts - tail.applied() - 2 * given.in_flight) / max(1, left)
+
+    start = await start_takes() if kills else 0.0
+    for who, some in kills.items():
+        windows = [window for window in WINDOWS[who] if given.mode == "attach" or window.name != INIT_KEPT]
+        schedules[who] = Schedule(windows, some, f"{given.seed} {who}", pace, start)
+    server = Victim("server", serve, folder, history, schedules.get("server"), ready=True)
+    trainer = Victim("trainer", train, folder, history, schedules.get("trainer"), ready=False)
+    over = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        stack.callback(server.kill)
+        stack.callback(trainer.kill)
+        serving = asyncio.create_task(server.live(over))
+        training = asyncio.create_task(trainer.live(asyncio.Event()))
+        limit = 60.0 + 10.0 * sum(kills.values())
+        await asyncio.wait({serving, training}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if not training.done():
+                serving.done() and serving.result()
+                raise Broken(f"not over after {limit:g} s: {tail.applied()} of {given.rollouts} applied; see {folder}")
+            training.result()
+        finally:
+            over.set()
+            training.cancel()
+        await serving
+    return {"server": server, "trainer": trainer}, schedules
+
+
+class Tail:
+    """Counts what is applied, while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._applied = 0
+
+    def applied(self) -> int:
+        """How many rollouts are."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        self._applied += new.count(b'"op": "applied"')
+        return self._applied
+
+
+async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
+    """Both runs, and the verdict."""
+    each = {"server": ("server",), "trainer": ("trainer",), "both": ("server", "trainer")}[given.who]
+    kills = {who: (given.kills + place) // len(each) for place, who in enumerate(each)}
+    await run(folder / "undisturbed", given, {})
+    undisturbed = {line.id: line for line in read(folder / "undisturbed" / "history.jsonl") if line.op == "applied"}
+    if len(undisturbed) != given.rollouts or any(row.outcome["status"] != "COMPLETED" for row in undisturbed.values()):
+        raise Broken(f"the undisturbed run went wrong; see {folder}")
+    began = time.monotonic()
+    victims, schedules = await run(folder / "killed", given, kills)
+    lines = list(read(folder / "killed" / "history.jsonl"))
+    replayable = {f"r{index}" for index in range(given.rollouts) if agent_loop(index) == Traveller.name}
+    expected = {name: row.outcome["digest"] for name, row in undisturbed.items()}
+    if given.replies == "random":
+        expected = dict.fromkeys(expected, "") | given_to_agents(lines)
+    evidence = Evidence(lines, kept_in(folder / "killed" / "state"), expected, replayable)
+    return judged(evidence, kills) | {
+        "starts": {who: victim.lives for who, victim in victims.items()},
+        "killed_before_ready": victims["server"].early_deaths,
+        "kills_by_window": {who: dict(schedule.by_window) for who, schedule in schedules.items()},
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": given.seed,
+    }
+
+
+def given_to_agents(lines: list[Line]) -> dict[str, str]:
+    """Returns, by rollout, the digest of the draws that its agent was given."""
+    draws: dict[str, dict[str, dict[int, str]]] = {}
+    for line in lines:
+        if line.op == "got":
+            sample, number = line.key
+            draws.setdefault(line.id, {}).setdefault(sample, {})[number] = line.outcome.split(" ")[-1]
+    return {
+        name: digest_of(
+            {sample: [replies[number] for number in sorted(replies)] for sample, replies in samples.items()}
+        )
+        for name, samples in draws.items()
+    }
+
+
+def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
+    """The figures. Raises Broken, with the promises that were not kept."""
+    broken = evidence.broken()
+    for found in broken[:MOST_BREAKS]:
+        progress(f"BROKEN {found}")
+    counts = Counter(found.promise for found in broken)
+    ends = [line for lines in evidence.applied.values() for line in lines]
+    sampled = Counter((line.id, *line.key) for line in evidence.by_op["sampled"])
+    redeliveries = evidence.redeliveries()
+    killed = Counter(line.key[0] for line in evidence.kills)
+    figures = {
+        "kills": dict(killed),
+        "accepted": len(evidence.journal),
+        "delivered": sum(kept.settled for kept in evidence.journal),
+        "applied": len(evidence.applied),
+        "lost": counts.pop("lost", 0),
+        "applied_twice": counts.pop("applied twice", 0),
+        "sampled_twice": counts.pop("sampled twice", 0),
+        "resampled": sum(n - 1 for n in sampled.values()),
+        "other_breaks": dict(counts),
+        "completed": _ended(ends, "COMPLETED"),
+        "failed": _ended(ends, "FAILED"),
+        "replayable": len(evidence.replayable),
+        "replayed": sum(n > 1 for name, n in _runs(evidence).items() if name in evidence.replayable),
+        "replayed_equal": sum(
+            line.outcome["digest"] == evidence.expected[line.id] for line in ends if line.id in evidence.replayable
+        ),
+        "killed_after_third_chat": evidence.killed_after_third_chat(),
+        "windows_shown": evidence.windows_shown(),
+        "seconds_to_first_redelivery": {
+            "median": round(statistics.median(redeliveries), 2),
+            "most": round(max(redeliveries), 2),
+        }
+        if redeliveries
+        else {},
+    }
+    if broken:
+        show(figures | {"lost": 0}, as_json=True)
+        raise Broken(f"{len(broken)} promises were not kept: {dict(Counter(b.promise for b in broken))}")
+    for who, wanted in kills.items():
+        if killed[who] < wanted:
+            show(figures, as_json=True)
+            raise Broken(f"the rollouts were over after {killed[who]} of {wanted} kills of the {who}")
+    return figures
+
+
+def _ended(ends: list[Line], status: str) -> int:
+    return sum(line.outcome["status"] == status for line in ends)
+
+
+def _runs(evidence: Evidence) -> Counter[str]:
+    """How often each rollout was run."""
+    return Counter(line.id for line in evidence.by_op["run"])
+
+
+def free_port() -> int:
+    """A port that keeps free between lives: below those that the system gives to clients, and another than others'."""
+    for port in random.sample(range(21_000, 31_000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                return port
+    raise Broken("there is no free port")
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--kills", type=int, default=200, metavar="K", help="[200]")
+    parser.add_argument("--rollouts", type=int, default=1000, metavar="N", help="[1000]")
+    parser.add_argument("--seed", default="1", metavar="S", help="[1]")
+    parser.add_argument("--who", choices=("server", "trainer", "both"), default="server", help="[server]")
+    parser.add_argument("--mode", choices=("attach", "callback"), default="attach", help="[attach]")
+    parser.add_argument("--replies", choices=("fixed", "random"), default="fixed", help="of the policy [fixed]")
+    parser.add_argument("--in-flight", type=int, default=16, metavar="N", help="rollouts at a time [16]")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep everything there")
+    given = parser.parse_args()
+    if given.kills < 1 or given.rollouts < 1 or given.in_flight < 1:
+        parser.error("--kills, --rollouts and --in-flight are at least 1")
+    if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
+        parser.error(f"--folder {given.folder} is not empty")
+    with tempfile.TemporaryDirectory() as made:
+        show(measured(measure(given, (given.folder or Path(made)).resolve())), given.json)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

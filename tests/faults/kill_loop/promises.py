@@ -1,0 +1,261 @@
+"""What was promised, checked against what happened: the history of all processes, and the journal they left.
+
+Each promise is a small function over the evidence; what breaks it is told with the promise's name and the lines of the
+history that show it.
+"""
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from osmosis_grpc.types import Outcome, events
+from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
+from tests.faults.kill_loop.history import Line
+
+SHOWN = 12
+"""Lines shown of a rollout."""
+RANDOM = "any time"
+"""The window of a kill from outside."""
+TAKEN = (Outcome.RECORDED, Outcome.ALREADY_RECORDED)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A rollout, as the journal has it."""
+
+    rollout_id: str
+    attempt: int
+    accept_time: float
+    end_time: float | None
+    settled: bool
+    delivered: list[tuple[float, events.Delivered]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A promise that was not kept."""
+
+    promise: str
+    what: str
+    lines: tuple[Line, ...]
+
+    def __str__(self) -> str:
+        return "\n    ".join((f"{self.promise}: {self.what}", *map(str, self.lines)))
+
+
+class Evidence:
+    """All there is to judge by. `expected` are the digests of an undisturbed run, by rollout."""
+
+    def __init__(
+        self, lines: Sequence[Line], journal: Sequence[Kept], expected: Mapping[str, str], replayable: set[str]
+    ) -> None:
+        self.lines, self.journal, self.expected, self.replayable = lines, journal, expected, replayable
+        self.of: dict[str, list[Line]] = defaultdict(list)
+        """A rollout's lines."""
+        self.by_op: dict[str, list[Line]] = defaultdict(list)
+        for line in lines:
+            self.by_op[line.op].append(line)
+            if line.id:
+                self.of[line.id].append(line)
+        self.kills = self.by_op["killed"]
+        self.applied: dict[str, list[Line]] = defaultdict(list)
+        for line in self.by_op["applied"]:
+            self.applied[line.id].append(line)
+
+    def broke(self, promise: str, what: str, rollout_id: str, *ops: str) -> Break:
+        """A break, with the rollout's lines of these kinds."""
+        lines = [line for line in self.of[rollout_id] if not ops or line.op in ops]
+        return Break(promise, f"rollout {rollout_id}: {what}", tuple(lines[-SHOWN:]))
+
+    # The promises.
+
+    def ends_once(self) -> Iterator[Break]:
+        """What was accepted, or asked for, ends: exactly one completion of it is applied."""
+        for name in sorted({kept.rollout_id for kept in self.journal} | set(self.expected)):
+            if not self.applied[name]:
+                yield self.broke("lost", "no completion was applied", name)
+
+    def applied_once(self) -> Iterator[Break]:
+        """No rollout has two results, and none comes again that was confirmed."""
+        for name, lines in self.applied.items():
+            if len(lines) > 1:
+                yield self.broke("applied twice", f"{len(lines)} results were applied", name, "applied", "confirmed")
+        confirmed: dict[str, Line] = {}
+        for line in self.lines:
+            if line.op == "confirmed":
+                confirmed.setdefault(line.id, line)
+            elif line.op == "again" and line.id in confirmed:
+                yield self.broken(
+                    "applied twice", "it came again after its confirmation", line.id, "again", "confirmed"
+                )
+
+    def recorded_once(self) -> Iterator[Break]:
+        """RECORDED is said once of an attempt; in the end everything is delivered, and taken."""
+        for kept in self.journal:
+            outcomes = [delivered.outcome for _, delivered in kept.delivered]
+            if outcomes.count(Outcome.RECORDED) > 1:
+                yield self.broke("recorded once", "RECORDED came twice", kept.rollout_id, "applied", "confirmed")
+            if not kept.settled or not any(outcome in TAKEN for outcome in outcomes):
+                broken = ", ".join(str(outcome) for outcome in outcomes) or "nothing"
+                yield self.broke("delivered", f"the journal says {broken}", kept.rollout_id)
+
+    def sampled_once(self) -> Iterator[Break]:
+        """A chat is sampled once; after the trainer's death again, if nobody had the first reply."""
+        deaths = [line.number for line in self.kills if line.key[0] == "trainer"]
+        sampled: dict[tuple[object, ...], list[Line]] = defaultdict(list)
+        for line in self.by_op["sampled"]:
+            sampled[line.id, *line.key].append(line)
+        for (name, *_), lines in sampled.items():
+            for first, second in pairwise(lines):
+                if not any(first.number < death < second.number for death in deaths):
+                    yield Break("sampled twice", f"rollout {name}: one process sampled a chat twice", (first, second))
+        given: dict[tuple[object, ...], list[Line]] = defaultdict(list)
+        for line in self.by_op["got"]:
+            given[line.id, *line.key].append(line)
+        for (name, *_), lines in given.items():
+            if len({line.outcome for line in lines}) > 1:
+                yield Break("sampled twice", f"rollout {name}: a chat has two replies", tuple(lines[:SHOWN]))
+
+    def replayed_equal(self) -> Iterator[Break]:
+        """What goes on after a crash ends as if there had been none."""
+        for name in sorted(self.replayable):
+            for line in self.applied[name]:
+                if line.outcome["status"] != "COMPLETED":
+                    yield self.broke("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
+                elif line.outcome["digest"] != self.expected[name]:
+                    yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
+
+    def fails_as_promised(self) -> Iterator[Break]:
+        """What cannot go on fails at the server's restart and may be tried again; everything else completes."""
+        for name in sorted(set(self.expected) - self.replayable):
+            for line in self.applied[name]:
+                broken = line.outcome
+                fine = broken["digest"] == self.expected[name] and broken["status"] == "COMPLETED"
+                cut = (broken["status"], broken["reason"], broken.get("boundary"), broken.get("retryable"))
+                if not fine and cut != ("FAILED", "restart", "server", True):
+                    yield self.broke("fails as promised", "another end than COMPLETED or FAILED (server)", name)
+
+    def attempt_kept(self) -> Iterator[Break]:
+        """A journal forgets nothing: no rollout has to be started anew."""
+        for name, lines in self.applied.items():
+            if any(line.key[0] != 1 for line in lines):
+                yield self.broke("attempt kept", "it needed another attempt", name, "applied", "run", "killed")
+        for line in self.by_op["refused"]:
+            yield self.broke("accepted", "it was refused", line.id)
+
+    def broken(self) -> list[Break]:
+        """All promises that were not kept."""
+        return [found for promise in PROMISES for found in promise(self)]
+
+    # Figures.
+
+    def killed_after_third_chat(self) -> int:
+        """Rollouts that go on which a kill of the server met after their third reply, and before their return."""
+        third: dict[str, set[int]] = defaultdict(set)
+        """By rollout the server processes in which it stands there."""
+        met: set[str] = set()
+        for line in self.lines:
+            if line.op == "got" and line.key == ["main", 3]:
+                third[line.id].add(line.pid)
+            elif line.op == "returned":
+                third.pop(line.id, None)
+            elif line.op == "killed" and line.key[0] == "server":
+                met |= {name for name, pids in third.items() if line.key[2] in pids}
+        return len(met & self.replayable)
+
+    def windows_shown(self) -> dict[str, int]:
+        """Kills of the server, by window, of which history and journal show that they met it."""
+        shown: Counter[str] = Counter()
+        for kill in self.kills:
+            who, window, pid = kill.key
+            show = SHOWS.get(window)
+            if who == "server" and show is not None and show(self, kill, pid):
+                shown[window] += 1
+        return dict(shown)
+
+    def redeliveries(self) -> list[float]:
+        """Seconds from the starts of servers to the first delivery of what the one before left undelivered."""
+        starts = [line for line in self.lines if line.op == "start" and line.key[0] == "server"]
+        found = []
+        for start, until in zip(starts[1:], [*(line.t for line in starts[2:]), float("inf")], strict=False):
+            left = [kept for kept in self.journal if kept.end_time is not None and kept.end_time < start.t]
+            times = [t for kept in left for t, _ in kept.delivered if start.t < t < until]
+            if times:
+                found.append(min(times) - start.t)
+        return found
+
+    def before(self, kill: Line, op: str, *, pid: int = 0) -> set[str]:
+        """Rollouts with such a line before a kill."""
+        return {line.id for line in self.by_op[op] if line.number < kill.number and pid in (0, line.pid)}
+
+
+PROMISES: tuple[Callable[[Evidence], Iterator[Break]], ...] = (
+    Evidence.ends_once,
+    Evidence.applied_once,
+    Evidence.recorded_once,
+    Evidence.sampled_once,
+    Evidence.replayed_equal,
+    Evidence.fails_as_promised,
+    Evidence.attempt_kept,
+)
+
+
+def _accepted_only(evidence: Evidence, kill: Line, pid: int) -> bool:
+    """Something accepted has not begun to run."""
+    accepted = {kept.rollout_id for kept in evidence.journal if kept.accept_time < kill.t}
+    return bool(accepted - evidence.before(kill, "run"))
+
+
+def _chat_open(evidence: Evidence, kill: Line, pid: int) -> bool:
+    """A chat is asked in that process and not answered there."""
+    open_chats: Counter[tuple[object, ...]] = Counter()
+    for op, step in (("asked", 1), ("got", -1)):
+        for line in evidence.by_op[op]:
+            if line.pid == pid and line.number < kill.number:
+                open_chats[line.id, *line.key] += step
+    return any(open_chats.values())
+
+
+def _result_made(evidence: Evidence, kill: Line, pid: int) -> bool:
+    """A rollout has begun, and its result is committed after this kill only."""
+    late = {kept.rollout_id for kept in evidence.journal if kept.end_time is None or kept.end_time > kill.t}
+    return bool(late & evidence.before(kill, "run"))
+
+
+def _result_committed(evidence: Evidence, kill: Line, pid: int) -> bool:
+    """A result is committed, and not applied."""
+    ended = {kept.rollout_id for kept in evidence.journal if kept.end_time is not None and kept.end_time < kill.t}
+    return bool(ended - evidence.before(kill, "applied"))
+
+
+def _applied(evidence: Evidence, kill: Line, pid: int) -> bool:
+    """A result is applied, and the journal hears of it after this kill only."""
+    late = {kept.rollout_id for kept in evidence.journal if all(t > kill.t for t, _ in kept.delivered)}
+    return bool(late & evidence.before(kill, "applied"))
+
+
+SHOWS = {
+    "init.committed": _accepted_only,
+    "chat.open": _chat_open,
+    "result.before": _result_made,
+    "result.committed": _result_committed,
+    "outcome.before": _applied,
+}
+"""What shows that a kill met its window, by the failpoint."""
+
+
+def kept_in(journal: Path) -> list[Kept]:
+    """What a journal has, its server gone."""
+    number, _ = kind_to_bytes(events.Delivered(Outcome.RECORDED, "", 1))
+    with closing(sqlite3.connect(journal / "journal.db")) as database:
+        columns = "sequence, rollout_id, attempt, accept_time, end_time, settled"
+        rows = {row[0]: Kept(*row[1:]) for row in database.execute(f"SELECT {columns} FROM rollouts")}
+        for sequence, t, body in database.execute("SELECT sequence, time, body FROM events WHERE kind = ?", (number,)):
+            delivered = kind_from_bytes(number, body)
+            assert isinstance(delivered, events.Delivered)
+            rows[sequence].delivered.append((t, delivered))
+    return list(rows.values())

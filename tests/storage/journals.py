@@ -1,0 +1,110 @@
+"""A journal in a folder, and what its owner was told."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.types import (
+    Callback,
+    Completion,
+    CompletionStatus,
+    InitRequest,
+    JournaledRollout,
+    Outcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
+
+PATIENCE = 20.0
+
+
+class Kept:
+    """Appends as an engine does: numbers count from 1 in each rollout, tokens count from 1."""
+
+    def __init__(self, folder, **options):
+        self.store = SqliteJournal(folder, **options)
+        self.store.committed = self._committed
+        self.told = []
+        """(token, ok) in the order in which they came."""
+        self.numbers = {}
+        self.written = {}
+        """The kinds appended, by rollout."""
+        self.tokens = 0
+
+    def _committed(self, tokens, ok):
+        self.told += [(token, ok) for token in tokens]
+
+    def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, place="", digest=b"d", **fields):
+        fields = {"messages": []} | fields
+        request = RolloutRequest(rollout_id=rollout_id, attempt=attempt, **fields)
+        init = InitRequest(request=request, callback=callback, digest=digest)
+        entry = JournaledRollout(
+            init=init,
+            tools=[],
+            owner=owner,
+            place=place,
+            sequence=self.store.last_sequence + 1,
+            agent_loop="agent",
+            accept_time=1000.0 + self.tokens,
+        )
+        self.append(events.Accepted(init), rollout_id, attempt, entry=entry)
+        return entry
+
+    def append(self, kind, rollout_id="r1", attempt=1, *, entry=None, time=2000.0):
+        key = rollout_id, attempt
+        if entry is not None:
+            self.numbers[key] = 0
+        self.numbers[key] = number = self.numbers.get(key, 0) + 1
+        self.tokens += 1
+        event = TrajectoryEvent(rollout_id, attempt, number, time, kind)
+        assert self.store.append(event, 0, self.tokens, entry) is False
+        self.written.setdefault(key, []).append(kind)
+        return self.tokens
+
+    def end(self, rollout_id="r1", attempt=1, *, time=2000.0, **completion):
+        completion = {"status": CompletionStatus.COMPLETED, "finish_reason": "stop", "result_id": "x"} | completion
+        kind = events.Ended(Completion(rollout_id=rollout_id, attempt=attempt, **completion))
+        return self.append(kind, rollout_id, attempt, time=time)
+
+    def deliver(self, rollout_id="r1", attempt=1):
+        return self.append(events.Delivered(Outcome.RECORDED, tries=1), rollout_id, attempt)
+
+    async def until(self, condition):
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def all_told(self):
+        """Everything appended is committed, or cannot be."""
+        await self.until(lambda: len(self.told) == self.tokens)
+
+    async def commit(self):
+        """Everything asked for so far is on disk, whether somebody waits for it or not."""
+        await self.all_told()
+        await self.until(lambda: not self.store._writer._busy and self.store._writer._timer is None)
+
+    def kinds(self, rollout_id="r1", attempt=1):
+        return [event.kind for event in self.trajectory(rollout_id, attempt)]
+
+    def trajectory(self, rollout_id="r1", attempt=1):
+        found = []
+        while batch := self.store.events(rollout_id, attempt, len(found), 100):
+            found += batch
+        return found
+
+
+@asynccontextmanager
+async def keeping(folder, **options):
+    """A journal that is open for a while."""
+    kept = Kept(folder, **options)
+    try:
+        yield kept
+    finally:
+        kept.store.close()
+        await asyncio.sleep(0)
+
+
+SECRETS = ("credential-of-the-callback", "state-of-the-callback", "key-of-the-trainer", "http://server-of-the-trainer")
+CALLBACK = Callback(target="127.0.0.1:9", credential=SECRETS[0], state=SECRETS[1].encode(), delta=True)
+OWN = {"api_key": SECRETS[2], "server_url": SECRETS[3]}
