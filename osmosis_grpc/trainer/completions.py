@@ -100,7 +100,7 @@ class Completions:
             timer.cancel()
 
     def _record(
-        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
+        self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
     ) -> None:
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
             rollout = self._rollouts.get(completion.rollout_id)

@@ -222,7 +222,7 @@ class RolloutBook:
         self.result_id = completion.result_id
         samples = {
             name: self._samples.setdefault(name, SampleState(name)).report(
-                told, f"samples[{name}].segments" in completion.omitted
+                reported, f"samples[{name}].segments" in completion.omitted
             )
             for name, reported in completion.samples.items()
         }

@@ -277,7 +277,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         )
         samples[name] = sample_to_wire(kept, refer=refer)
     begins = completion.begins if refer else None
-    told = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
+    messages = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
     return pb.Completion(
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
