@@ -17,15 +17,10 @@ from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
+from tests.waiting import until
 
 ALONE = job("test.alone", OnFailure.REPORT, "timer")
 CANARY = "canary-7b1f0c-secret"
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

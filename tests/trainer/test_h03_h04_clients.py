@@ -14,7 +14,8 @@ from osmosis_grpc.trainer import RolloutClient, TrainerServer, inbox
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
 from tests.credentials import shown
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 
 def within(awaitable):

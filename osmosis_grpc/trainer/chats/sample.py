@@ -32,7 +32,7 @@ Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
 
 
-class Asked:
+class PendingChat:
     """A chat that was asked, answered or not."""
 
     __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
@@ -144,7 +144,7 @@ class SampleState:
         self.name = name
         self.tree = Conversation()
         self.assembler = Assembler()
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingChat] = {}
 
     def holds(self, numbers: Iterable[int]) -> bool:
         """Whether all these chats were answered here."""
@@ -161,7 +161,7 @@ class SampleState:
         if position is None:
             return  # what it continues is no longer told: the sample stays as it was reported
         body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
@@ -172,7 +172,7 @@ class SampleState:
         if position is None:
             position = self.tree.insert(asked.messages)
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:

@@ -26,9 +26,9 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
-from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
-from osmosis_grpc.trainer.sampler import Sampler, versioned
-from osmosis_grpc.trainer.samples import Asked, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
 
@@ -40,7 +40,7 @@ UNWRITTEN_RETRY = 1.0
 """Seconds after which a server may ask again what the ledger could not take."""
 
 
-class RolloutBook:
+class AttemptCache:
     """One attempt of one rollout."""
 
     def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
@@ -59,7 +59,7 @@ class RolloutBook:
         self._samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
-    def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
+    def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """A chat, its sampling begun now or before.
 
         Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
@@ -110,11 +110,11 @@ class RolloutBook:
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, position.continues)
+        asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
-    def _sampled(self, asked: Asked, request: ChatRequest, failures: Throttled, reply: object) -> bool:
+    def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
@@ -139,7 +139,7 @@ class RolloutBook:
         self._commit(asked, request)
         return True
 
-    def _commit(self, asked: Asked, request: ChatRequest) -> None:
+    def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
         """Commit a reply that is kept; one that cannot be sent is answered with that."""
         reach("ledger.reply.before")
         try:
@@ -151,7 +151,7 @@ class RolloutBook:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: Asked, chat: ChatRow) -> None:
+    def _write(self, asked: PendingChat, chat: ChatRow) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
