@@ -88,7 +88,7 @@ class Completions:
         if cache.result_id is None and rollout is None:
             raise _unclaimed(completion)
         if cache.result_id is None and cache.lacks(completion):
-            self._read(server, completion, told)
+            self._read(server, completion, raw)
         else:
             self._record(server, completion, raw)
 
@@ -113,7 +113,7 @@ class Completions:
             # An older server does not echo the field. The ledger keeps `raw`, so it is set there too.
             completion, raw.evaluation = replace(completion, evaluation=True), True
         given_up = rollout is not None and rollout.given_up and not rollout.waiters
-        self._cache.record(completion, told, done, given_up=given_up, chats=chats)
+        self._cache.record(completion, raw, done, given_up=given_up, chats=chats)
 
     def _read(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """Begin to read the rollout's events, unless they are being read."""
@@ -191,7 +191,7 @@ class Completions:
             cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
             cache.restore(trajectory)
             chats = cache.kept(completion.rollout_id) if self._keeps_chats else ()
-            self._record(server, completion, told, chats)
+            self._record(server, completion, raw, chats)
         except CallError as error:
             problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
             server.send_outcome(completion, problem)

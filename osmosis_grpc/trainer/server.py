@@ -281,7 +281,7 @@ class TrainerServer:
             else:
                 future.set_result(outcome)
 
-        self._cache.record(completion, told, done)
+        self._cache.record(completion, raw, done)
         return await future
 
     async def _record_elsewhere(

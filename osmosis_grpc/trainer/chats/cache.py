@@ -94,7 +94,7 @@ class ChatCache:
             return
         entry = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(completion, told, then, given_up, chats))
+            entry.committing.append(lambda: self._again(completion, raw, then, given_up, chats))
             return
         if entry.result_id is not None:
             then(_known(entry, completion), None)
@@ -129,7 +129,7 @@ class ChatCache:
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, told.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
+            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
         )
 
     def _again(
