@@ -1,4 +1,4 @@
-"""A legacy trainer and our HTTP door: many rollouts in flight, and the time of a chat through it.
+"""A legacy trainer and our HTTP server: many rollouts in flight, and the time of a chat through it.
 
 python -m benchmarks.gateway [--rollouts 1000] [--turns 2] [--latency 2.0] [--json]
 

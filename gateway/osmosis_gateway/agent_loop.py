@@ -17,11 +17,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from osmosis_gateway import contract
-from osmosis_gateway.bodies import BodyRefused, Bounds, bearer, read_json
 from osmosis_gateway.calls import Base, Calls
 from osmosis_gateway.contract import ChatBody, CompletedBody
-from osmosis_gateway.door import HttpServer
+from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay, count_tool_messages
+from osmosis_gateway.request_body import BodyRefused, Bounds, bearer, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem

@@ -8,18 +8,18 @@ import uvicorn
 from fastapi import FastAPI
 
 from osmosis_gateway.calls import Calls
-from osmosis_gateway.door import tokens_of
-from osmosis_gateway.hosted import HostedRollouts
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.http_server import tokens_of
+from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.link.tokens import check_token
-from osmosis_grpc.observability.server import ServerMetrics
+from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
 from osmosis_grpc.storage import MemoryJournal
@@ -60,7 +60,7 @@ def create_app(
             Engine([agent_loop], config, sinks=sinks, journal=MemoryJournal()) as engine,
         ):
             trainers = HttpTrainers(calls, TargetPolicy(loopback=False), known.client)
-            app.state.engine, app.state.rollouts = engine, HostedRollouts(engine, trainers.peer)
+            app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
             app.state.metrics = ServerMetrics(engine)
             if on_startup is not None:
                 await on_startup()
@@ -72,7 +72,7 @@ def create_app(
                     await on_shutdown()
 
     app = gateway_app("osmosis_grpc", lifespan=lifespan)
-    add_routes(app, Door(tokens=tokens_of(known), max_metadata_bytes=known.server.max_metadata_size_bytes))
+    add_routes(app, HttpAccess(tokens=tokens_of(known), max_metadata_bytes=known.server.max_metadata_size_bytes))
     return app
 
 

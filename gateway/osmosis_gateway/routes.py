@@ -10,11 +10,11 @@ from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 
 from osmosis_gateway import contract
-from osmosis_gateway.bodies import Bounds, internal, read_json, refusal
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
 from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.metrics import render
+from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.tokens import Tokens
@@ -54,7 +54,7 @@ class Rollouts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class HttpAccess:
     """How the routes are guarded."""
 
     tokens: Tokens = field(default_factory=Tokens)
@@ -95,13 +95,13 @@ def invalid() -> dict[int | str, dict[str, Any]]:
     return {422: {"description": "Names what is wrong.", "content": {"application/json": {"schema": schema}}}}
 
 
-def add_routes(app: FastAPI, door: Door) -> None:
+def add_routes(app: FastAPI, access: HttpAccess) -> None:
     """Put the routes of the contract on an application.
 
     Once it runs, `app.state.rollouts` stands behind them, and `app.state.metrics`, a Source, behind /metrics.
     """
-    add_metrics(app, door)
-    guarded = _bearer(door)
+    add_metrics(app, access)
+    guarded = _bearer(access)
 
     @app.post(
         contract.INIT_PATH,
@@ -113,13 +113,13 @@ def add_routes(app: FastAPI, door: Door) -> None:
     )
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
-        body, size = await read_json(request, door.bounds)
-        init = contract.read_init(body, size, door.max_metadata_bytes, _trace(request))
+        body, size = await read_json(request, access.bounds)
+        init = contract.read_init(body, size, access.max_metadata_bytes, _trace(request))
         rollout_id, tools = await behind(request).init(
             init,
             owner=getattr(request.state, "owner", ""),
-            authenticated=door.guarded,
-            loopback=bound_to_loopback(request.scope, door.loopback),
+            authenticated=access.guarded,
+            loopback=bound_to_loopback(request.scope, access.loopback),
         )
         return JSONResponse({"rollout_id": rollout_id, "tools": list(tools)}, 202)
 
@@ -136,17 +136,17 @@ def add_routes(app: FastAPI, door: Door) -> None:
     )
     async def platform_health(request: Request) -> dict[str, Any]:
         """The same for callers with a token; not there on a server that has none."""
-        if not door.guarded:
+        if not access.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
         return await behind(request).health()
 
 
-def add_metrics(app: FastAPI, door: Door) -> None:
+def add_metrics(app: FastAPI, access: HttpAccess) -> None:
     """Guard an application, and put /metrics on it; `app.state.metrics`, a Source, stands behind it."""
-    if door.guarded:  # within OneBody, which ends the connection of a body that nobody reads
-        app.user_middleware.append(Middleware(Guarded, tokens=door.tokens, certificates=door.certificates))
+    if access.guarded:  # within OneBody, which ends the connection of a body that nobody reads
+        app.user_middleware.append(Middleware(Guarded, tokens=access.tokens, certificates=access.certificates))
     else:
-        app.user_middleware.append(Middleware(Local, loopback=door.loopback))
+        app.user_middleware.append(Middleware(Local, loopback=access.loopback))
     hidden: dict[int | str, dict[str, Any]] = {
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
     }
@@ -154,20 +154,20 @@ def add_metrics(app: FastAPI, door: Door) -> None:
     @app.get(
         "/metrics",
         response_class=PlainTextResponse,
-        dependencies=_bearer(door),
+        dependencies=_bearer(access),
         responses=responses(401, 421, 501) | hidden,
     )
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus, to callers with a token, or on loopback where there is none."""
-        if not (door.guarded or bound_to_loopback(request.scope, door.loopback)):
+        if not (access.guarded or bound_to_loopback(request.scope, access.loopback)):
             raise NotFound("this server has no token and is not on loopback, and so no /metrics")
         page, content_type = await render(request.app.state.metrics, request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})
 
 
-def _bearer(door: Door) -> list[Any]:
+def _bearer(access: HttpAccess) -> list[Any]:
     """What OpenAPI says of a guarded route; nothing of an open one."""
-    return [Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))] if door.tokens else []
+    return [Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))] if access.tokens else []
 
 
 def behind(request: Request) -> Rollouts:

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from osmosis_grpc.serve.entry import run
+from osmosis_grpc.serve.entrypoint import run
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from osmosis_grpc.supervise import OnFailure, job
 
-RUN_ASIDE = job("cli.run_aside", OnFailure.REPORT, "thread")
+DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
 WAIT = job("cli.demo_server", OnFailure.RAISE)
 PULSE = job("cli.pulse", OnFailure.RESTART)

@@ -131,7 +131,7 @@ class _Report:
     def run(self, agent_loop: "RolloutAgentLoop", until_turn: int | None) -> int:
         """Returns the exit code."""
         from osmosis_grpc.agent.validator import one_line
-        from osmosis_grpc.cli.aside import run_aside
+        from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
         from osmosis_grpc.cli.rerun import rerun
         from osmosis_grpc.errors import OsmosisRolloutError
 
@@ -139,7 +139,7 @@ class _Report:
         request = entry.init.request
         self._say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {entry.agent_loop}")
         try:
-            done = run_aside(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
+            done = run_in_daemon_thread(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
         except (OsmosisRolloutError, SystemExit) as error:
             typer.echo(f"replay: the agent loop did not start: {one_line(error)}", err=True)
             return 1

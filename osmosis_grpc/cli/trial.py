@@ -155,7 +155,7 @@ def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
     """Run one rollout of a valid agent loop. Whatever the agent does, this returns."""
     import concurrent.futures
 
-    from osmosis_grpc.cli.aside import run_aside
+    from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
     from osmosis_grpc.errors import OsmosisRolloutError
 
     for module in ("runner", "watchdog", "session", "stalls"):  # findings say what these would log
@@ -164,7 +164,7 @@ def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
     watched = _Watched(agent_loop, trial)
     seen: list[Watchdog] = []
     try:
-        trial.completion = run_aside(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
+        trial.completion = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
     except concurrent.futures.TimeoutError:
         trial.stuck = f"the event loop is still blocked after {timeout + GRACE:g} s"
         trial.blocks += [Block(timeout + GRACE, watchdog.last, watchdog.last_tool) for watchdog in seen]

@@ -1,4 +1,4 @@
-"""The process around an AgentServer: doors, signals, the ready record, the way out."""
+"""The process around an AgentServer: listeners, signals, the ready record, the shutdown."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
@@ -68,7 +68,7 @@ async def run_process(
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:
-        importlib.import_module("osmosis_gateway.door")  # takes a second, and later calls would wait for it
+        importlib.import_module("osmosis_gateway.http_server")  # takes a second, and later calls would wait for it
     async with AsyncExitStack() as stack:
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
         hosted = [*loops, *legacy]
@@ -78,20 +78,20 @@ async def run_process(
         server = await _grpc(stack, hosted, config, options, security, trainers)
         servers.append(server)
         http = await _http(stack, server, settings)
-        doors = {"grpc": server.address} | ({"http": http.address} if http else {})
+        addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
         if options.metrics_port is not None:
-            doors["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
+            addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
         if not (security.authenticates or is_loopback(options.host)):
             log.warning("whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host)
         server.engine.watchdog.paused = False
-        out.write("ready", **doors, agent_loops=names, pid=os.getpid(), version=__version__)
+        out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
         if not options.json_records:
-            _banner(names, doors, security)
+            _banner(names, addresses, security)
         state = _state_dir(options)
         log.info(
             "serving %s",
             ", ".join(names),
-            extra={**doors, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
+            extra={**addresses, "agent_loops": names, "state_dir": str(state or ":memory:"), "version": __version__},
         )
         for supervisor in (server.supervisor, *(loop.supervisor for loop in legacy)):
             supervisor.add_listener(lambda error: stop.set())
@@ -177,14 +177,14 @@ async def _grpc(
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
-    """The HTTP door; None without one. A default port that is taken is no reason not to serve gRPC."""
+    """The HTTP server; None without one. A default port that is taken is no reason not to serve gRPC."""
     options = settings.server
     if options.no_http:
         return None
-    door = importlib.import_module("osmosis_gateway.door")
+    http_server = importlib.import_module("osmosis_gateway.http_server")
     try:
         return await stack.enter_async_context(
-            door.open_door(server, host=options.host, port=options.http_port, settings=settings)
+            http_server.serve_http(server, host=options.host, port=options.http_port, settings=settings)
         )
     except OSError as error:
         if "http_port" in options.model_fields_set:
@@ -195,9 +195,9 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
 
 async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: int) -> str:
     """Serve /metrics on a port of its own. Returns its address."""
-    door = importlib.import_module("osmosis_gateway.door")
+    http_server = importlib.import_module("osmosis_gateway.http_server")
     try:
-        http = await stack.enter_async_context(door.open_metrics(server, host=host, port=port))
+        http = await stack.enter_async_context(http_server.serve_metrics(server, host=host, port=port))
     except MissingExtraError as error:
         raise NotStarted(f"--metrics-port: {error}") from None
     except OSError as error:
@@ -248,17 +248,17 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], doors: dict[str, str], security: Security) -> None:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: Security) -> None:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
         more += '-H "Authorization: Bearer $TOKEN" '
     typer.echo(f"serving {', '.join(names)}")
-    typer.echo(f"  gRPC    {doors['grpc']}")
+    typer.echo(f"  gRPC    {addresses['grpc']}")
     typer.echo(
         f"  try     buf curl --protocol grpc {more}"
-        f"{scheme}://{doors['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
+        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
     )
-    if "http" in doors:
-        typer.echo(f"  HTTP    {scheme}://{doors['http']}/v1/rollout/init")
-    if "metrics" in doors:
-        typer.echo(f"  metrics http://{doors['metrics']}/metrics")
+    if "http" in addresses:
+        typer.echo(f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init")
+    if "metrics" in addresses:
+        typer.echo(f"  metrics http://{addresses['metrics']}/metrics")

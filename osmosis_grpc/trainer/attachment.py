@@ -19,9 +19,9 @@ from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, L
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.cancels import Cancels
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.trainer.open_chats import OpenChats
-from osmosis_grpc.trainer.restore import init_bytes
 from osmosis_grpc.trainer.rollout import Owner, Pin, Rollout, RolloutKey
 from osmosis_grpc.trainer.subscriptions import Subscriptions
 from osmosis_grpc.types import Completion, InitRequest, Outcome
@@ -45,7 +45,7 @@ class Attachment:
         self,
         name: str,
         owner: Owner,
-        book: ChatBook,
+        cache: ChatCache,
         *,
         delta: bool = True,
         place: str = "",
@@ -73,11 +73,11 @@ class Attachment:
         self.used = False
         """Whether it was ever attached."""
         self._owner = owner
-        self._book = book
+        self._cache = cache
         self._delta = delta
         self._stream: FrameStream | None = None
         self._window = 0
-        self.chats = OpenChats(book, self._unopened)
+        self.chats = OpenChats(cache, self._unopened)
         self.cancels = Cancels(self._send, owner.changed)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
@@ -178,7 +178,7 @@ class Attachment:
             *rollout.key,
             init_bytes(rollout.request),
             self.place,
-            rollout.together,
+            rollout.affinity_key,
             partial(self._placed, rollout, rollout.key),
         )
 
@@ -197,8 +197,8 @@ class Attachment:
         """A rollout is there, or is going to be."""
         rollout.server = self
         self.rollouts[rollout.key] = rollout
-        if rollout.together:
-            pin = self.pinned.setdefault(rollout.together, Pin())
+        if rollout.affinity_key:
+            pin = self.pinned.setdefault(rollout.affinity_key, Pin())
             pin.open += 1
             pin.started += 1
 
@@ -206,12 +206,12 @@ class Attachment:
         """A rollout is over, or goes on elsewhere."""
         if self.rollouts.pop(rollout.key, None) is None:
             return
-        pin = self.pinned.get(rollout.together)
+        pin = self.pinned.get(rollout.affinity_key)
         if pin is not None:
             group = rollout.request.group
             pin.open -= 1
             if not pin.open and pin.started >= (group.size if group else 0):
-                del self.pinned[rollout.together]
+                del self.pinned[rollout.affinity_key]
 
     def let_go(self, rollout: Rollout) -> None:
         """A rollout goes on elsewhere, or anew: what runs there is to end."""
@@ -279,7 +279,7 @@ class Attachment:
             rollout.set_opened()
             try:
                 tools = tools_from_wire(reply.response.tools, "tools")
-                self._book.rollout(*rollout.key, time.monotonic()).tools = tools
+                self._cache.rollout(*rollout.key, time.monotonic()).tools = tools
                 if self._ledger is not None:
                     self._ledger.opened(*rollout.key, message_pb2.Tools(tools=reply.response.tools).SerializeToString())
             except CallError as unreadable:

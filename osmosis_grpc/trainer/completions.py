@@ -17,7 +17,7 @@ from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, U
 from osmosis_grpc.storage.ledger.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.rollout import Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
@@ -50,7 +50,7 @@ class Completions:
 
     def __init__(
         self,
-        book: ChatBook,
+        cache: ChatCache,
         rollouts: Mapping[str, Rollout],
         over: Callable[[Rollout, Completion], None],
         refused: Callable[[Rollout, CallError], None],
@@ -58,7 +58,7 @@ class Completions:
         *,
         keeps_chats: bool,
     ) -> None:
-        self._book = book
+        self._cache = cache
         self._rollouts = rollouts
         self._over = over
         self._refused = refused
@@ -76,18 +76,18 @@ class Completions:
         of the server's completions wait for events.
         """
         rollout = self._rollouts.get(completion.rollout_id)
-        if rollout is None and not self._book.knows(completion.rollout_id):
+        if rollout is None and not self._cache.knows(completion.rollout_id):
             raise _unclaimed(completion)
-        book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if rollout is not None and completion.attempt < rollout.request.attempt:
             raise Aborted(
                 f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
                 rollout_id=completion.rollout_id,
                 attempt=rollout.request.attempt,
             )
-        if book.result_id is None and rollout is None:
+        if cache.result_id is None and rollout is None:
             raise _unclaimed(completion)
-        if book.result_id is None and book.lacks(completion):
+        if cache.result_id is None and cache.lacks(completion):
             self._read(server, completion, told)
         else:
             self._record(server, completion, told)
@@ -113,7 +113,7 @@ class Completions:
             # An older server does not echo the field. The ledger keeps `told`, so it is set there too.
             completion, told.evaluation = replace(completion, evaluation=True), True
         given_up = rollout is not None and rollout.given_up and not rollout.waiters
-        self._book.record(completion, told, done, given_up=given_up, chats=chats)
+        self._cache.record(completion, told, done, given_up=given_up, chats=chats)
 
     def _read(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
         """Begin to read the rollout's events, unless they are being read."""
@@ -188,9 +188,9 @@ class Completions:
                 trajectory.append(event)
                 if isinstance(event.kind, events.Ended):
                     break
-            book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-            book.restore(trajectory)
-            chats = book.kept(completion.rollout_id) if self._keeps_chats else ()
+            cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+            cache.restore(trajectory)
+            chats = cache.kept(completion.rollout_id) if self._keeps_chats else ()
             self._record(server, completion, told, chats)
         except CallError as error:
             problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")

@@ -22,7 +22,7 @@ class Rollout:
 
     request: RolloutRequest
     done: "asyncio.Future[Completion]"
-    together: str = ""
+    affinity_key: str = ""
     """Kept on one server with others of this group."""
     server: "Attachment | None" = None
     """Where it was sent."""

@@ -38,16 +38,16 @@ async def silent_rollout(way: str, seconds: float, folder: Path, idle_limit: flo
     With an `idle_limit` what carries the chats goes through a proxy. How many connections that cut.
     """
     async with AsyncExitStack() as stack:
-        house = _House(stack, SilentOnce(seconds), folder, idle_limit)
+        deployment = _Deployment(stack, SilentOnce(seconds), folder, idle_limit)
         [request] = requests(way, 1)
         async with asyncio.timeout(seconds + 30):
-            completion = await house.ways[way](request)
-        check_run([request.rollout_id], [completion], house.policy)
+            completion = await deployment.ways[way](request)
+        check_run([request.rollout_id], [completion], deployment.policy)
         assert completion.attempt == 1
-        return sum(proxy.cut_when_idle for proxy in house.proxies)
+        return sum(proxy.cut_when_idle for proxy in deployment.proxies)
 
 
-class _House:
+class _Deployment:
     """Both sides of a way to connect. What the methods return is the rollout's completion."""
 
     def __init__(self, stack: AsyncExitStack, policy: CountingPolicy, folder: Path, idle_limit: float | None) -> None:

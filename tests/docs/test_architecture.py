@@ -12,10 +12,10 @@ def test_the_picture_shows_the_rooms_there_are():
     names = set(re.findall(r"^([a-z_| ]+?)(?:  |$)", picture, re.M))
     shown = {name for row in names for name in re.split(r"[ |]+", row) if name}
     package = ROOT / "osmosis_grpc"
-    rooms = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert shown == rooms - {"__init__", "__main__"}
+    packages = {p.stem for p in package.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert shown == packages - {"__init__", "__main__"}
     layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
-    floors = [[name.strip() for name in row.split("|")] for row in layers]
-    assert {name for row in floors for name in row if not name.startswith("(")} - {"__main__"} == shown
+    layers_shown = [[name.strip() for name in row.split("|")] for row in layers]
+    assert {name for row in layers_shown for name in row if not name.startswith("(")} - {"__main__"} == shown
     for path in re.findall(r"\| `([a-z_/]+\.py)`", text):
         assert (package / path).exists() or (ROOT / path).exists(), path

@@ -3,8 +3,8 @@
 import re
 import urllib.request
 
-from osmosis_gateway.door import open_metrics
-from osmosis_grpc.observability.process import FAILURES
+from osmosis_gateway.http_server import serve_metrics
+from osmosis_grpc.observability.process_metrics import FAILURES
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import attach
@@ -30,7 +30,7 @@ async def test_the_table_of_a_server_is_what_its_page_shows(tmp_path):
 
     async with (
         AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path / "state") as server,
-        open_metrics(server) as http,
+        serve_metrics(server) as http,
     ):
         told = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{http.address}/metrics").read())
         listed = rows(server.metrics)

@@ -1,4 +1,4 @@
-"""The house that fuzzing attacks: one agent server and two trainers on loopback, on an event loop of their own.
+"""The deployment that fuzzing attacks: one agent server and two trainers on loopback, on an event loop of their own.
 
 Whatever is logged as an error or raised in a task meanwhile is a finding.
 """
@@ -21,7 +21,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import TrainerServer, attach
 from tests.credentials import shown
-from tests.server.raw_trainer import OPTIONS, init, innocent
+from tests.server.raw_trainer import OPTIONS, bystander, init
 from tests.trainer.raw_agent_server import RawAgentServer, referring
 
 SOON = 10.0
@@ -45,7 +45,7 @@ class Agent(RolloutAgentLoop):
         return ctx.complete(messages, reward=1.0)
 
 
-class House(logging.Handler):
+class Deployment(logging.Handler):
     """The servers, what was sent to them, and what they found wrong with themselves."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class House(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def check(self) -> None:
-        """Nothing was found wrong, health answers, and an innocent rollout runs, each way it may come."""
+        """Nothing was found wrong, health answers, and a bystander rollout runs, each way it may come."""
         found, self.found = self.found, []
         assert not found, found[:3]
         self.run(self._check())
@@ -119,7 +119,7 @@ class House(logging.Handler):
             health_pb2.HealthCheckResponse.FromString,
         )
         assert (await health(health_pb2.HealthCheckRequest(), timeout=SOON)).status == 1
-        rollout_id = f"innocent-{next(NUMBERS)}"
+        rollout_id = f"bystander-{next(NUMBERS)}"
         request = self.request(rollout_id).SerializeToString()
         await self.channels["RolloutService"].unary_unary("/osmosis.rollout.v1.RolloutService/Init")(request)
         assert (await self.callbacks.completion(rollout_id, SOON)).status == "COMPLETED"
@@ -130,7 +130,7 @@ class House(logging.Handler):
             await agent_server.ask(started)
             await agent_server.complete(started, **referring(1, runs=(1, 2)))
             assert (await asyncio.wait_for(done, SOON)).status == "COMPLETED"
-        async with innocent(self.server, f"{rollout_id}-attached"):
+        async with bystander(self.server, f"{rollout_id}-attached"):
             pass
 
     def request(self, rollout_id: str = "") -> rollout_pb2.InitRequest:

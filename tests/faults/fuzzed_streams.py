@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
-from tests.faults.fuzzed import LIMIT, NUMBERS, House
+from tests.faults.fuzzed import LIMIT, NUMBERS, Deployment
 from tests.server.raw_trainer import RawStream, RawTrainer, cancel, init, recorded
 from tests.trainer.raw_agent_server import RawAgentServer, accepted, chat, complete
 
@@ -32,9 +32,9 @@ class _Forgetful(RawTrainer):
 class Trainerly:
     """A raw trainer's stream, opened again whenever it ended, with something on it for each kind of frame."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self.raw = _Forgetful(house.server.address)
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self.raw = _Forgetful(deployment.server.address)
         self.raw.open()
         self.raw.stream.over = "not begun"
         self.late: set[str] = set()
@@ -57,7 +57,7 @@ class Trainerly:
         if kind in ("chat_reply", "complete_reply"):
             return await self._asked(kind, rollout_id)
         if kind == "init":
-            request = self._house.request(rollout_id)
+            request = self._deployment.request(rollout_id)
             request.ClearField("callback")
             return attach_pb2.TrainerFrame(init=request)
         frame = attach_pb2.TrainerFrame()
@@ -83,7 +83,7 @@ class Trainerly:
         except TimeoutError:
             replies = [reply for reply in stream.all("init_reply") if reply.rollout_id == rollout_id]
             raise AssertionError(
-                f"nothing came for {rollout_id}: {replies} {self._house.server.engine.capacity()}"
+                f"nothing came for {rollout_id}: {replies} {self._deployment.server.engine.capacity()}"
             ) from None
         if stream.over is not None:
             raise asyncio.InvalidStateError
@@ -120,9 +120,9 @@ class Trainerly:
 class Serverly:
     """The same for a raw agent server that dials the trainer."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self.raw = RawAgentServer(house.dialled.address)
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self.raw = RawAgentServer(deployment.dialled.address)
         self.raw.open()
         self.raw.stream.over = "not begun"
         self.late: set[str] = set()
@@ -149,7 +149,7 @@ class Serverly:
             return chat(rollout, next(self._asked), state=b"s")
         if kind == "complete":
             frame = complete(rollout)
-            frame.complete.MergeFrom(self._house.completion(rollout.rollout_id))
+            frame.complete.MergeFrom(self._deployment.completion(rollout.rollout_id))
             return frame
         if kind == "init_reply":
             return accepted(rollout, message_pb2.Tool(type="function"))
@@ -163,11 +163,11 @@ class Serverly:
         return frame
 
     async def _running(self) -> rollout_pb2.InitRequest:
-        if self._rollout is None or self._rollout.rollout_id not in self._house.dialled._pool.rollouts:
+        if self._rollout is None or self._rollout.rollout_id not in self._deployment.dialled._scheduler.rollouts:
             name = f"s{next(NUMBERS):08}"
             wide = attach_pb2.ServerWindow(max_open_rollouts=_WIDE)  # damage may have closed it
             await self.raw.send(attach_pb2.ServerFrame(window=wide))
-            task = asyncio.create_task(self._house.dialled.rollout(rollout_id=name, agent_loop="fuzzed"))
+            task = asyncio.create_task(self._deployment.dialled.rollout(rollout_id=name, agent_loop="fuzzed"))
             self._tasks.add(task)
             task.add_done_callback(lambda done: (self._tasks.discard(done), done.cancelled() or done.exception()))
             inits = self.raw.stream.all

@@ -19,8 +19,8 @@ from osmosis_grpc.rollout import RolloutAgentLoop
 USER = {"role": "user", "content": "go on"}
 
 
-class Innocent(RolloutAgentLoop):
-    name = "innocent"
+class Bystander(RolloutAgentLoop):
+    name = "bystander"
     replayable = True
 
     def get_tools(self, request):
@@ -33,7 +33,7 @@ class Innocent(RolloutAgentLoop):
         return ctx.complete(messages, reward=1.0)
 
 
-class Killer(Innocent):
+class Killer(Bystander):
     name = "killer"
 
     async def run(self, ctx):
@@ -43,7 +43,7 @@ class Killer(Innocent):
         os._exit(9)
 
 
-innocent, killer = Innocent(), Killer()
+bystander, killer = Bystander(), Killer()
 """
 PATIENCE = 100.0
 
@@ -73,7 +73,7 @@ class Supervisor:
             "-m",
             "osmosis_grpc.serve",
             "-m",
-            "agents:innocent",
+            "agents:bystander",
             "-m",
             "agents:killer",
             "--no-http",
@@ -101,14 +101,14 @@ class Supervisor:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("chats", [0, pytest.param(1, marks=pytest.mark.long)], ids=["at once", "after a chat"])
 async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp_path, chats):
-    """Its rollout ends FAILED (agent, CRASHED_SERVER) after some deaths; the innocent ones complete, at attempt 1."""
+    """Its rollout ends FAILED (agent, CRASHED_SERVER) after some deaths; the bystander ones complete, at attempt 1."""
 
     async def slow(request):
         await asyncio.sleep(0.3)
         return answer(request, "go on")
 
     async with Supervisor(tmp_path) as supervisor, attach([supervisor.address], slow) as trainer:
-        requests = [RolloutRequest(rollout_id=f"innocent-{n}", agent_loop="innocent") for n in range(5)]
+        requests = [RolloutRequest(rollout_id=f"bystander-{n}", agent_loop="bystander") for n in range(5)]
         requests.insert(2, RolloutRequest(rollout_id="killer", agent_loop="killer", metadata={"chats": chats}))
         async with asyncio.timeout(PATIENCE):
             outcomes = await asyncio.gather(*(trainer.rollout(request) for request in requests))

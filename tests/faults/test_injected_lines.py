@@ -18,7 +18,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.lines import Injected, executed, raising
-from tests.supervise.house import FAST, USER, Hangs, SlowTools, Talk
+from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
 
 FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
@@ -29,7 +29,7 @@ ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
 CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
 
 
-class House:
+class Deployment:
     """An agent server, an attached trainer with a ledger, a callback trainer, and rollouts of both."""
 
     def __init__(self, folder):
@@ -110,22 +110,22 @@ async def policy(request):
 
 async def known_lines(folder):
     """The lines that rollouts execute while nothing is wrong."""
-    async with House(folder) as house:
+    async with Deployment(folder) as deployment:
         with executed(FOLDERS) as seen:
-            assert await house.all_end() == []
+            assert await deployment.all_end() == []
     return sorted(seen)
 
 
 async def inject(folder, line):
     """Raise at this line. Returns what is wrong after that, an empty text when nothing is."""
-    async with House(folder) as house:
+    async with Deployment(folder) as deployment:
         with raising(line) as fired:
-            waiting = await house.all_end()
-        failed = house.failed
-        unended = [] if failed else await house.unended()
+            waiting = await deployment.all_end()
+        failed = deployment.failed
+        unended = [] if failed else await deployment.unended()
     if failed:
-        async with House(folder) as house:
-            waiting, unended = await house.all_end(), await house.unended()
+        async with Deployment(folder) as deployment:
+            waiting, unended = await deployment.all_end(), await deployment.unended()
     if waiting or unended:
         return f"{line[0]}:{line[1]} in {fired}: {waiting} wait, {unended} have no end, failed {failed}"
     return ""

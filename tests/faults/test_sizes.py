@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.processes import server_process
@@ -31,7 +31,7 @@ def peak(pid: int) -> int:
 
 
 async def a_rollout(address: str, rollout_id: str) -> None:
-    """An innocent one still runs."""
+    """An bystander one still runs."""
     async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=trainer.callback())
         assert (await trainer.completion(rollout_id, 20)).status == "COMPLETED"

@@ -14,9 +14,10 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import RolloutRequest
-from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, init, innocent, recorded
+from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, bystander, init, recorded
 from tests.trainer.raw_agent_server import ACCEPT, accepted, chat, complete
 from tests.trainer.raw_agent_server import hello as server_hello
+from tests.waiting import until
 
 KIB = 1024
 SOON = 15.0
@@ -117,7 +118,7 @@ def completions_again(trainer: RawTrainer) -> list[Any]:
     "frames", [cancels, lists, refused_inits, subscriptions, equal_inits, completions_again], ids=lambda f: f.__name__
 )
 async def test_a_trainer_that_never_reads(watched, frames):
-    async with AgentServer([Talk()], port=0) as server, innocent(server), RawTrainer(server.address) as trainer:
+    async with AgentServer([Talk()], port=0) as server, bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("ended", turns=0)
         await trainer.settled()
@@ -128,9 +129,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
             await unread.send(trainer.hello())
             await unread.flood(asked, 3000)
             attachment = server.attachments._attachments.get(trainer.attachment_id)
-            async with asyncio.timeout(SOON):  # either it was sent away, or is not read from any more
-                while attachment is not None and attachment.attached:
-                    await asyncio.sleep(0.01)
+            await until(lambda: attachment is None or not attachment.attached)
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
 
@@ -204,12 +203,11 @@ async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
             async with asyncio.timeout(SOON):
-                while trainer.attachment_id not in server.attachments._attachments:
-                    await asyncio.sleep(0.01)
+                await until(lambda: trainer.attachment_id in server.attachments._attachments)
                 attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)
                     await asyncio.sleep(0.05)
-        async with innocent(server):
+        async with bystander(server):
             pass

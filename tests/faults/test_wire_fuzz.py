@@ -1,5 +1,5 @@
 """Invariant: whatever bytes come, the answer is OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED or a status that the RPC
-documents; never INTERNAL, UNKNOWN or a crash; and health and an innocent rollout go on afterwards (F30, F37).
+documents; never INTERNAL, UNKNOWN or a crash; and health and a bystander rollout go on afterwards (F30, F37).
 
 Every method of both services and every kind of frame of Attach and Accept, from the descriptors, so
 that a new one cannot be forgotten. Random bytes, damaged bytes, unknown fields, valid messages with
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from tests.faults.fuzzed import House
+from tests.faults.fuzzed import Deployment
 from tests.faults.fuzzed_streams import LOST, Serverly, Trainerly
 from tests.faults.messages import hostile
 
@@ -53,31 +53,31 @@ QUICK, LONG = 12, 2000
 
 
 @pytest.fixture(scope="module")
-def house():
-    built = House()
+def deployment():
+    built = Deployment()
     built.begin()
     yield built
     built.end()
 
 
 @pytest.fixture(scope="module")
-def trainerly(house):
+def trainerly(deployment):
     async def begin():
-        return Trainerly(house)
+        return Trainerly(deployment)
 
-    built = house.run(begin())
+    built = deployment.run(begin())
     yield built
-    house.run(built.raw.__aexit__())
+    deployment.run(built.raw.__aexit__())
 
 
 @pytest.fixture(scope="module")
-def serverly(house):
+def serverly(deployment):
     async def begin():
-        return Serverly(house)
+        return Serverly(deployment)
 
-    built = house.run(begin())
+    built = deployment.run(begin())
     yield built
-    house.run(built.raw.__aexit__())
+    deployment.run(built.raw.__aexit__())
 
 
 def repeat(test: Any, examples: int) -> None:
@@ -104,33 +104,33 @@ def test_every_method_is_tried_and_says_what_it_answers():
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("service", "name"), UNARY)
-def test_methods(house, service, name, examples):
+def test_methods(deployment, service, name, examples):
     method = METHODS[service, name]
     path = f"/{method.containing_service.full_name}/{name}"
     allowed = ALWAYS | DOCUMENTED[name]
 
     def test(data: Any) -> None:
-        drawn = [hostile(_request(house, name, method), data.draw) for _ in range(data.draw(st.integers(1, 4)))]
-        address = name if name in house.addresses else service
-        calls = [house.call(address, path, one, stream=method.server_streaming) for one in drawn]
-        codes = house.run(_gathered(calls))
+        drawn = [hostile(_request(deployment, name, method), data.draw) for _ in range(data.draw(st.integers(1, 4)))]
+        address = name if name in deployment.addresses else service
+        calls = [deployment.call(address, path, one, stream=method.server_streaming) for one in drawn]
+        codes = deployment.run(_gathered(calls))
         assert set(codes) <= allowed, (codes, drawn)
 
     repeat(test, examples)
-    house.check()
+    deployment.check()
 
 
 async def _gathered(calls: Any) -> list[str]:
     return await asyncio.gather(*calls)
 
 
-def _request(house: House, name: str, method: Any) -> Any:
+def _request(deployment: Deployment, name: str, method: Any) -> Any:
     if name == "Init":
-        return house.request()
+        return deployment.request()
     if name == "Chat":
-        return house.chat()
+        return deployment.chat()
     if name == "Complete":
-        return house.completion()
+        return deployment.completion()
     request = getattr(control_pb2, method.input_type.name)()
     for field in ("rollout_id", "page_token", "cursor"):
         if field in request.DESCRIPTOR.fields_by_name:
@@ -140,27 +140,27 @@ def _request(house: House, name: str, method: Any) -> Any:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("kind", TRAINER_FRAMES)
-def test_frames_of_a_trainer(house, trainerly, kind, examples):
-    _frames(house, trainerly, kind, examples, services_pb2.AttachRequest, DOCUMENTED["Attach"])
+def test_frames_of_a_trainer(deployment, trainerly, kind, examples):
+    _frames(deployment, trainerly, kind, examples, services_pb2.AttachRequest, DOCUMENTED["Attach"])
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("kind", SERVER_FRAMES)
-def test_frames_of_an_agent_server(house, serverly, kind, examples):
-    _frames(house, serverly, kind, examples, services_pb2.AcceptRequest, DOCUMENTED["Accept"])
+def test_frames_of_an_agent_server(deployment, serverly, kind, examples):
+    _frames(deployment, serverly, kind, examples, services_pb2.AcceptRequest, DOCUMENTED["Accept"])
 
 
-def _frames(house: House, side: Any, kind: str, examples: int, request: Any, documented: set[str]) -> None:
+def _frames(deployment: Deployment, side: Any, kind: str, examples: int, request: Any, documented: set[str]) -> None:
     def test(data: Any) -> None:
         drawn = []
         for _ in range(data.draw(st.integers(1, 3))):
-            template = request(frames=[house.run(side.template(kind))])
+            template = request(frames=[deployment.run(side.template(kind))])
             drawn.append(hostile(template, data.draw))
             if kind == "hello":
-                house.run(side.reopen(drawn[-1]))
+                deployment.run(side.reopen(drawn[-1]))
             else:
-                house.run(_sent(side, drawn[-1]))
-                house.run(side.settle(kind))
+                deployment.run(_sent(side, drawn[-1]))
+                deployment.run(side.settle(kind))
             over = side.raw.stream.over
             if side.raw.stream.details == LOST:
                 over = None
@@ -169,7 +169,7 @@ def _frames(house: House, side: Any, kind: str, examples: int, request: Any, doc
             assert side.late <= ALWAYS | documented, (side.late, drawn)
 
     repeat(test, examples)
-    house.check()
+    deployment.check()
 
 
 async def _sent(side: Any, data: bytes) -> None:

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from osmosis_gateway.calls import Calls
-from osmosis_gateway.door import HttpServer, open_door, tokens_of
-from osmosis_gateway.hosted import HostedRollouts
-from osmosis_gateway.routes import Door, add_routes, gateway_app
+from osmosis_gateway.http_server import HttpServer, serve_http, tokens_of
+from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.rollout import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
@@ -158,8 +158,8 @@ def start(stack, serve):
     async def start(*loops, token=None, client=(), bounds=None, **options):
         server = await serve(*loops, **options)
         known = settings(token, **dict(client))
-        door = open_door(server, port=0, settings=known) if bounds is None else _bounded(server, known, bounds)
-        http = await stack.enter_async_context(door)
+        serving = serve_http(server, port=0, settings=known) if bounds is None else _bounded(server, known, bounds)
+        http = await stack.enter_async_context(serving)
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{http.address}", timeout=50, trust_env=False)
         )
@@ -192,12 +192,14 @@ async def trainer(listen):
 
 @asynccontextmanager
 async def _bounded(server, known, bounds):
-    """As open_door, with bounds that a test can wait for."""
+    """As serve_http, with bounds that a test can wait for."""
     async with Calls(known.client) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("test")
-        app.state.rollouts = HostedRollouts(server.engine, trainers.peer)
-        door = Door(tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds)
-        add_routes(app, door)
+        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer)
+        access = HttpAccess(
+            tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds
+        )
+        add_routes(app, access)
         async with HttpServer(app) as http:
             yield http

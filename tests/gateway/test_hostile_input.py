@@ -10,9 +10,9 @@ import tracemalloc
 import pytest
 
 from osmosis_gateway import contract
-from osmosis_gateway.bodies import Bounds
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.routes import Door
+from osmosis_gateway.request_body import Bounds
+from osmosis_gateway.routes import HttpAccess
 from osmosis_grpc.errors import InvalidArgument
 from tests.gateway.conftest import INIT
 
@@ -311,7 +311,7 @@ async def test_bounds_are_counted_to_the_byte(start, trainer):
 
 
 def test_the_usual_bounds():
-    assert Door(max_metadata_bytes=1).bounds == Bounds()
+    assert HttpAccess(max_metadata_bytes=1).bounds == Bounds()
     assert Bounds().size == 64 * MIB
     assert 1 <= Bounds().seconds <= 60
 

@@ -5,20 +5,20 @@ import json
 
 import pytest
 
-from osmosis_gateway.bodies import Bounds
+from osmosis_gateway.request_body import Bounds
 from osmosis_grpc.types import events
 from tests.gateway.legacy_agent import COMPLETED, QUESTION, REPLY
-from tests.gateway.legacy_house import builder, closings, usual  # noqa: F401  # fixtures
+from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_metrics(house):
-    await house.init()
-    await house.old.chat("r1")
+async def test_metrics(deployment):
+    await deployment.init()
+    await deployment.old.chat("r1")
     metrics = {"num_tool_calls": 3, "tool_latency_ms": 12.0, "num_llm_calls": 77, "total_latency_ms": 1.0}
-    await house.old.complete("r1", metrics=metrics)
-    got = (await house.end()).metrics
+    await deployment.old.complete("r1", metrics=metrics)
+    got = (await deployment.end()).metrics
     assert (got.num_tool_calls, got.num_llm_calls) == (3, 1)
     assert got.tool_latency_ms == pytest.approx(12.0)
 
@@ -36,34 +36,34 @@ async def test_metrics(house):
         {"num_tool_calls": 0, "tool_latency_ms": 10**4000},
     ],
 )
-async def test_odd_metrics_count_as_none(house, metrics):
-    await house.init()
-    assert await house.old.complete("r1", metrics=metrics) == 200
-    completion = await house.end()
+async def test_odd_metrics_count_as_none(deployment, metrics):
+    await deployment.init()
+    assert await deployment.old.complete("r1", metrics=metrics) == 200
+    completion = await deployment.end()
     assert (completion.status, completion.metrics.num_tool_calls) == ("COMPLETED", 0)
 
 
-async def test_error_with_messages(house):
-    await house.init()
-    await house.old.chat("r1")
+async def test_error_with_messages(deployment):
+    await deployment.init()
+    await deployment.old.chat("r1")
     told = [*QUESTION, {"role": "assistant", "content": "other"}]
     more = {"error_message": "broken", "final_messages": told, "finish_reason": "tool_error", "extra_fields": {"a": 1}}
-    assert await house.old.complete("r1", "ERROR", **more) == 200
-    completion = await house.end()
+    assert await deployment.old.complete("r1", "ERROR", **more) == 200
+    completion = await deployment.end()
     assert (completion.status, completion.finish_reason) == ("FAILED", "tool_error")
     assert (completion.failure.boundary, completion.failure.message) == ("agent", "broken")
     assert list(completion.messages) == told
     assert dict(completion.extra_fields) == {"a": 1}
 
 
-async def test_error_without_messages(house):
+async def test_error_without_messages(deployment):
     """What the old client reports of an exception: the tool calls are counted from its chats."""
-    await house.init()
-    await house.old.chat("r1")
+    await deployment.init()
+    await deployment.old.chat("r1")
     tool = {"role": "tool", "tool_call_id": "1", "content": "6"}
-    await house.old.chat("r1", [*QUESTION, REPLY, tool, tool])
-    assert await house.old.complete("r1", "ERROR", extra_fields={"a": 1}) == 200
-    completion = await house.end()
+    await deployment.old.chat("r1", [*QUESTION, REPLY, tool, tool])
+    assert await deployment.old.complete("r1", "ERROR", extra_fields={"a": 1}) == 200
+    completion = await deployment.end()
     assert (completion.status, completion.finish_reason, completion.reward) == ("FAILED", "error", None)
     assert (completion.failure.boundary, bool(completion.failure.message)) == ("agent", True)
     assert list(completion.messages) == [*QUESTION, REPLY, tool, tool, REPLY]
@@ -71,21 +71,21 @@ async def test_error_without_messages(house):
     assert completion.metrics.num_tool_calls == 2
 
 
-async def test_the_first_completion_stands(house):
-    await house.init()
-    assert await house.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
-    assert await house.old.complete("r1", "ERROR", error_message="No attempts made") == 200
-    assert await house.old.complete("r1", reward="none") == 200
-    completion = await house.end()
+async def test_the_first_completion_stands(deployment):
+    await deployment.init()
+    assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
+    assert await deployment.old.complete("r1", "ERROR", error_message="No attempts made") == 200
+    assert await deployment.old.complete("r1", reward="none") == 200
+    completion = await deployment.end()
     assert (completion.status, completion.reward, completion.failure) == ("COMPLETED", 1.0, None)
-    assert await house.old.complete("r1", "ERROR", error_message="later") == 200
-    assert (await house.wait()).result_id == completion.result_id
-    kinds = [event.kind async for event in house.client.events("r1")]
+    assert await deployment.old.complete("r1", "ERROR", error_message="later") == 200
+    assert (await deployment.wait()).result_id == completion.result_id
+    kinds = [event.kind async for event in deployment.client.events("r1")]
     assert sum(isinstance(kind, events.Ended) for kind in kinds) == 1
 
 
-async def ends_as_unreadable(house):
-    completion = await house.end()
+async def ends_as_unreadable(deployment):
+    completion = await deployment.end()
     assert (completion.status, completion.failure.boundary, completion.reward) == ("FAILED", "agent", None)
     assert "cannot be read" in completion.failure.message
     return completion.failure.message
@@ -103,12 +103,14 @@ async def ends_as_unreadable(house):
         {"metrics": [1]},
     ],
 )
-async def test_a_completion_of_wrong_types(house, more):
+async def test_a_completion_of_wrong_types(deployment, more):
     """The old server gives up after a 4xx: nothing else comes, and nobody waits for an hour of silence."""
-    await house.init()
-    init = house.old.of("r1")
-    assert (await house.old.post(init, COMPLETED, json={"rollout_id": "r1", "status": "COMPLETED"} | more))[0] == 200
-    assert next(iter(more)) in await ends_as_unreadable(house)
+    await deployment.init()
+    init = deployment.old.of("r1")
+    assert (await deployment.old.post(init, COMPLETED, json={"rollout_id": "r1", "status": "COMPLETED"} | more))[
+        0
+    ] == 200
+    assert next(iter(more)) in await ends_as_unreadable(deployment)
 
 
 @pytest.mark.parametrize(
@@ -123,25 +125,25 @@ async def test_a_completion_of_wrong_types(house, more):
         (b"{}", "text/plain"),
     ],
 )
-async def test_a_completion_that_is_no_json(house, body, media):
-    await house.init()
-    init = house.old.of("r1")
-    assert (await house.old.post(init, COMPLETED, data=body, headers={"Content-Type": media}))[0] == 200
-    await ends_as_unreadable(house)
+async def test_a_completion_that_is_no_json(deployment, body, media):
+    await deployment.init()
+    init = deployment.old.of("r1")
+    assert (await deployment.old.post(init, COMPLETED, data=body, headers={"Content-Type": media}))[0] == 200
+    await ends_as_unreadable(deployment)
 
 
 async def test_a_completion_that_is_too_large(build, monkeypatch):
     monkeypatch.setattr("osmosis_gateway.agent_loop.Bounds", lambda: Bounds(size=1000))
-    house = await build()
-    await house.init()
-    assert await house.old.complete("r1", extra_fields={"a": "x" * 1000}) == 200
-    assert "1000 bytes" in await ends_as_unreadable(house)
+    deployment = await build()
+    await deployment.init()
+    assert await deployment.old.complete("r1", extra_fields={"a": "x" * 1000}) == 200
+    assert "1000 bytes" in await ends_as_unreadable(deployment)
 
 
-async def test_a_completion_that_was_cut_is_none(house):
+async def test_a_completion_that_was_cut_is_none(deployment):
     """Half of it came, then its connection broke: an old client says it again, and that one counts."""
-    await house.init()
-    init = house.old.of("r1")
+    await deployment.init()
+    init = deployment.old.of("r1")
     body = json.dumps({"rollout_id": "r1", "status": "COMPLETED", "reward": 1.0}).encode()
     _, writer = await asyncio.open_connection(*init["server_url"].removeprefix("http://").split(":"))
     head = f"POST {COMPLETED} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {init['api_key']}\r\n"
@@ -150,14 +152,14 @@ async def test_a_completion_that_was_cut_is_none(house):
     await asyncio.sleep(0.05)
     writer.transport.abort()
     await asyncio.sleep(0.1)
-    assert await house.old.complete("r1", reward=1.0) == 200
-    completion = await house.end()
+    assert await deployment.old.complete("r1", reward=1.0) == 200
+    completion = await deployment.end()
     assert (completion.status, completion.reward) == ("COMPLETED", 1.0)
 
 
-async def test_a_completion_with_an_open_chat(house):
+async def test_a_completion_with_an_open_chat(deployment):
     """The agent reports while a chat of its is still open: the chat is sent away."""
-    chat = await house.held()
-    assert await house.old.complete("r1", final_messages=QUESTION) == 200
+    chat = await deployment.held()
+    assert await deployment.old.complete("r1", final_messages=QUESTION) == 200
     assert (await chat)[0] == 410
-    assert (await house.end()).status == "COMPLETED"
+    assert (await deployment.end()).status == "COMPLETED"

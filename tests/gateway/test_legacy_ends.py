@@ -7,7 +7,8 @@ import pytest
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.types import RolloutState
 from tests.gateway.legacy_agent import QUESTION, REPLY, never, plays
-from tests.gateway.legacy_house import builder, closings, until, usual  # noqa: F401  # fixtures
+from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -16,90 +17,90 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_cancelled_while_it_waits(build):
-    house = await build(max_concurrent=1)
-    await house.init("r1")
-    await house.init("r2")
-    chat = asyncio.create_task(house.old.chat("r2"))
+    deployment = await build(max_concurrent=1)
+    await deployment.init("r1")
+    await deployment.init("r2")
+    chat = asyncio.create_task(deployment.old.chat("r2"))
     await asyncio.sleep(0.05)
-    await house.client.cancel("r2", reason="enough")
+    await deployment.client.cancel("r2", reason="enough")
     assert (await chat)[0] == 410
-    await house.gone("r2")
-    assert (await house.end("r2")).status == "CANCELLED"
-    assert (await house.wait("r2")).reward is None
-    assert house.policy.asked == []
-    await house.finish("r1")
+    await deployment.gone("r2")
+    assert (await deployment.end("r2")).status == "CANCELLED"
+    assert (await deployment.wait("r2")).reward is None
+    assert deployment.policy.asked == []
+    await deployment.finish("r1")
 
 
-async def test_cancelled_while_it_runs(house):
-    chat = await house.held()
-    await house.client.cancel("r1")
+async def test_cancelled_while_it_runs(deployment):
+    chat = await deployment.held()
+    await deployment.client.cancel("r1")
     assert (await chat)[0] == 410
-    await house.gone("r1")
-    assert (await house.end()).status == "CANCELLED"
-    assert len(house.policy.asked) == 1
+    await deployment.gone("r1")
+    assert (await deployment.end()).status == "CANCELLED"
+    assert len(deployment.policy.asked) == 1
 
 
-async def test_cancelled_before_its_init_was_answered(house):
+async def test_cancelled_before_its_init_was_answered(deployment):
     go = asyncio.Event()
-    house.old.init_answers.append(house.old.answers(go.wait))
-    init = asyncio.create_task(house.init())
-    await until(lambda: house.old.inits)
-    chat = asyncio.create_task(house.old.chat("r1"))
+    deployment.old.init_answers.append(deployment.old.answers(go.wait))
+    init = asyncio.create_task(deployment.init())
+    await until(lambda: deployment.old.inits)
+    chat = asyncio.create_task(deployment.old.chat("r1"))
     await asyncio.sleep(0.05)
-    await house.client.cancel("r1")
+    await deployment.client.cancel("r1")
     go.set()
     await init
     assert (await chat)[0] == 410
-    await house.gone("r1")
-    assert (await house.end()).status == "CANCELLED"
+    await deployment.gone("r1")
+    assert (await deployment.end()).status == "CANCELLED"
 
 
-async def test_superseded(house):
-    chat = await house.held()
-    second = await house.init(attempt=2)
+async def test_superseded(deployment):
+    chat = await deployment.held()
+    second = await deployment.init(attempt=2)
     assert (second.rollout_id, second.attempt) == ("r1", 2)
-    assert [init["rollout_id"] for init in house.old.inits] == ["r1", "r1~2"]
+    assert [init["rollout_id"] for init in deployment.old.inits] == ["r1", "r1~2"]
     assert (await chat)[0] == 410
-    await house.gone("r1")
-    house.policy.gate.set()
-    status, body = await house.old.chat("r1~2")
+    await deployment.gone("r1")
+    deployment.policy.gate.set()
+    status, body = await deployment.old.chat("r1~2")
     assert (status, body["id"]) == (200, "r1~2")
-    assert (house.policy.asked[-1].rollout_id, house.policy.asked[-1].attempt) == ("r1", 2)
-    assert await house.old.complete("r1~2", reward=0.5) == 200
-    completion = await house.end(attempt=2)
+    assert (deployment.policy.asked[-1].rollout_id, deployment.policy.asked[-1].attempt) == ("r1", 2)
+    assert await deployment.old.complete("r1~2", reward=0.5) == 200
+    completion = await deployment.end(attempt=2)
     assert (completion.attempt, completion.status, completion.reward) == (2, "COMPLETED", 0.5)
-    assert (await house.wait(attempt=1)).finish_reason == "superseded"
+    assert (await deployment.wait(attempt=1)).finish_reason == "superseded"
 
 
-async def test_an_attempt_overtaken_before_its_init_was_answered(house):
+async def test_an_attempt_overtaken_before_its_init_was_answered(deployment):
     go = asyncio.Event()
-    house.old.init_answers.append(house.old.answers(go.wait))
-    first = asyncio.create_task(house.init())
-    await until(lambda: house.old.inits)
-    await house.init(attempt=2)
+    deployment.old.init_answers.append(deployment.old.answers(go.wait))
+    first = asyncio.create_task(deployment.init())
+    await until(lambda: deployment.old.inits)
+    await deployment.init(attempt=2)
     go.set()
     with pytest.raises(CallError, match="attempt 2"):
         await first
-    await house.gone("r1")
-    assert await house.old.complete("r1~2") == 200
-    assert (await house.end(attempt=2)).status == "COMPLETED"
+    await deployment.gone("r1")
+    assert await deployment.old.complete("r1~2") == 200
+    assert (await deployment.end(attempt=2)).status == "COMPLETED"
 
 
 async def test_many_cancelled_at_any_time(build):
     """Whatever a cancel meets, nothing is left."""
-    house = await build(script=plays, max_concurrent=5, max_queued=200)
+    deployment = await build(script=plays, max_concurrent=5, max_queued=200)
 
     async def one(number: int) -> str:
-        init = asyncio.create_task(house.init(f"r{number}"))
+        init = asyncio.create_task(deployment.init(f"r{number}"))
         await asyncio.sleep(number * 0.002)
-        await house.client.cancel(f"r{number}")
+        await deployment.client.cancel(f"r{number}")
         await init
-        return (await house.end(f"r{number}")).status
+        return (await deployment.end(f"r{number}")).status
 
     async with asyncio.timeout(10):
         statuses = await asyncio.gather(*(one(number) for number in range(40)))
     assert set(statuses) <= {"COMPLETED", "CANCELLED"}
-    await until(lambda: all(task.done() for task in house.old.tasks))
+    await until(lambda: all(task.done() for task in deployment.old.tasks))
 
 
 # By time
@@ -107,48 +108,48 @@ async def test_many_cancelled_at_any_time(build):
 
 @pytest.mark.parametrize(("doing", "boundary"), [("chat", "trainer"), ("nothing", "agent"), ("queued", "server")])
 async def test_timed_out(build, doing, boundary):
-    house = await build(max_concurrent=1)
-    house.policy.gate.clear()
+    deployment = await build(max_concurrent=1)
+    deployment.policy.gate.clear()
     if doing == "queued":
-        await house.init("r0")
-    await house.init(agent_timeout=0.25)
-    chat = asyncio.create_task(house.old.chat("r1")) if doing != "nothing" else None
-    completion = await house.end()
+        await deployment.init("r0")
+    await deployment.init(agent_timeout=0.25)
+    chat = asyncio.create_task(deployment.old.chat("r1")) if doing != "nothing" else None
+    completion = await deployment.end()
     if chat is not None:
         # a chat on its way has the deadline of the rollout: its own timeout may come first
         assert (await chat)[0] in (410, 424)
-    await house.gone("r1")
+    await deployment.gone("r1")
     assert (completion.status, completion.finish_reason) == ("DEADLINE_EXCEEDED", "timeout")
     assert (completion.failure.boundary, completion.failure.retryable) == (boundary, True)
     if doing == "queued":
-        await house.finish("r0")
+        await deployment.finish("r0")
 
 
 async def test_an_old_agent_that_is_gone(build):
-    house = await build(hosted={"silence": 0.2})
-    await house.init()
-    assert (await house.old.chat("r1"))[0] == 200
-    await house.old.runner.cleanup()
-    completion = await house.end()
+    deployment = await build(hosted={"silence": 0.2})
+    await deployment.init()
+    assert (await deployment.old.chat("r1"))[0] == 200
+    await deployment.old.runner.cleanup()
+    completion = await deployment.end()
     assert completion.status == "FAILED"
     assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
     assert "silent for 0.2 s" in completion.failure.message
     assert list(completion.messages) == [*QUESTION, REPLY]
-    await house.gone("r1")
+    await deployment.gone("r1")
 
 
 async def test_waiting_is_no_silence(build):
     """Neither for the trainer's reply, nor for a place."""
-    house = await build(hosted={"silence": 0.3}, max_concurrent=1)
-    chat = await house.held()
-    await house.init("r2")
+    deployment = await build(hosted={"silence": 0.3}, max_concurrent=1)
+    chat = await deployment.held()
+    await deployment.init("r2")
     await asyncio.sleep(0.45)
-    assert (await house.client.get("r1")).state is RolloutState.RUNNING
-    house.policy.gate.set()
+    assert (await deployment.client.get("r1")).state is RolloutState.RUNNING
+    deployment.policy.gate.set()
     assert (await chat)[0] == 200
-    await house.finish("r1")
-    assert (await house.old.chat("r2"))[0] == 200
-    await house.finish("r2")
+    await deployment.finish("r1")
+    assert (await deployment.old.chat("r2"))[0] == 200
+    await deployment.finish("r2")
 
 
 # By our server's
@@ -156,16 +157,16 @@ async def test_waiting_is_no_silence(build):
 
 @pytest.mark.parametrize("limit", [0.0, 0.2])
 async def test_our_server_stops(build, limit):
-    house = await build(max_concurrent=1)
-    chats = [await house.held()]
-    await house.init("r2")
-    chats.append(asyncio.create_task(house.old.chat("r2")))
+    deployment = await build(max_concurrent=1)
+    chats = [await deployment.held()]
+    await deployment.init("r2")
+    chats.append(asyncio.create_task(deployment.old.chat("r2")))
     await asyncio.sleep(0.05)
-    waits = [asyncio.create_task(house.end(rollout_id)) for rollout_id in ("r1", "r2")]
-    await house.server.stop(limit)
+    waits = [asyncio.create_task(deployment.end(rollout_id)) for rollout_id in ("r1", "r2")]
+    await deployment.server.stop(limit)
     assert [(await chat)[0] for chat in chats] == [410, 410]
     for rollout_id in ("r1", "r2"):
-        await house.gone(rollout_id)
+        await deployment.gone(rollout_id)
     if limit:
         for completion in await asyncio.gather(*waits):
             assert (completion.status, completion.failure.boundary) == ("FAILED", "server")
@@ -175,26 +176,26 @@ async def test_our_server_stops(build, limit):
     await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def test_our_server_drains_and_the_old_agent_finishes(house):
-    await house.init()
-    stop = asyncio.create_task(house.server.stop(5.0))
+async def test_our_server_drains_and_the_old_agent_finishes(deployment):
+    await deployment.init()
+    stop = asyncio.create_task(deployment.server.stop(5.0))
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable, match="draining"):
-        await house.init("r2")
-    assert house.old.posts == 1
-    assert (await house.old.chat("r1"))[0] == 200
-    assert await house.old.complete("r1") == 200
+        await deployment.init("r2")
+    assert deployment.old.posts == 1
+    assert (await deployment.old.chat("r1"))[0] == 200
+    assert await deployment.old.complete("r1") == 200
     await stop
-    assert (await house.end()).status == "COMPLETED"
+    assert (await deployment.end()).status == "COMPLETED"
 
 
-async def test_our_server_stops_with_an_init_on_its_way(house):
-    house.old.init_answers.append(house.old.answers(never))
-    init = asyncio.create_task(house.init())
-    await until(lambda: house.old.inits)
-    chat = asyncio.create_task(house.old.chat("r1"))
+async def test_our_server_stops_with_an_init_on_its_way(deployment):
+    deployment.old.init_answers.append(deployment.old.answers(never))
+    init = asyncio.create_task(deployment.init())
+    await until(lambda: deployment.old.inits)
+    chat = asyncio.create_task(deployment.old.chat("r1"))
     await asyncio.sleep(0.05)
-    await house.server.__aexit__(None, None, None)
+    await deployment.server.__aexit__(None, None, None)
     with pytest.raises(CallError):
         await init
     assert (await chat)[0] == 410

@@ -7,7 +7,8 @@ import pytest
 from osmosis_grpc.errors import FailedPrecondition, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.types import RolloutState
 from tests.gateway.legacy_agent import QUESTION, REPLY, TOOL, never, plays, says
-from tests.gateway.legacy_house import builder, closings, until, usual  # noqa: F401  # fixtures
+from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -22,8 +23,8 @@ def hurry(monkeypatch):
 
 
 async def test_a_rollout(build):
-    house = await build(script=plays)
-    started = await house.init(
+    deployment = await build(script=plays)
+    started = await deployment.init(
         label="6",
         metadata={"a": 1},
         completion_params={"temperature": 0.5},
@@ -33,11 +34,11 @@ async def test_a_rollout(build):
         idempotency_key="k1",
     )
     assert list(started.tools) == [TOOL]
-    completion = await house.end()
+    completion = await deployment.end()
     assert (completion.status, completion.reward, completion.finish_reason) == ("COMPLETED", 1.0, "stop")
     assert list(completion.messages) == [*QUESTION, REPLY]
     assert completion.samples["main"].trainable
-    [init] = house.old.inits
+    [init] = deployment.old.inits
     assert init.pop("api_key").startswith(init.pop("idempotency_key") + ".")
     assert init.pop("server_url").startswith("http://127.0.0.1:")
     assert init == {
@@ -49,109 +50,111 @@ async def test_a_rollout(build):
         "metadata": {"a": 1, "ground_truth": "6"},
         "tool_server_url": "http://tools:1",
     }
-    [chat] = house.policy.asked
+    [chat] = deployment.policy.asked
     assert dict(chat.params) == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
     assert list(chat.tools) == [TOOL]
-    assert house.old.keys == [None]
+    assert deployment.old.keys == [None]
 
 
 async def test_a_given_name_key_and_public_url(build):
     more = {"name": "mine", "api_key": "secret", "public_url": "http://elsewhere:1/base"}
-    house = await build(hosted=more)
-    await house.init(agent_loop="mine", label="6", metadata={"ground_truth": "7"})
-    init = house.old.of("r1")
-    assert house.old.keys == ["Bearer secret"]
+    deployment = await build(hosted=more)
+    await deployment.init(agent_loop="mine", label="6", metadata={"ground_truth": "7"})
+    init = deployment.old.of("r1")
+    assert deployment.old.keys == ["Bearer secret"]
     assert init["server_url"] == "http://elsewhere:1/base"
     assert init["metadata"] == {"ground_truth": "7"}, "a label does not replace it"
-    await house.client.cancel("r1")
-    await house.wait()
+    await deployment.client.cancel("r1")
+    await deployment.wait()
 
 
-async def test_long_ids(house):
+async def test_long_ids(deployment):
     long, fits = "ü" * 256, "x" * 254
-    await house.init(long)
-    assert (await house.old.chat(long))[0] == 200
-    await house.finish(long)
-    await house.init(fits, attempt=2)
-    await house.old.complete(f"{fits}~2")
-    assert (await house.end(fits, attempt=2)).attempt == 2
-    posts = house.old.posts
+    await deployment.init(long)
+    assert (await deployment.old.chat(long))[0] == 200
+    await deployment.finish(long)
+    await deployment.init(fits, attempt=2)
+    await deployment.old.complete(f"{fits}~2")
+    assert (await deployment.end(fits, attempt=2)).attempt == 2
+    posts = deployment.old.posts
     with pytest.raises(FailedPrecondition, match="256"):
-        await house.init("x" * 255, attempt=2)
-    assert house.old.posts == posts
+        await deployment.init("x" * 255, attempt=2)
+    assert deployment.old.posts == posts
 
 
-async def test_an_id_that_looks_like_another_attempt(house):
+async def test_an_id_that_looks_like_another_attempt(deployment):
     """The key says whose a call is, not the id."""
-    await house.init("r1", attempt=2)
-    await house.init("r1~2")
-    mine, other = house.old.inits
+    await deployment.init("r1", attempt=2)
+    await deployment.init("r1~2")
+    mine, other = deployment.old.inits
     assert mine["rollout_id"] == other["rollout_id"] == "r1~2"
     for init in (mine, other):
-        assert (await house.old.chat_of(init))[0] == 200
-    assert [(chat.rollout_id, chat.attempt) for chat in house.policy.asked] == [("r1", 2), ("r1~2", 1)]
-    assert await house.old.complete_of(other, reward=0.5) == await house.old.complete_of(mine, reward=1.0) == 200
-    assert (await house.end("r1~2")).reward == 0.5
-    assert (await house.end("r1", attempt=2)).reward == 1.0
+        assert (await deployment.old.chat_of(init))[0] == 200
+    assert [(chat.rollout_id, chat.attempt) for chat in deployment.policy.asked] == [("r1", 2), ("r1~2", 1)]
+    assert (
+        await deployment.old.complete_of(other, reward=0.5) == await deployment.old.complete_of(mine, reward=1.0) == 200
+    )
+    assert (await deployment.end("r1~2")).reward == 0.5
+    assert (await deployment.end("r1", attempt=2)).reward == 1.0
 
 
 # When it is posted
 
 
 async def test_a_full_server_posts_nothing(build):
-    house = await build(max_concurrent=1, max_queued=1)
+    deployment = await build(max_concurrent=1, max_queued=1)
     go = asyncio.Event()
-    house.old.init_answers.append(house.old.answers(go.wait, tools=()))
-    first = asyncio.create_task(house.init("r1"))
-    await until(lambda: house.old.posts == 1)
-    await house.init("r2")
+    deployment.old.init_answers.append(deployment.old.answers(go.wait, tools=()))
+    first = asyncio.create_task(deployment.init("r1"))
+    await until(lambda: deployment.old.posts == 1)
+    await deployment.init("r2")
     with pytest.raises(ResourceExhausted) as raised:  # the one on its way holds a place
-        await house.init("r3")
+        await deployment.init("r3")
     assert raised.value.retry_after
     go.set()
     assert list((await first).tools) == []
-    assert house.old.posts == 2
-    await house.finish("r2", "r1")
-    await house.init("r3")
-    await house.finish("r3")
+    assert deployment.old.posts == 2
+    await deployment.finish("r2", "r1")
+    await deployment.init("r3")
+    await deployment.finish("r3")
 
 
-async def test_the_same_init_is_posted_once(house):
-    rows = await asyncio.gather(*(house.init() for _ in range(5)))
+async def test_the_same_init_is_posted_once(deployment):
+    rows = await asyncio.gather(*(deployment.init() for _ in range(5)))
     assert sum(row.started for row in rows) == 1
     assert all(list(row.tools) == [TOOL] for row in rows)
-    await house.finish("r1")
-    assert not (await house.init()).started
-    assert house.old.posts == 1
+    await deployment.finish("r1")
+    assert not (await deployment.init()).started
+    assert deployment.old.posts == 1
 
 
 async def test_calls_are_held_while_the_rollout_waits(build):
-    house = await build(max_concurrent=1)
+    deployment = await build(max_concurrent=1)
     for rollout_id in ("r1", "r2", "r3"):
-        await house.init(rollout_id)
-    chats = [asyncio.create_task(house.old.chat("r2", more)) for more in (QUESTION, [*QUESTION, REPLY, *QUESTION])]
-    assert await house.old.complete("r3", final_messages=QUESTION, reward=0.0) == 200
+        await deployment.init(rollout_id)
+    chats = [asyncio.create_task(deployment.old.chat("r2", more)) for more in (QUESTION, [*QUESTION, REPLY, *QUESTION])]
+    assert await deployment.old.complete("r3", final_messages=QUESTION, reward=0.0) == 200
     await asyncio.sleep(0.2)
-    assert (house.policy.asked, [chat.done() for chat in chats]) == ([], [False, False])
-    assert (await house.client.get("r3")).state is RolloutState.QUEUED
-    await house.finish("r1")
+    assert (deployment.policy.asked, [chat.done() for chat in chats]) == ([], [False, False])
+    assert (await deployment.client.get("r3")).state is RolloutState.QUEUED
+    await deployment.finish("r1")
     assert [(await chat)[0] for chat in chats] == [200, 200]
-    assert (await house.finish("r2")).metrics.num_llm_calls == 2
-    completion = await house.end("r3")
+    assert (await deployment.finish("r2")).metrics.num_llm_calls == 2
+    completion = await deployment.end("r3")
     assert (completion.status, completion.reward) == ("COMPLETED", 0.0)
 
 
-async def test_calls_before_the_init_is_answered(house):
+async def test_calls_before_the_init_is_answered(deployment):
     """The old agent may even be through before its server has answered."""
 
     async def works():
-        house.old.tasks.add(asyncio.create_task(house.old.chat("r1")))
-        assert await house.old.complete("r1", final_messages=QUESTION) == 200
+        deployment.old.tasks.add(asyncio.create_task(deployment.old.chat("r1")))
+        assert await deployment.old.complete("r1", final_messages=QUESTION) == 200
         await asyncio.sleep(0.05)
 
-    house.old.init_answers.append(house.old.answers(works))
-    assert list((await house.init()).tools) == [TOOL]
-    assert (await house.end()).status == "COMPLETED"
+    deployment.old.init_answers.append(deployment.old.answers(works))
+    assert list((await deployment.init()).tools) == [TOOL]
+    assert (await deployment.end()).status == "COMPLETED"
 
 
 # What is made of its answer
@@ -173,18 +176,18 @@ async def test_calls_before_the_init_is_answered(house):
 )
 async def test_an_init_that_is_refused(build, status, error):
     """Asked once: whether and when again is for the trainer to say, whom Retry-After reaches."""
-    house = await build(max_concurrent=1, max_queued=0, hosted={"api_key": "secret-key"})
-    answer = says(status, b"not so: Bearer secret-key", Location=f"{house.old.url}/health", Retry_After="30")
-    house.old.init_answers = [answer]
+    deployment = await build(max_concurrent=1, max_queued=0, hosted={"api_key": "secret-key"})
+    answer = says(status, b"not so: Bearer secret-key", Location=f"{deployment.old.url}/health", Retry_After="30")
+    deployment.old.init_answers = [answer]
     with pytest.raises(error) as raised:
-        await house.init()
+        await deployment.init()
     assert type(raised.value) is error
     assert raised.value.retry_after == (None if error is Internal else 30.0)
     assert str(status) in str(raised.value)
     assert "legacy agent server" in str(raised.value)
     assert "secret-key" not in str(raised.value)
-    assert house.old.posts == 1
-    await house.fine_afterwards()
+    assert deployment.old.posts == 1
+    await deployment.fine_afterwards()
 
 
 @pytest.mark.parametrize(
@@ -204,64 +207,64 @@ async def test_an_init_that_is_refused(build, status, error):
         b'{"tools": false}',
     ],
 )
-async def test_an_init_answered_with_garbage(house, body):
-    house.old.init_answers.append(says(202, body))
+async def test_an_init_answered_with_garbage(deployment, body):
+    deployment.old.init_answers.append(says(202, body))
     with pytest.raises(Internal):
-        await house.init()
-    await house.fine_afterwards()
+        await deployment.init()
+    await deployment.fine_afterwards()
 
 
 @pytest.mark.parametrize("body", [{"rollout_id": "r1"}, {"rollout_id": "r1", "tools": None}])
-async def test_an_answer_without_tools(house, body):
-    house.old.init_answers.append(says(202, body))
-    assert list((await house.init()).tools) == []
-    await house.client.cancel("r1")
-    await house.wait()
+async def test_an_answer_without_tools(deployment, body):
+    deployment.old.init_answers.append(says(202, body))
+    assert list((await deployment.init()).tools) == []
+    await deployment.client.cancel("r1")
+    await deployment.wait()
 
 
-async def test_an_old_server_that_cannot_be_reached(house):
+async def test_an_old_server_that_cannot_be_reached(deployment):
     async def cut(request):
         request.transport.abort()
 
-    house.old.init_answers = [cut]
+    deployment.old.init_answers = [cut]
     with pytest.raises(Unavailable, match="cannot be reached") as raised:
-        await house.init()
+        await deployment.init()
     assert raised.value.retry_after
-    assert house.old.posts == 1
-    await house.fine_afterwards()
-    await house.old.runner.cleanup()
+    assert deployment.old.posts == 1
+    await deployment.fine_afterwards()
+    await deployment.old.runner.cleanup()
     with pytest.raises(Unavailable, match="cannot be reached"):
-        await house.init()
-    assert house.idle()
+        await deployment.init()
+    assert deployment.idle()
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_an_old_server_that_does_not_answer(house):
-    house.old.init_answers.append(house.old.answers(never))
+async def test_an_old_server_that_does_not_answer(deployment):
+    deployment.old.init_answers.append(deployment.old.answers(never))
     with pytest.raises(Unavailable, match=r"did not answer within 0\.2 s") as raised:
-        await house.init()
+        await deployment.init()
     assert raised.value.retry_after
-    await house.gone("r1")
-    await house.fine_afterwards()
+    await deployment.gone("r1")
+    await deployment.fine_afterwards()
 
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("early", [False, True], ids=["later", "before"])
-async def test_an_init_whose_answer_was_lost(house, early):
+async def test_an_init_whose_answer_was_lost(deployment, early):
     """The same Init again begins another agent: the first one is sent away, before and after that."""
-    house.old.init_answers.append(house.old.answers(never))
+    deployment.old.init_answers.append(deployment.old.answers(never))
     with pytest.raises(Unavailable):
-        await house.init()
+        await deployment.init()
     if early:
-        await house.gone("r1")
-    assert (await house.init()).started
-    lost, new = house.old.inits
+        await deployment.gone("r1")
+    assert (await deployment.init()).started
+    lost, new = deployment.old.inits
     assert lost["rollout_id"] == new["rollout_id"] == "r1"
-    assert (await house.old.chat_of(lost))[0] == 410
-    assert await house.old.complete_of(lost, "ERROR") == 200
-    assert (await house.old.chat_of(new))[0] == 200
-    assert await house.old.complete_of(new, reward=1.0) == 200
-    completion = await house.end()
+    assert (await deployment.old.chat_of(lost))[0] == 410
+    assert await deployment.old.complete_of(lost, "ERROR") == 200
+    assert (await deployment.old.chat_of(new))[0] == 200
+    assert await deployment.old.complete_of(new, reward=1.0) == 200
+    completion = await deployment.end()
     assert (completion.status, completion.reward, completion.metrics.num_llm_calls) == ("COMPLETED", 1.0, 1)
 
 

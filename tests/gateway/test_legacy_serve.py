@@ -12,7 +12,7 @@ from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.gateway.legacy_agent import QUESTION, TOOL, OldAgentServer, never, plays, says
-from tests.gateway.legacy_house import SETTINGS, Policy, left_over
+from tests.gateway.legacy_deployment import SETTINGS, Policy, left_over
 from tests.processes import run, serving
 
 

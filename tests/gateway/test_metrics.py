@@ -6,10 +6,10 @@ import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
-from osmosis_gateway.alone import stand_alone
 from osmosis_gateway.app import create_app
-from osmosis_gateway.door import open_door, open_metrics
-from osmosis_gateway.routes import Door, add_metrics, gateway_app
+from osmosis_gateway.http_server import serve_http, serve_metrics
+from osmosis_gateway.routes import HttpAccess, add_metrics, gateway_app
+from osmosis_gateway.standalone import stand_alone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, Security
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -56,7 +56,7 @@ async def test_o3_it_is_not_there_in_public_without_a_token(stack):
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=Security.of(insecure=True))
     )
-    http = await stack.enter_async_context(open_door(server, host="0.0.0.0", port=0))
+    http = await stack.enter_async_context(serve_http(server, host="0.0.0.0", port=0))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http.port}", trust_env=False) as client:
         answer = await client.get(METRICS)
         assert (answer.status_code, "no token" in answer.json()["detail"]) == (404, True)
@@ -103,7 +103,7 @@ async def test_o3_a_port_of_its_own_is_on_loopback_and_asks_nobody(stack):
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=security)
     )
-    http = await stack.enter_async_context(open_metrics(server, host="0.0.0.0"))
+    http = await stack.enter_async_context(serve_metrics(server, host="0.0.0.0"))
     assert http.address.startswith("127.0.0.1:")
     async with httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False) as client:
         answer = await client.get(METRICS)
@@ -125,7 +125,7 @@ async def test_o3_without_the_library_the_answer_names_the_extra(monkeypatch):
 
     app = gateway_app("test")
     app.state.metrics = Nothing()
-    add_metrics(app, Door(max_metadata_bytes=0, loopback=True))
+    add_metrics(app, HttpAccess(max_metadata_bytes=0, loopback=True))
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
     answer = await client.get(METRICS)
     assert answer.status_code == 501

@@ -1,4 +1,4 @@
-"""serve's HTTP door: the flags, the ready record, the port."""
+"""serve's HTTP server: the flags, the ready record, the port."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     code = (
         "import sys; from osmosis_grpc.settings import RolloutServerSettings as Settings;"
         "Settings.model_fields['http_port'].default = int(sys.argv.pop(1)); Settings.model_rebuild(force=True);"
-        "from osmosis_grpc.serve.entry import run, single;"
+        "from osmosis_grpc.serve.entrypoint import run, single;"
         "sys.exit(run(lambda: single('serve', 'osmosis_grpc.serve.command', 'serve')))"
     )
     with socket.socket() as busy:

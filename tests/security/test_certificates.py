@@ -9,7 +9,7 @@ import grpc
 import httpx
 import pytest
 
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.credentials import channel
@@ -20,21 +20,22 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus
 from tests.security.conftest import TOKEN
+from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 QUICK = EngineConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
 PATIENCE = 20.0
-DOORS = ("gRPC", "HTTPS")
+PROTOCOLS = ("gRPC", "HTTPS")
 
 
 @asynccontextmanager
-async def opened(tls: ServerTls, door: str):
-    """A server behind one of its doors: whether a caller gets in, by its TLS."""
+async def opened(tls: ServerTls, protocol: str):
+    """A server that listens with one protocol: whether a caller is accepted, by its TLS."""
     async with AgentServer([CalculatorAgent()], port=0, security=Security(tls=tls)) as server:
-        if door == "gRPC":
+        if protocol == "gRPC":
             yield lambda client: grpc_opens(server.address, client)
             return
-        async with open_door(server, port=0) as http:
+        async with serve_http(server, port=0) as http:
             yield lambda client: https_opens(http.address, client)
 
 
@@ -59,25 +60,25 @@ async def https_opens(address: str, tls: ClientTls | None) -> bool:
         return answer.status_code == 200
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_server_is_believed_by_its_ca_and_name(files, stranger, door):
-    async with opened(files.server(), door) as opens:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_server_is_believed_by_its_ca_and_name(files, stranger, protocol):
+    async with opened(files.server(), protocol) as opens:
         assert await opens(files.client())
         assert await opens(files.client(ca=stranger.ca)) is False
         assert await opens(ClientTls()) is False, "the public CAs did not sign it"
         assert await opens(None) is False
-        if door == "gRPC":
+        if protocol == "gRPC":
             assert await opens(files.client(server_name="localhost"))
             assert await opens(files.client(server_name="elsewhere.example")) is False
-    async with opened(files.server("expired"), door) as opens:
+    async with opened(files.server("expired"), protocol) as opens:
         assert await opens(files.client()) is False
-    async with opened(files.server("client"), door) as opens:
+    async with opened(files.server("client"), protocol) as opens:
         assert await opens(files.client()) is False, "another name is in it"
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_callers_need_a_certificate_of_the_ca(files, stranger, door):
-    async with opened(files.server(client_ca=files.ca), door) as opens:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_callers_need_a_certificate_of_the_ca(files, stranger, protocol):
+    async with opened(files.server(client_ca=files.ca), protocol) as opens:
         assert await opens(files.client("client"))
         assert await opens(files.client()) is False
         assert await opens(files.client("expired")) is False
@@ -85,13 +86,16 @@ async def test_callers_need_a_certificate_of_the_ca(files, stranger, door):
         assert await opens(theirs) is False
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_where_both_are_asked_for_both_are_needed(files, door):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_where_both_are_asked_for_both_are_needed(files, protocol):
     security = Security.of(TOKEN, files.server(client_ca=files.ca))
-    async with AgentServer([CalculatorAgent()], port=0, security=security) as server, open_door(server, port=0) as http:
+    async with (
+        AgentServer([CalculatorAgent()], port=0, security=security) as server,
+        serve_http(server, port=0) as http,
+    ):
 
         async def opens(tls: ClientTls, token: str) -> bool:
-            if door == "HTTPS":
+            if protocol == "HTTPS":
                 shown = {"authorization": f"Bearer {token}"}
                 async with httpx.AsyncClient(verify=client_context(tls), trust_env=False, headers=shown) as client:
                     return (await client.get(f"https://{http.address}/openapi.json")).status_code == 200
@@ -114,7 +118,7 @@ async def test_https_health_needs_no_certificate(files):
     security = Security(tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security) as server,
-        open_door(server, port=0) as http,
+        serve_http(server, port=0) as http,
         httpx.AsyncClient(
             base_url=f"https://{http.address}", verify=client_context(files.client()), trust_env=False
         ) as client,
@@ -124,11 +128,11 @@ async def test_https_health_needs_no_certificate(files):
             assert (await client.get(path)).status_code == 401
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_files_are_replaced_while_the_server_runs(fresh, stranger, door, caplog):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_files_are_replaced_while_the_server_runs(fresh, stranger, protocol, caplog):
     caplog.set_level(logging.INFO)
     mine, theirs = fresh.client(), fresh.client(ca=stranger.ca)
-    async with opened(fresh.server(), door) as opens:
+    async with opened(fresh.server(), protocol) as opens:
         assert (await opens(mine), await opens(theirs)) == (True, False)
         fresh.issue("server", "127.0.0.1", by=stranger)
         assert (await opens(mine), await opens(theirs)) == (False, True)
@@ -143,8 +147,8 @@ async def test_files_are_replaced_while_the_server_runs(fresh, stranger, door, c
     assert "PRIVATE KEY" not in caplog.text
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger, door):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger, protocol):
     mine = fresh.client("client")
     theirs = ClientTls(ca=fresh.ca, cert=stranger.folder / "client.pem", key=stranger.folder / "client.key")
     accepted = fresh.folder / "callers.pem"
@@ -155,7 +159,7 @@ async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger,
     ):
         if not accepted.exists():
             accepted.write_text(text)
-            opening = opened(fresh.server(client_ca=accepted), door)
+            opening = opened(fresh.server(client_ca=accepted), protocol)
             opens = await opening.__aenter__()
         accepted.write_text(text)
         assert (await opens(mine), await opens(theirs)) == ends
@@ -182,7 +186,7 @@ async def test_a_certificate_is_an_owner(files, name):
     security = Security(tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security, config=QUICK) as server,
-        open_door(server, port=0) as http,
+        serve_http(server, port=0) as http,
         RolloutClient(server.address, tls=files.client(name)) as client,
         httpx.AsyncClient(
             base_url=f"https://{http.address}", verify=client_context(files.client(name)), trust_env=False
@@ -208,9 +212,7 @@ async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
         ):
             caplog.clear()
             async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
-                async with asyncio.timeout(PATIENCE):
-                    while problem not in caplog.text:
-                        await asyncio.sleep(0.01)
+                await until(lambda: problem in caplog.text)
             assert trainer.servers == []
             assert TOKEN not in caplog.text
         access = Access(token=TOKEN, tls=files.client("client"))

@@ -5,9 +5,9 @@ import re
 import httpx
 import pytest
 
-from osmosis_gateway.alone import stand_alone
 from osmosis_gateway.app import create_app
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
+from osmosis_gateway.standalone import stand_alone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import Access, AgentServer, Security
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -31,7 +31,7 @@ ODD = (
 
 
 @pytest.fixture(params=["serve", "alone", "create_app"])
-async def house(request, stack):
+async def deployment(request, stack):
     """An application with tokens, and a client of it."""
     if request.param == "create_app":
         app = create_app(CalculatorAgent(), settings=SETTINGS)
@@ -44,7 +44,7 @@ async def house(request, stack):
         shown = {"security": Security.of(TOKENS), "access": Access(token=SECOND)}
         http, _ = await stack.enter_async_context(stand_alone(server.address, port=0, callback_port=0, **shown))
     else:
-        http = await stack.enter_async_context(open_door(server, port=0))
+        http = await stack.enter_async_context(serve_http(server, port=0))
     client = httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False)
     return http._app, await stack.enter_async_context(client)
 
@@ -57,8 +57,8 @@ def routes(app):
     return {(method, route.path) for route in app.routes for method in route.methods}
 
 
-async def test_every_route_asks_everybody(house):
-    app, client = house
+async def test_every_route_asks_everybody(deployment):
+    app, client = deployment
     guarded = {"/v1/rollout/init", "/platform/health", "/openapi.json", "/metrics"}
     assert {path for _, path in routes(app)} == {"/health", *guarded}
     asked = [row for row in routes(app) if row[1] != "/health"] + [("GET", path) for path in ODD]
@@ -75,8 +75,8 @@ async def test_every_route_asks_everybody(house):
 
 
 @pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])
-async def test_a_refused_caller_is_a_line_in_the_log(house, caplog, shown, reason):
-    _, client = house
+async def test_a_refused_caller_is_a_line_in_the_log(deployment, caplog, shown, reason):
+    _, client = deployment
     assert (await client.get("/openapi.json", headers=showing(shown))).status_code == 401
     assert (await client.get("/openapi.json", headers=showing(shown))).status_code == 401
     lines = [record.getMessage() for record in caplog.records if "refuses caller" in record.getMessage()]
@@ -84,8 +84,8 @@ async def test_a_refused_caller_is_a_line_in_the_log(house, caplog, shown, reaso
     assert shown is None or shown not in caplog.text
 
 
-async def test_health_is_open(house):
-    _, client = house
+async def test_health_is_open(deployment):
+    _, client = deployment
     for shown in (*WRONG.values(), *RIGHT.values()):
         answer = await client.get("/health", headers=showing(shown))
         assert (answer.status_code, answer.json()["status"]) == (200, "healthy")

@@ -6,7 +6,7 @@ import grpc
 import httpx
 import pytest
 
-from osmosis_gateway.door import open_door
+from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound
 from osmosis_grpc.policies import ToolCallingMock
@@ -39,7 +39,7 @@ class Waiter(RolloutAgentLoop):
 
 
 @pytest.fixture
-async def house(stack):
+async def deployment(stack):
     """A server with a rollout of the first token's, and everybody's clients."""
     agent = Waiter()
     server = await stack.enter_async_context(AgentServer([agent], port=0, security=Security.of(TOKENS)))
@@ -56,8 +56,8 @@ async def rows(client):
     return [row.rollout_id async for row in client.rollouts()]
 
 
-async def test_to_others_it_is_not_there(house):
-    _, agent, trainer, (owner, _, other) = house
+async def test_to_others_it_is_not_there(deployment):
+    _, agent, trainer, (owner, _, other) = deployment
     with pytest.raises(AlreadyExists):
         await other.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
     with pytest.raises(AlreadyExists):
@@ -83,8 +83,8 @@ async def test_to_others_it_is_not_there(house):
     assert (await asyncio.wait_for(trainer.completion("r"), PATIENCE)).status is CompletionStatus.COMPLETED
 
 
-async def test_a_rotated_token_keeps_its_rollouts(house):
-    _, _, trainer, (owner, rotated, _) = house
+async def test_a_rotated_token_keeps_its_rollouts(deployment):
+    _, _, trainer, (owner, rotated, _) = deployment
     again = await rotated.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(state=b"re-pointed"))
     assert not again.started
     assert await rows(rotated) == await rows(owner) == ["r"]
@@ -92,9 +92,9 @@ async def test_a_rotated_token_keeps_its_rollouts(house):
     assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED
 
 
-async def test_http_callers_are_owners_as_well(house, stack):
-    server, _, trainer, (owner, _, other) = house
-    http = await stack.enter_async_context(open_door(server, port=0))
+async def test_http_callers_are_owners_as_well(deployment, stack):
+    server, _, trainer, (owner, _, other) = deployment
+    http = await stack.enter_async_context(serve_http(server, port=0))
     client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False))
     body = {"server_url": f"http://{trainer.address}", "messages": QUESTION, "completion_params": {}}
 
@@ -111,8 +111,8 @@ async def test_http_callers_are_owners_as_well(house, stack):
     assert await rows(owner) == ["r"]
 
 
-async def test_an_attachment_is_its_credentials(house):
-    server, *_ = house
+async def test_an_attachment_is_its_credentials(deployment):
+    server, *_ = deployment
 
     def opened(trainer, token):
         call = trainer._channel.stream_stream(ATTACH, None, trainer._answer)(
@@ -135,8 +135,8 @@ async def test_an_attachment_is_its_credentials(house):
         await third.cut()
 
 
-async def test_over_attachments_rollouts_are_their_owners(house):
-    server, agent, _, (owner, _, other) = house
+async def test_over_attachments_rollouts_are_their_owners(deployment):
+    server, agent, _, (owner, _, other) = deployment
     async with attach([server.address], ToolCallingMock(), token=SECOND) as trainer:
         with pytest.raises(AlreadyExists):
             await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
@@ -239,7 +239,7 @@ async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authent
 async def test_a_url_as_callback_is_for_who_has_shown_a_token(stack):
     for security, allowed in ((Security.of(TOKEN), True), (Security(), False)):
         server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
-        await stack.enter_async_context(open_door(server, port=0))
+        await stack.enter_async_context(serve_http(server, port=0))
         client = RolloutClient(server.address, token=TOKEN if allowed else "")
         await stack.enter_async_context(client)
         try:

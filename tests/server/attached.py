@@ -36,7 +36,7 @@ async def asked(trainer: RawTrainer, rollout_id: str, count: int, name: str = "a
     await trainer.barrier()
 
 
-def innocent_watcher(server: Any) -> Any:
+def bystander_watcher(server: Any) -> Any:
     """Another trainer of the same owner, who looks on."""
 
     class Watcher(RawTrainer):

@@ -243,7 +243,7 @@ class RawTrainer:
 
 
 @asynccontextmanager
-async def innocent(server: Any, rollout_id: str = "innocent"):
+async def bystander(server: Any, rollout_id: str = "bystander"):
     """Another trainer with a rollout in progress, which goes on and completes afterwards, on the same stream."""
     async with RawTrainer(server.address) as other:
         stream = await other.attach()
@@ -336,7 +336,7 @@ def unknown_chat(chat: trainer_pb2.ChatRequest) -> error_pb2.Status:
     return status
 
 
-class Door(services_pb2_grpc.TrainerServiceServicer):
+class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out: their streams, to be read by the test."""
 
     def __init__(self) -> None:
@@ -357,9 +357,9 @@ class _Accepted(RawStream):
 
 
 @asynccontextmanager
-async def door():
+async def accepting_trainer():
     """A trainer that agent servers dial."""
-    servicer, server = Door(), grpc.aio.server()
+    servicer, server = AcceptServicer(), grpc.aio.server()
     services_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -5,8 +5,9 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.link import stream as link_stream
-from tests.server.attached import innocent_watcher, kinds_until
+from tests.server.attached import bystander_watcher, kinds_until
 from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
+from tests.waiting import until
 
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
 
@@ -44,7 +45,7 @@ async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(ser
 
 async def test_rollouts_end_when_their_trainer_stays_away_and_are_told_when_it_comes(serve):
     server = await serve(Talk(), trainer_grace=0.3)
-    async with innocent_watcher(server) as watcher, RawTrainer(server.address) as trainer:
+    async with bystander_watcher(server) as watcher, RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r", turns=2)
         await trainer.answer(await trainer.chat(), "one")
@@ -85,9 +86,7 @@ async def test_a_completion_whose_trainer_never_comes_expires(serve):
         await trainer.answer(await trainer.chat())
         await trainer.completion()
         await trainer.stream.cut()
-        async with asyncio.timeout(1.5):
-            while not server.engine.capacity().expired:
-                await asyncio.sleep(0.02)
+        await until(lambda: server.engine.capacity().expired, timeout=1.5)
     assert server.engine.capacity().undelivered == 0
 
 

@@ -1,4 +1,4 @@
-"""What ends an attachment and what is answered singly, sent by a raw trainer beside an innocent one."""
+"""What ends an attachment and what is answered singly, sent by a raw trainer beside a bystander one."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from tests.server.raw_trainer import (
     SOON,
     RawTrainer,
     Talk,
+    accepting_trainer,
+    bystander,
     cancel,
     chat_reply,
     details,
-    door,
     field_of,
     init,
-    innocent,
     recorded,
     reply,
     subscribe,
@@ -75,7 +75,7 @@ NO_HELLO: dict[str, tuple[Sent, str, str]] = {
 async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answered(serve, what):
     server = await serve(Talk())
     send, code, field = NO_HELLO[what]
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = trainer.open()
         await stream.send_bytes(send(trainer))
         assert await stream.ended() == code, stream.details
@@ -124,7 +124,7 @@ async def test_a_trainer_that_says_nothing_is_sent_away(serve, monkeypatch):
 
 async def test_a_form_of_histories_that_is_none_is_refused_and_leaves_nothing_behind(serve):
     server = await serve(Talk(), max_concurrent=6, max_queued=0)
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = trainer.open()
         await stream.send(trainer.hello(history=99))
         assert await stream.ended() == "INVALID_ARGUMENT"
@@ -171,7 +171,7 @@ AFTER_HELLO: dict[str, tuple[Sent, str]] = {
 async def test_a_mistake_that_ends_an_attachment_names_itself_and_harms_no_rollout(serve, what):
     server = await serve(Talk())
     send, field = AFTER_HELLO[what]
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("mine", turns=2)
         asked = await trainer.chat()
@@ -195,7 +195,7 @@ async def test_exactly_4096_frames_are_taken(serve):
 
 async def test_an_init_beyond_every_window_ends_the_attachment_and_no_rollout(serve):
     server = await serve(Talk(), max_concurrent=3, max_queued=1)
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         assert stream.all("hello")[0].max_open_rollouts == 2
         for name in ("one", "two"):
@@ -212,17 +212,17 @@ async def test_an_init_that_crossed_a_lowering_is_answered_singly(serve):
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         assert stream.all("hello")[0].max_open_rollouts == 2
-        await trainer.start("innocent-too")
-        async with innocent(server):
+        await trainer.start("bystander-too")
+        async with bystander(server):
             assert (await stream.next("window")).max_open_rollouts == 1
             await trainer.send(init("crossed"))
             refused = await stream.next("init_reply")
             assert (refused.rollout_id, refused.status.code) == ("crossed", EXHAUSTED)
             assert details(refused.status, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
-            await trainer.send(init("innocent-too"))
+            await trainer.send(init("bystander-too"))
             assert not (await stream.next("init_reply")).response.started, "what is open already is beyond nothing"
         assert (await stream.next("window")).max_open_rollouts == 2
-        assert (await trainer.finish()).rollout_id == "innocent-too"
+        assert (await trainer.finish()).rollout_id == "bystander-too"
         assert stream.over is None
 
 
@@ -252,7 +252,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
 async def test_a_malformed_init_is_answered_singly_naming_the_field(serve, what):
     fields, field = MALFORMED[what]
     server = await serve(Talk(), max_metadata_bytes=1000)
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         request = {"rollout_id": "bad", "agent_loop": "talk", "metadata_json": '{"turns": 1}'} | fields
         await trainer.send(attach_pb2.TrainerFrame(init=rollout_pb2.InitRequest(**request)), init("good"))
@@ -264,7 +264,7 @@ async def test_a_malformed_init_is_answered_singly_naming_the_field(serve, what)
 
 async def test_an_init_of_an_unknown_agent_loop_is_answered_singly(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.send(init("bad", agent_loop="nobody's"))
         refused = await stream.next("init_reply")
@@ -275,7 +275,7 @@ async def test_an_init_of_an_unknown_agent_loop_is_answered_singly(serve):
 
 async def test_an_unknown_rollout_is_answered_singly(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.send(cancel("c", rollout_id="unknown"), cancel("nothing"), cancel("bad", rollout_id="a/b"))
         row = (await stream.next("cancel_reply")).response.results[0]
@@ -283,7 +283,7 @@ async def test_an_unknown_rollout_is_answered_singly(serve):
         for name, field in (("nothing", "selection"), ("bad", "rollout_id")):
             refused = await stream.next("cancel_reply")
             assert (refused.id, refused.status.code, field_of(refused.status)) == (name, INVALID, field)
-        await trainer.send(subscribe("s", "unknown"), subscribe("t", "innocent", cursor="x"))
+        await trainer.send(subscribe("s", "unknown"), subscribe("t", "bystander", cursor="x"))
         told = {row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))}
         assert (told["s"].code, told["t"].code) == (NOT_FOUND, INVALID)
         assert details(told["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
@@ -293,7 +293,7 @@ async def test_an_unknown_rollout_is_answered_singly(serve):
 
 async def test_what_answers_nothing_is_ignored(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         completion = rollout_pb2.Completion(rollout_id="unknown", attempt=1, result_id="unknown")
         await trainer.send(recorded(completion), attach_pb2.TrainerFrame(unsubscribe={"id": "unknown"}))
@@ -302,7 +302,7 @@ async def test_what_answers_nothing_is_ignored(serve):
 
 async def test_a_delta_on_an_unknown_chat_is_sent_again_in_full(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach(max_open_chats=1)
         await trainer.start("r", turns=3)
         await trainer.answer(await trainer.chat(), "one")
@@ -321,7 +321,7 @@ async def test_a_delta_on_an_unknown_chat_is_sent_again_in_full(serve):
 
 async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_chat(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r")
         await trainer.answer_all_with(lambda chat: chat_reply(chat, status=unknown_chat(chat)))
@@ -355,7 +355,7 @@ BAD_REPLIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", BAD_REPLIES)
 async def test_a_bad_answer_to_a_chat_fails_that_rollout_and_no_other(serve, what):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r")
         await trainer.send(chat_reply(await trainer.chat(), **BAD_REPLIES[what]))
@@ -367,7 +367,7 @@ async def test_a_bad_answer_to_a_chat_fails_that_rollout_and_no_other(serve, wha
 
 async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r")
         chat = await trainer.chat()
@@ -382,7 +382,7 @@ async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
 
 async def test_a_chat_answered_twice_takes_the_first_answer(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r", turns=2)
         chat = await trainer.chat()
@@ -396,7 +396,7 @@ async def test_a_chat_answered_twice_takes_the_first_answer(serve):
 
 async def test_nobody_answers_the_chats_of_another_attachment(serve):
     server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer, innocent(server) as other:
+    async with RawTrainer(server.address) as trainer, bystander(server) as other:
         await trainer.attach()
         asked = other.stream.all("chat")[0]
         await trainer.send(chat_reply(asked, response=reply("not from me")))
@@ -407,7 +407,7 @@ async def test_nobody_answers_the_chats_of_another_attachment(serve):
 
 async def test_an_init_after_drain_is_answered_singly(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("before", turns=2)
         await server.drain()
@@ -428,7 +428,7 @@ async def test_an_init_after_drain_is_answered_singly(serve):
 
 
 async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
-    async with door() as (streams, target):
+    async with accepting_trainer() as (streams, target):
         server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
         dialled = await streams.streams.get()
         assert (await dialled.next("hello")).attachment_id == "", "the server speaks first"
@@ -452,7 +452,7 @@ async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
 
 
 async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
-    async with door() as (streams, target):
+    async with accepting_trainer() as (streams, target):
         server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
         dialled = await streams.streams.get()
         async with RawTrainer(server.address) as trainer:

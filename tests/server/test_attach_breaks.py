@@ -6,8 +6,8 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2
 from osmosis_grpc.server import attachment as server_attachment
-from tests.server.attached import asked, innocent_watcher, key, plays
-from tests.server.raw_trainer import RawTrainer, Talk, Wide, chat_reply, innocent, recorded
+from tests.server.attached import asked, bystander_watcher, key, plays
+from tests.server.raw_trainer import RawTrainer, Talk, Wide, bystander, chat_reply, recorded
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 
@@ -45,7 +45,7 @@ async def test_an_agent_goes_on_between_two_streams(serve):
         return ctx.complete([(await ctx.chat(ctx.request.messages)).message])
 
     server = await serve(plays(run))
-    async with innocent_watcher(server) as watcher, RawTrainer(server.address) as trainer:
+    async with bystander_watcher(server) as watcher, RawTrainer(server.address) as trainer:
         await trainer.attach()
         await trainer.start("r")
         await trainer.stream.cut()
@@ -58,7 +58,7 @@ async def test_an_agent_goes_on_between_two_streams(serve):
 
 async def test_a_second_stream_replaces_the_first(serve):
     server = await serve(Talk())
-    async with innocent(server), RawTrainer(server.address) as trainer:
+    async with bystander(server), RawTrainer(server.address) as trainer:
         first = await trainer.attach()
         await trainer.start("over")
         await trainer.answer(await trainer.chat())

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2
 from tests.server.attached import key, texts
-from tests.server.raw_trainer import RawTrainer, Talk, cancel, chat_reply, init, innocent, reply
+from tests.server.raw_trainer import RawTrainer, Talk, bystander, cancel, chat_reply, init, reply
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 
@@ -164,7 +164,7 @@ async def test_open_rollouts_that_are_unknown_are_named(serve):
 
 async def test_cancels_by_id_by_group_and_of_all(serve):
     server = await serve(Talk())
-    async with innocent(server) as other, RawTrainer(server.address) as trainer:
+    async with bystander(server) as other, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         for name, group in (("a", "g"), ("b", "g"), ("c", "h")):
             await trainer.start(name, group=rollout_pb2.Group(id=group))

@@ -7,19 +7,19 @@ import signal
 
 import pytest
 
-from osmosis_gateway.door import HttpServer
 from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay
 from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.validator import validate_agent_loop
-from osmosis_grpc.cli.aside import run_aside
+from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.policies.threads import DaemonThreads
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from tests.processes import run
-from tests.supervise.house import PATIENCE, SlowTools, Talk
+from tests.supervise.deployment import PATIENCE, SlowTools, Talk
 
 
 async def tool_call(h, fail):
@@ -54,7 +54,7 @@ async def run_in_a_thread(h, fail):
 
     fail()
     with pytest.raises(OSError, match="injected"):
-        await asyncio.to_thread(run_aside, main)
+        await asyncio.to_thread(run_in_daemon_thread, main)
 
 
 async def pulse(h, fail):
@@ -134,7 +134,7 @@ SCENARIOS = {
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
     "cli.pulse": pulse,
-    "cli.run_aside": run_in_a_thread,
+    "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.await_head": await_head,
     "gateway.relay_chat": relay_chat,

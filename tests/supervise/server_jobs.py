@@ -13,7 +13,7 @@ from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import CompletionStatus
 from tests.server.raw_trainer import init
-from tests.supervise.house import PATIENCE, USER, SlowTools, Talk
+from tests.supervise.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame
 

@@ -13,7 +13,7 @@ import osmosis_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
 from tests.supervise import process_jobs, server_jobs
-from tests.supervise.house import house
+from tests.supervise.deployment import deployment
 from tests.trainer import test_supervised as trainer_jobs
 
 for package in (osmosis_grpc, osmosis_gateway):
@@ -36,7 +36,7 @@ async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, c
 
     job = JOBS[name]
     supervise.failures.clear()
-    async with house(tmp_path / "state") as h:
+    async with deployment(tmp_path / "state") as h:
         before = h
         await SCENARIOS[name](h, fail)
         if name in process_jobs.ELSEWHERE:

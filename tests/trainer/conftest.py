@@ -9,18 +9,12 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
-from tests.trainer.house import House, Policy
+from tests.trainer.deployment import Deployment, Policy
+from tests.waiting import until
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 PATIENCE = 10.0
 """Seconds after which something that should happen is taken not to happen."""
-
-
-async def until(condition):
-    """Wait until something is true."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def reply(request):
@@ -109,6 +103,6 @@ def listening(policy, stack):
     async def start(*targets, **options):
         trainer = attach(targets, policy, listen_on="127.0.0.1:0", **options)
         await stack.enter_async_context(trainer)
-        return House(trainer, stack)
+        return Deployment(trainer, stack)
 
     return start

@@ -1,4 +1,4 @@
-"""Generated agent loops: what they pass to ctx.chat, what a trainer must see of it, and three doors to one agent.
+"""Generated agent loops: what they pass to ctx.chat, what a trainer must see of it, and three transports to one agent.
 
 A plan is a list of steps that an agent follows, keeping a history per sample. It writes down
 what it passed with every chat, so that what a policy was asked can be compared with it.
@@ -18,7 +18,7 @@ from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -35,7 +35,7 @@ class Ask:
     sample: str
     new: tuple[str, ...]
     judge: bool = False
-    own_tools: bool = False
+    tools_overridden: bool = False
     temperature: float | None = None
 
 
@@ -69,7 +69,7 @@ ASKS = st.builds(
     st.sampled_from(SAMPLES),
     st.lists(st.sampled_from(["x", "y", "z"]), max_size=2).map(tuple),
     judge=st.sampled_from([False, False, False, True]),
-    own_tools=st.sampled_from([False, False, True]),
+    tools_overridden=st.sampled_from([False, False, True]),
     temperature=st.sampled_from([None, None, 0.5]),
 )
 ALONE = st.one_of(
@@ -109,7 +109,7 @@ class Planned(RolloutAgentLoop):
         async def chat(ask, history):
             number = asked[ask.sample] = asked.get(ask.sample, 0) + 1
             passed[ask.sample, number] = (copy.deepcopy(history), ask)
-            more = {"tools": OWN} if ask.own_tools else {}
+            more = {"tools": OWN} if ask.tools_overridden else {}
             if ask.temperature is not None:
                 more["temperature"] = ask.temperature
             got = await ctx.chat(history, sample=ask.sample, purpose=JUDGE if ask.judge else POLICY, **more)
@@ -136,7 +136,7 @@ class Planned(RolloutAgentLoop):
 
 
 class Sampler:
-    """A policy, the same at every door: few different replies, and now and then something odd with the tokens."""
+    """A policy, the same at every transport: few different replies, and now and then something odd with the tokens."""
 
     def __init__(self):
         self.odd, self.asked, self.replies, self.waits = {}, {}, {}, ()
@@ -182,14 +182,14 @@ class Sampler:
         return made
 
 
-class Forgetful(ChatBook):
+class Forgetful(ChatCache):
     """A book that says of some chats that it does not know what they continue."""
 
     forgets = frozenset()
 
     def chat(self, request, now):
         key = (request.sample, request.number)
-        if request.continues and not request.covered and request.number in self.forgets and key not in self._told:
+        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self._told:
             self._told.add(key)
             raise UnknownChat(request.sample, request.continues)
         return super().chat(request, now)
@@ -198,7 +198,7 @@ class Forgetful(ChatBook):
 
 
 @dataclass
-class Door:
+class Transport:
     """One way to the agent, with the agent and the policy behind it."""
 
     agent: Planned
@@ -207,11 +207,11 @@ class Door:
     seen: dict = field(default_factory=dict)
 
 
-async def open_doors(stack: AsyncExitStack):
+async def open_transports(stack: AsyncExitStack):
     """Callback with full histories, callback with deltas, and an attachment."""
     enter = stack.enter_async_context
     config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
-    doors = {}
+    transports = {}
     for name, delta in (("callback", False), ("callback with deltas", True)):
         agent, sampler = Planned(), Sampler()
         server = await enter(AgentServer([agent], port=0, config=config))
@@ -221,19 +221,19 @@ async def open_doors(stack: AsyncExitStack):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
             return await trainer.completion(request.rollout_id, PATIENCE)
 
-        trainer._book.__class__ = Forgetful
-        doors[name] = Door(agent, sampler, play)
+        trainer._cache.__class__ = Forgetful
+        transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(attach([server.address], sampler))
-    attached._book.__class__ = Forgetful
+    attached._cache.__class__ = Forgetful
 
     async def through(request):
         async with asyncio.timeout(PATIENCE):
             return await attached.rollout(request)
 
-    doors["attach"] = Door(agent, sampler, through)
-    return doors
+    transports["attach"] = Transport(agent, sampler, through)
+    return transports
 
 
 def prompt_and_reply(response):

@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.link import stream as link_stream
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.house import frames, within
+from tests.trainer.deployment import frames, within
 from tests.trainer.raw_agent_server import HEARTBEAT, accepted, chat, complete, hello, host, referring
 
 NO_HELLO: dict[str, tuple[Any, str, str]] = {
@@ -25,23 +25,23 @@ NO_HELLO: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("what", NO_HELLO)
 async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answered(listening, what):
-    house = await listening()
+    deployment = await listening()
     send, code, field = NO_HELLO[what]
-    async with house.innocent():
-        server = await house.server()
+    async with deployment.bystander():
+        server = await deployment.server()
         stream = server.open()
         await stream.send_bytes(send(server))
         assert await stream.ended() == code, stream.details
         assert not stream.frames
         if code == "INVALID_ARGUMENT":
             assert stream.field() == field
-        assert len(house.trainer.servers) == 1, "it is no server of the trainer's"
+        assert len(deployment.trainer.servers) == 1, "it is no server of the trainer's"
 
 
 async def test_a_mistake_that_crosses_the_trainers_hello_is_told_too(listening):
-    house = await listening()
+    deployment = await listening()
     for turns in range(12):  # of the event loop, in which the hello is on its way
-        server = await house.server()
+        server = await deployment.server()
         stream = server.open()
         await stream.send(server.hello())
         for _ in range(turns % 4):
@@ -52,8 +52,8 @@ async def test_a_mistake_that_crosses_the_trainers_hello_is_told_too(listening):
 
 async def test_a_server_that_says_nothing_is_sent_away(listening, monkeypatch):
     monkeypatch.setattr(link_stream, "HELLO_LIMIT", 0.2)
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     stream = server.open()
     assert await stream.ended() == "INVALID_ARGUMENT"
     assert "did not come" in stream.details
@@ -70,12 +70,12 @@ AFTER_HELLO: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", AFTER_HELLO)
 async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollout(listening, what, policy):
-    house = await listening()
+    deployment = await listening()
     send, field = AFTER_HELLO[what]
-    async with house.innocent():
-        server = await house.server()
+    async with deployment.bystander():
+        server = await deployment.server()
         before = await server.attach()
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         await server.ask(request)
         await server.stream.send_bytes(send(server))
@@ -87,16 +87,16 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
         assert [(ref.rollout_id, ref.attempt) for ref in refs] == [("r", 1)]
         await server.complete(request, **referring(1, runs=(1, 2)))
         assert (await done).attempt == 1
-    assert sorted(policy.asked) == [("innocent", 1, "main", 1), ("r", 1, "main", 1)]
+    assert sorted(policy.asked) == [("bystander", 1, "main", 1), ("r", 1, "main", 1)]
 
 
 async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):
     for name, seconds in (("_BEAT", 0.02), ("HEARTBEAT", 0.05)):
         monkeypatch.setattr(link_stream, name, seconds)
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     before = await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     await server.stream.next("heartbeat")
     with monkeypatch.context() as patch:
@@ -123,8 +123,8 @@ DIALLED: dict[str, Any] = {
 @pytest.mark.parametrize("what", DIALLED)
 async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(listening, what):
     async with host() as (servers, target):
-        house = await listening(target)
-        async with house.innocent():
+        deployment = await listening(target)
+        async with deployment.bystander():
             stream = await within(servers.streams.get())
             greeting = await stream.next("hello")
             assert stream.count("hello") == len(stream.frames), "nothing comes before both hellos"
@@ -135,7 +135,7 @@ async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(
             assert (await again.next("hello")).attachment_id == greeting.attachment_id
             await again.send(hello(), chat(rollout_pb2.InitRequest(rollout_id="x"), 0))
             await again.next("chat_reply")
-            done = house.run("r")
+            done = deployment.run("r")
             request = await again.next("init")
             await again.send(accepted(request), complete(request))
             assert (await done).status is CompletionStatus.COMPLETED

@@ -8,16 +8,16 @@ from google.rpc import error_details_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2
 from osmosis_grpc.types import CompletionStatus
 from tests.server.raw_trainer import details, field_of
-from tests.trainer.house import CODE, within
+from tests.trainer.deployment import CODE, within
 from tests.trainer.raw_agent_server import chat, delta, window
 
 
 async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy):
-    house = await listening(max_open_chats=4)
-    async with house.innocent():
-        server = await house.server()
+    deployment = await listening(max_open_chats=4)
+    async with deployment.bystander():
+        server = await deployment.server()
         assert (await server.attach()).max_open_chats == 2
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         policy.may.clear()
         for number in (1, 2, 3):
@@ -33,12 +33,12 @@ async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy)
 
 
 async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, policy):
-    house = await listening(max_open_chats=2)
-    server = await house.server()
+    deployment = await listening(max_open_chats=2)
+    server = await deployment.server()
     assert (await server.attach()).max_open_chats == 2
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
-    async with house.innocent() as other:
+    async with deployment.bystander() as other:
         assert other.stream.all("hello")[0].max_open_chats == 1
         assert (await server.stream.next("window")).max_open_chats == 1
         policy.may.clear()
@@ -56,14 +56,14 @@ async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, poli
 
 
 async def test_a_trainer_that_pauses_says_so_and_resumes(listening):
-    house = await listening(max_open_chats=6)
-    server = await house.server()
+    deployment = await listening(max_open_chats=6)
+    server = await deployment.server()
     await server.attach()
-    house.trainer.pause()
+    deployment.trainer.pause()
     assert (await server.stream.next("window")).max_open_chats == 0
     await server.stream.cut()
     assert (await server.attach()).max_open_chats == 0
-    house.trainer.resume()
+    deployment.trainer.resume()
     assert (await server.stream.next("window")).max_open_chats == 6
 
 
@@ -93,12 +93,12 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("what", BAD_CHATS)
 async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy, what):
-    house = await listening()
+    deployment = await listening()
     fields, code, field = BAD_CHATS[what]
-    async with house.innocent():
-        server = await house.server()
+    async with deployment.bystander():
+        server = await deployment.server()
         await server.attach()
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         await server.ask(request)
         asked = len(policy.asked)
@@ -117,10 +117,10 @@ async def test_a_bad_chat_is_answered_singly_and_never_sampled(listening, policy
 
 
 async def test_a_full_history_after_an_unknown_delta_is_answered_with_the_whole_prompt(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     first = (await server.ask(request)).response
     assert (await server.ask(request, 2, delta=delta(9, "and?"))).status.code == CODE["FAILED_PRECONDITION"]
@@ -136,10 +136,10 @@ async def test_a_full_history_after_an_unknown_delta_is_answered_with_the_whole_
 
 
 async def test_a_chat_is_sampled_once_over_any_number_of_streams(listening, policy):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     policy.may.clear()
     await server.send(chat(request), chat(request))
@@ -158,10 +158,10 @@ async def test_a_chat_is_sampled_once_over_any_number_of_streams(listening, poli
 
 
 async def test_an_answer_on_its_way_at_a_break_comes_on_the_next_stream(listening, policy):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     policy.may.clear()
     await server.send(chat(request))

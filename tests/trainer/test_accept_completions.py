@@ -12,19 +12,19 @@ from osmosis_grpc.errors import Internal
 from osmosis_grpc.trainer import completions
 from osmosis_grpc.types import CompletionStatus
 from tests.server.raw_trainer import details, field_of
-from tests.trainer.house import CODE
+from tests.trainer.deployment import CODE
 from tests.trainer.raw_agent_server import complete, delta, event, referring, status
 
 
 async def test_a_whole_rollout(listening, policy):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     greeting = await server.attach()
     assert 16 <= len(greeting.attachment_id) <= 256
     assert (greeting.journal_id, greeting.protocol_min, greeting.protocol_max) == ("", 1, 1)
     assert greeting.max_open_chats == 16_384
     assert server.stream.frames[0].WhichOneof("frame") == "hello"
-    done = house.run("r", metadata={"n": 1}, label="5")
+    done = deployment.run("r", metadata={"n": 1}, label="5")
     request = await server.accept()
     assert (request.rollout_id, request.attempt, request.metadata_json, request.label) == ("r", 1, '{"n":1}', "5")
     assert not request.HasField("callback")
@@ -44,10 +44,10 @@ async def test_a_whole_rollout(listening, policy):
 
 
 async def test_a_result_is_recorded_once(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     for result_id, outcome in (("one", "RECORDED"), ("one", "ALREADY_RECORDED"), ("two", "CONFLICT")):
         told = await server.complete(request, result_id=result_id)
@@ -74,12 +74,12 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("what", BAD_COMPLETIONS)
 async def test_a_bad_completion_is_answered_singly(listening, what):
-    house = await listening()
+    deployment = await listening()
     fields, code, field = BAD_COMPLETIONS[what]
-    async with house.innocent():
-        server = await house.server()
+    async with deployment.bystander():
+        server = await deployment.server()
         await server.attach()
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         refused = await server.complete(request, **fields)
         assert (refused.status.code, refused.result_id) == (CODE[code], "result of r")
@@ -96,11 +96,11 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
 
 
 async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listening):
-    house = await listening()
-    async with house.innocent():
-        server = await house.server()
+    deployment = await listening()
+    async with deployment.bystander():
+        server = await deployment.server()
         await server.attach()
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         await server.send(complete(request, **referring(1, runs=(1, 2))))
         wanted = await server.stream.next("subscribe")
@@ -116,10 +116,10 @@ async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listen
 
 async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
     monkeypatch.setattr(completions, "READING_ROOM", 2 * completions.READING_COST + 4096)
-    house = await listening()
-    server, other = await house.server(), await house.server()
+    deployment = await listening()
+    server, other = await deployment.server(), await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     results = [complete(request, result_id=f"result {n}", **referring(1, runs=(1, 1))) for n in range(50)]
     await server.send(*results, results[0])
@@ -131,7 +131,7 @@ async def test_completions_that_wait_for_events_are_bounded_for_each_server(list
     assert server.stream.count("subscribe") == 2, "one for each that waits"
 
     await other.attach(agent_loops=["other"])
-    honest = house.run("honest", agent_loop="other")
+    honest = deployment.run("honest", agent_loop="other")
     its = await other.accept()
     await other.send(complete(its, **referring(1, runs=(1, 1))))
     await other.send(*trajectory((await other.stream.next("subscribe")).id, its))
@@ -170,10 +170,10 @@ def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.S
 
 
 async def test_a_lower_attempts_chats_and_results_are_answered_aborted(listening, policy):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r", attempt=3)
+    done = deployment.run("r", attempt=3)
     request = await server.accept()
     older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, messages=request.messages)
     for refused in (await server.ask(older), await server.complete(older)):

@@ -9,16 +9,16 @@ from google.rpc import error_details_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2
 from osmosis_grpc.errors import Internal, InvalidArgument, PermissionDenied
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.house import begun
+from tests.trainer.deployment import begun
 from tests.trainer.raw_agent_server import accepted, chat, complete, event, init_reply, status, window
 
 
 async def test_inits_keep_to_the_servers_window(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach(max_open_rollouts=0)
-    done = [house.run(f"r{n}") for n in range(3)]
-    async with house.innocent():
+    done = [deployment.run(f"r{n}") for n in range(3)]
+    async with deployment.bystander():
         assert server.stream.count("init") == 0
     await server.send(window(2))
     requests = [await server.accept() for _ in range(2)]
@@ -32,11 +32,11 @@ async def test_inits_keep_to_the_servers_window(listening):
 
 
 async def test_a_refused_init_is_raised_or_sent_again(listening):
-    house = await listening()
-    async with house.innocent():
-        server = await house.server()
+    deployment = await listening()
+    async with deployment.bystander():
+        server = await deployment.server()
         await server.attach()
-        later, never = house.run("later"), house.run("never")
+        later, never = deployment.run("later"), deployment.run("never")
         requests = {request.rollout_id: request for request in [await server.stream.next("init") for _ in range(2)]}
         full = status(grpc.StatusCode.RESOURCE_EXHAUSTED)
         full.details.add().Pack(error_details_pb2.RetryInfo(retry_delay={"nanos": 1000}))
@@ -51,11 +51,11 @@ async def test_a_refused_init_is_raised_or_sent_again(listening):
 
 
 async def test_an_answer_to_an_init_that_cannot_be_read_fails_that_rollout_alone(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
     stream = server.stream
-    one, two = house.run("one"), house.run("two")
+    one, two = deployment.run("one"), deployment.run("two")
     requests = [await server.stream.next("init") for _ in range(2)]
     await server.send(accepted(requests[0], message_pb2.Tool(type="function", extra_json="no")), accepted(requests[1]))
     await server.complete(requests[1])
@@ -66,12 +66,12 @@ async def test_an_answer_to_an_init_that_cannot_be_read_fails_that_rollout_alone
 
 
 async def test_an_event_that_cannot_be_read_ends_its_subscription_alone(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
-    reading = begun(anext(aiter(house.trainer.events("r"))))
+    reading = begun(anext(aiter(deployment.trainer.events("r"))))
     wanted = await server.stream.next("subscribe")
     await server.send(event(wanted.id, 1, "r", logged={"name": "a", "data_json": "no"}))
     await asyncio.wait({reading}, timeout=1)
@@ -83,29 +83,29 @@ async def test_an_event_that_cannot_be_read_ends_its_subscription_alone(listenin
 
 
 async def test_a_draining_server_gets_no_inits(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
     await server.send(attach_pb2.ServerFrame(draining={}), chat(rollout_pb2.InitRequest(rollout_id="x"), 0))
     await server.stream.next("chat_reply")
-    async with house.innocent():
-        done = house.run("r")
+    async with deployment.bystander():
+        done = deployment.run("r")
     assert server.stream.count("init") == 0
-    other = await house.server()
+    other = await deployment.server()
     await other.attach(max_open_rollouts=50)
     await other.complete(await other.accept())
     await done
 
 
 async def test_after_a_break_unanswered_inits_and_cancels_come_again_and_open_rollouts_are_listed(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    opened = house.run("opened")
+    opened = deployment.run("opened")
     await server.accept()
-    waiting = house.run("waiting")
+    waiting = deployment.run("waiting")
     unanswered = await server.stream.next("init")
-    cancelled = begun(house.trainer.cancel("opened", reason="enough"))
+    cancelled = begun(deployment.trainer.cancel("opened", reason="enough"))
     ask = await server.stream.next("cancel")
     await server.stream.cut()
     await server.attach()
@@ -128,15 +128,15 @@ async def test_after_a_break_unanswered_inits_and_cancels_come_again_and_open_ro
 
 
 async def test_events_go_on_after_a_break_without_gaps(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     seen: list[int] = []
 
     async def read() -> None:
-        async for told in house.trainer.events("r"):
+        async for told in deployment.trainer.events("r"):
             seen.append(told.number)
 
     reading = begun(read())

@@ -12,13 +12,13 @@ from osmosis_grpc.link import stream as link_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
 from tests.server.raw_trainer import Talk
-from tests.trainer.house import House
+from tests.trainer.deployment import Deployment
 from tests.trainer.raw_agent_server import HEARTBEAT
 
 
 async def test_a_server_that_comes_back_is_known_by_its_journal(listening):
-    house = await listening()
-    server, other = await house.server(), await house.server()
+    deployment = await listening()
+    server, other = await deployment.server(), await deployment.server()
     first = await server.attach()
     await server.stream.cut()
     second = await server.attach()
@@ -26,29 +26,29 @@ async def test_a_server_that_comes_back_is_known_by_its_journal(listening):
     third = await other.attach(journal_id=server.journal_id)
     assert third.attachment_id == first.attachment_id
     assert await server.stream.ended() == "ABORTED"
-    assert len(house.trainer.servers) == 1
+    assert len(deployment.trainer.servers) == 1
     fourth = await server.attach(journal_id="another journal")
     assert fourth.attachment_id != first.attachment_id
     assert fourth.journal_id == ""
     assert other.stream.over is None
-    assert {s.journal_id for s in house.trainer.servers} == {server.journal_id, "another journal"}
+    assert {s.journal_id for s in deployment.trainer.servers} == {server.journal_id, "another journal"}
 
 
 async def test_two_servers_without_a_journal_are_two_servers(listening):
-    house = await listening()
-    one, two = await house.server(), await house.server()
+    deployment = await listening()
+    one, two = await deployment.server(), await deployment.server()
     first, second = await one.attach(journal_id=""), await two.attach(journal_id="")
     assert first.attachment_id != second.attachment_id
-    assert len(house.trainer.servers) == 2
+    assert len(deployment.trainer.servers) == 2
     await one.send(HEARTBEAT)
     assert one.stream.over is None
 
 
 async def test_an_unknown_rollout_is_started_again_with_a_higher_attempt(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.accept()
     await server.stream.cut()
     await server.attach()
@@ -61,10 +61,10 @@ async def test_an_unknown_rollout_is_started_again_with_a_higher_attempt(listeni
 
 
 async def test_a_lost_servers_rollouts_go_to_another(listening):
-    house = await listening(lost_after=0.2)
-    server, other = await house.server(), await house.server()
+    deployment = await listening(lost_after=0.2)
+    server, other = await deployment.server(), await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.accept()
     await other.attach()
     await server.stream.cut()
@@ -87,18 +87,18 @@ async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_aga
 
     policy.may.clear()
     trainer = await stack.enter_async_context(attach([s.address for s in servers], hold, lost_after=0.05))
-    house = House(trainer, stack)
+    deployment = Deployment(trainer, stack)
     while not all(server.attached for server in trainer.servers):
         await asyncio.sleep(0.01)
     talk = {"metadata": {"turns": 1}}
-    held = house.run("held", **talk)
+    held = deployment.run("held", **talk)
     while not policy.asked:
         await asyncio.sleep(0.01)
     (holder,) = [server for server in servers if server.engine.capacity().running]
     holder.attachments._open()[0]._stream.end(Unavailable("cut"))
     while ("held", 2, "main", 1) not in policy.asked:
         await asyncio.sleep(0.01)
-    other = house.run("other", **talk)
+    other = deployment.run("other", **talk)
     await asyncio.wait({other}, timeout=2)
     assert other.done(), "there is room for it where the first attempt ran"
     policy.may.set()
@@ -106,6 +106,6 @@ async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_aga
 
 
 async def test_nobody_there_is_told_to_who_waits(listening):
-    house = await listening(lost_after=0.1)
+    deployment = await listening(lost_after=0.1)
     with pytest.raises(Unavailable, match="no agent server was there"):
-        await house.run("r")
+        await deployment.run("r")

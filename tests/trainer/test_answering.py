@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 
@@ -85,8 +86,8 @@ async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
 @pytest.mark.parametrize(("servers", "most"), [(1, 1), (1, 5), (2, 4)])
 async def test_no_more_chats_are_open_than_the_policy_wants(serve, attach_to, servers, most):
     policy = Counting()
-    doors = [await serve(talker()) for _ in range(servers)]
-    trainer = await attach_to(policy, *doors, max_open_chats=most)
+    targets = [await serve(talker()) for _ in range(servers)]
+    trainer = await attach_to(policy, *targets, max_open_chats=most)
     running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 2})) for n in range(20)]
     await until(lambda: policy.open == most)
     policy.go.set()
@@ -193,7 +194,7 @@ async def test_a_reply_that_cannot_be_written_is_the_policys_failure(serve, atta
 
 
 async def test_a_reply_that_is_too_large(serve, attach_to, monkeypatch):
-    monkeypatch.setattr("osmosis_grpc.trainer.replies.MAX_REPLY_BYTES", 10_000)
+    monkeypatch.setattr("osmosis_grpc.trainer.chats.replies.MAX_REPLY_BYTES", 10_000)
     trainer = await attach_to(
         lambda r: answer(r, "x" * (20_000 if r.rollout_id == "large" else 5)), await serve(talker())
     )

@@ -13,7 +13,8 @@ import pytest
 from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
 from osmosis_grpc.types import CompletionStatus, Group
-from tests.trainer.conftest import PATIENCE, USER, Talker, reply, until
+from tests.trainer.conftest import PATIENCE, USER, Talker, reply
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 
@@ -261,7 +262,7 @@ async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
 async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to):
     agents = [fallible(), fallible()]
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, together=True))
+    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, colocate_groups=True))
     assert len(groups) == 6
     places = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not places[0] & places[1]

@@ -17,8 +17,8 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
@@ -27,7 +27,7 @@ A, B = Ask("main", ("x",)), Ask("main", ())
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 
 
-class Listening(ChatBook):
+class Listening(ChatCache):
     """A book that writes down what it is asked."""
 
     def chat(self, request, now):
@@ -37,7 +37,7 @@ class Listening(ChatBook):
     heard: list = []  # noqa: RUF012 - replaced before every use
 
 
-class House:
+class Deployment:
     """An agent server, and two trainers with ledgers at it: one attached, one that is called back."""
 
     async def open(self, stack, folder):
@@ -47,9 +47,9 @@ class House:
         self.attached = await stack.enter_async_context(
             attach([server.address], self.sampler, ledger=folder / "attached")
         )
-        self.attached._book.__class__ = Listening
+        self.attached._cache.__class__ = Listening
         self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))
-        self.called._book.__class__ = Listening
+        self.called._cache.__class__ = Listening
         self.client = await stack.enter_async_context(RolloutClient(server.address))
         return self
 
@@ -62,7 +62,7 @@ class House:
         request = RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}])
         async with asyncio.timeout(PATIENCE):
             if delta is None:
-                handed, held = await self.attached.rollout(request), self.attached._pool.held
+                handed, held = await self.attached.rollout(request), self.attached._scheduler.held
             else:
                 await self.client.init(request, callback=self.called.callback(delta=delta))
                 handed, held = await self.called.completion(name), self.called._inbox.held
@@ -75,12 +75,12 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house():
+def deployment():
     with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as folder:
         stack = AsyncExitStack()
-        house = runner.run(House().open(stack, Path(folder)))
+        deployment = runner.run(Deployment().open(stack, Path(folder)))
         try:
-            yield runner, house
+            yield runner, deployment
         finally:
             runner.run(stack.aclose())
 
@@ -99,20 +99,20 @@ def plain(completion):
     )
 
 
-DOORS = st.sampled_from([None, False, True])
+DELTA = st.sampled_from([None, False, True])
 WAITS = st.lists(st.integers(0, 9), max_size=4)
 
 
 @pytest.mark.slow
 @settings(max_examples=30, **QUICK)
-@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DOORS)
+@given(st.one_of(LOOPS, CROWDED), ODDITIES, WAITS, DELTA)
 @example([A, A, A], {2: "drift"}, [], None)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], None)
 @example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], None)
-@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, [], False)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], False)
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, [], True)
-def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(house, plan, odd, waits, delta):
-    runner, home = house
+def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, delta):
+    runner, home = deployment
     handed, read = runner.run(home.play(plan, odd, waits, delta))
     assert handed == read
     assert plain(handed) == plain(read)
@@ -137,19 +137,19 @@ async def stopped_and_not(requests, replies, stop, folder):
         seen.append(request)
         return replies[request.sample, request.number]
 
-    whole = await ask_all(ChatBook(policy), requests)
+    whole = await ask_all(ChatCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"
     seen.clear()
     ledger = await Ledger.open(path, 60.0)
     try:
-        assert await ask_all(ChatBook(policy, ledger), requests[:stop]) == whole[:stop]
+        assert await ask_all(ChatCache(policy, ledger), requests[:stop]) == whole[:stop]
     finally:
         await ledger.close()
     assert seen == all_seen[:stop]
     seen.clear()
     ledger = await Ledger.open(path, 60.0)
     try:
-        book = ChatBook(policy, ledger)
+        book = ChatCache(policy, ledger)
         book.restore(ledger.take_restored(), 0.0)
         assert await ask_all(book, requests[:stop]) == whole[:stop]
         assert seen == [], "what was answered is not sampled again"
@@ -160,11 +160,11 @@ async def stopped_and_not(requests, replies, stop, folder):
 
 
 @settings(max_examples=15, **QUICK)
-@given(LOOPS, ODDITIES, DOORS, st.integers(0, 9))
+@given(LOOPS, ODDITIES, DELTA, st.integers(0, 9))
 @example([A, A, A, A], {2: "drift"}, None, 2)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, None, 3)
-@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, False, 2)
-def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(house, tmp_path, plan, odd, delta, stop):
-    runner, home = house
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, False, 2)
+def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, delta, stop):
+    runner, home = deployment
     runner.run(home.play(plan, odd, (), delta))
     runner.run(stopped_and_not(Listening.heard, home.sampler.replies, stop, tmp_path))

@@ -9,7 +9,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus, Group
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 
@@ -255,8 +256,8 @@ async def test_servers_share_by_what_is_free(serve, attach_to):
 
 async def test_beyond_all_windows_rollouts_wait(serve, attach_to):
     agents = [Slow(), Slow()]
-    doors = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
-    trainer = await attach_to(reply, *doors)
+    targets = [await serve(agent, max_concurrent=2, max_queued=0) for agent in agents]
+    trainer = await attach_to(reply, *targets)
     assert len(await collect(trainer.run(requests(30)))) == 30
     assert [agent.most for agent in agents] == [2, 2]
 
@@ -266,7 +267,7 @@ async def test_a_group_stays_on_one_server(serve, attach_to):
     for agent in agents:
         agent.gate(*(f"r{n}-{i}" for n in range(6) for i in range(4)))
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    completions = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, together=True)))
+    completions = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, colocate_groups=True)))
     await until(lambda: sum(len(agent.started) for agent in agents) == 24)
     groups = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not groups[0] & groups[1]
@@ -283,7 +284,9 @@ async def test_a_group_stays_on_one_server_one_after_the_other(serve, attach_to)
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
     busy = asyncio.ensure_future(trainer.rollout(rollout_id="busy"))
     await until(lambda: agents[0].started == ["busy"])
-    group = asyncio.ensure_future(collect(trainer.run(requests(1), group_size=4, max_in_flight=1, together=True)))
+    group = asyncio.ensure_future(
+        collect(trainer.run(requests(1), group_size=4, max_in_flight=1, colocate_groups=True))
+    )
     await until(lambda: agents[1].started == ["r0-0"])
     agents[0].let_go()
     await busy

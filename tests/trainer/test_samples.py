@@ -22,7 +22,7 @@ from tests.trainer.loops import (
     Forgetful,
     Rewind,
     Together,
-    open_doors,
+    open_transports,
     prompt_and_reply,
 )
 
@@ -30,34 +30,39 @@ names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def house():
-    """The doors, and what runs a coroutine behind them."""
+def deployment():
+    """The transports, and what runs a coroutine behind them."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        doors = runner.run(open_doors(stack))
+        transports = runner.run(open_transports(stack))
         try:
-            yield runner, doors
+            yield runner, transports
         finally:
             runner.run(stack.aclose())
 
 
-def play(house, plan, odd, *, waits=(), forgets=()):
-    """One plan through every door: the completions by door, what the policy was asked, what it answered."""
-    runner, doors = house
+def play(deployment, plan, odd, *, waits=(), forgets=()):
+    """One plan through every transport: the completions by transport, what the policy was asked, what it answered."""
+    runner, transports = deployment
     name = f"r{next(names)}"
     Forgetful.forgets, Forgetful._told = frozenset(forgets), set()
     played = {}
-    for door_name, door in doors.items():
+    for transport_name, transport in transports.items():
         Forgetful._told = set()
-        door.agent.plans[name] = plan
-        door.sampler.begin(odd, waits)
+        transport.agent.plans[name] = plan
+        transport.sampler.begin(odd, waits)
         completion = runner.run(
-            door.play(RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}]))
+            transport.play(RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}]))
         )
         assert completion.status is CompletionStatus.COMPLETED, completion.failure
-        played[door_name] = completion, door.sampler.asked, door.sampler.replies, door.agent.passed[name]
-        assert list(completion.messages) == door.agent.final[name]
-        for table in (door.agent.plans, door.agent.passed, door.agent.final):
+        played[transport_name] = (
+            completion,
+            transport.sampler.asked,
+            transport.sampler.replies,
+            transport.agent.passed[name],
+        )
+        assert list(completion.messages) == transport.agent.final[name]
+        for table in (transport.agent.plans, transport.agent.passed, transport.agent.final):
             table.clear()
     return played
 
@@ -68,7 +73,7 @@ def check_asked(asked, replies, passed, *, crowded=False):
     for (sample, number), request in asked.items():
         history, ask = passed[sample, number]
         assert same(request.messages, history)
-        assert request.tools == (OWN if ask.own_tools else TOOLS)
+        assert request.tools == (OWN if ask.tools_overridden else TOOLS)
         assert request.params == ({} if ask.temperature is None else {"temperature": ask.temperature})
         assert (request.purpose == "judge") == ask.judge
         earlier = {
@@ -79,13 +84,13 @@ def check_asked(asked, replies, passed, *, crowded=False):
         continued = {n: whole for n, whole in earlier.items() if same(history[: len(whole)], whole)}
         if not crowded:
             longest = max(map(len, continued.values()), default=0)
-            assert request.covered == longest
+            assert request.prefix_len == longest
             newest = max((n for n, whole in continued.items() if len(whole) == longest), default=0)
             assert request.continues == newest
         if not request.continues:
-            assert (request.covered, request.known_ids) == (0, None)
+            assert (request.prefix_len, request.known_ids) == (0, None)
             continue
-        assert request.covered == len(continued[request.continues])
+        assert request.prefix_len == len(continued[request.continues])
         told = (
             None if passed[sample, request.continues][1].judge else prompt_and_reply(replies[sample, request.continues])
         )
@@ -122,7 +127,7 @@ def check_samples(completion, replies, passed):
 
 
 def alike(completion):
-    """What two doors must agree on."""
+    """What two transports must agree on."""
     samples = {name: replace(sample, begins=None) for name, sample in completion.samples.items()}
     return replace(completion, result_id="", metrics=RolloutMetrics(), begins=None, samples=samples)
 
@@ -140,9 +145,9 @@ QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Healt
 @example([A, Rewind("main", 1), B, A], {}, set())
 @example([A, Edit("main", 1, "other"), A, Edit("main", 0, 1), A, Edit("main", 0, 1.0), A], {}, set())
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, {2, 3})
-@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, {2})
-def test_every_door_shows_and_gives_the_same(house, plan, odd, forgets):
-    played = play(house, plan, odd, forgets=forgets)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, {2})
+def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets):
+    played = play(deployment, plan, odd, forgets=forgets)
     whole, asked, replies, _ = played["callback"]
     for completion, its_asked, its_replies, its_passed in played.values():
         check_asked(its_asked, its_replies, its_passed)
@@ -150,29 +155,29 @@ def test_every_door_shows_and_gives_the_same(house, plan, odd, forgets):
         assert alike(completion) == alike(whole)
         assert its_replies == replies
         for key, request in its_asked.items():
-            assert (request.continues, request.covered) == (asked[key].continues, asked[key].covered)
+            assert (request.continues, request.prefix_len) == (asked[key].continues, asked[key].prefix_len)
 
 
 @settings(max_examples=25, **QUICK)
 @given(CROWDED, ODDITIES, FORGETS, st.lists(st.integers(0, 9), max_size=4))
 @example([A, Together((A, A, A)), A], {}, {2}, [3, 2, 1, 0])
 @example([Together((A, B, Ask("second", ("y",))))], {}, set(), [5, 0])
-def test_chats_at_the_same_time(house, plan, odd, forgets, waits):
-    played = play(house, plan, odd, forgets=forgets, waits=waits)
+def test_chats_at_the_same_time(deployment, plan, odd, forgets, waits):
+    played = play(deployment, plan, odd, forgets=forgets, waits=waits)
     for completion, asked, replies, passed in played.values():
         check_asked(asked, replies, passed, crowded=True)
         check_samples(completion, replies, passed)
 
 
 @pytest.mark.parametrize("steps", [[Ask("main", ("x",), judge=True)], [Ask("second", ("x",), judge=True)]])
-def test_a_sample_in_which_only_a_judge_was_asked(house, steps):
+def test_a_sample_in_which_only_a_judge_was_asked(deployment, steps):
     """The completion begins with the judge's reply; it has to come at all."""
     plan = steps if steps[0].sample == "main" else [*steps, Ask("main", ("x",), judge=True)]
-    runner, doors = house
-    door, name = doors["attach"], f"r{next(names)}"
-    door.agent.plans[name] = plan
-    door.sampler.begin({})
-    completion = runner.run(asyncio.wait_for(door.play(RolloutRequest(rollout_id=name)), 0.7))
+    runner, transports = deployment
+    transport, name = transports["attach"], f"r{next(names)}"
+    transport.agent.plans[name] = plan
+    transport.sampler.begin({})
+    completion = runner.run(asyncio.wait_for(transport.play(RolloutRequest(rollout_id=name)), 0.7))
     assert completion.status is CompletionStatus.COMPLETED
-    assert list(completion.messages) == door.agent.final[name]
+    assert list(completion.messages) == transport.agent.final[name]
     assert completion.samples == {}

@@ -15,12 +15,13 @@ from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach, completions
 from osmosis_grpc.trainer import progress as progress_file
-from osmosis_grpc.trainer import unreached as unreached_file
+from osmosis_grpc.trainer import unreachable as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.raw_agent_server import complete, init_reply, referring, status
+from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
 INJECTED = OSError("injected on purpose")
@@ -103,7 +104,7 @@ async def sweep(tools, name):
 
 @scenario("trainer.warn_unreached")
 async def warn_unreached(tools, name):
-    tools.monkeypatch.setattr(unreached_file, "EVERY", 0.05)
+    tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
     inject(name)
     async with attach([NOWHERE], reply, longest_pause=3600.0):
         await until(lambda: restarted(tools, name))
@@ -157,10 +158,10 @@ async def take_outcome(tools, name):
 
 @scenario("trainer.send_again")
 async def send_again(tools, name):
-    house = await tools.listening()
-    server = await house.server()
+    deployment = await tools.listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.stream.next("init")
     inject(name)
     full = status(grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -172,10 +173,10 @@ async def send_again(tools, name):
 
 async def refer_to_nothing(tools):
     """A rollout whose outcome refers to chats that were never made."""
-    house = await tools.listening()
-    server = await house.server()
+    deployment = await tools.listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.send(complete(await server.accept(), **referring(1, runs=(1, 2))))
     return done
 
@@ -197,10 +198,10 @@ async def overdue_outcome(tools, name):
 
 @scenario("trainer.lost_server")
 async def lost_server(tools, name):
-    house = await tools.listening(lost_after=0.2)
-    server = await house.server()
+    deployment = await tools.listening(lost_after=0.2)
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     await server.accept()
     inject(name)
     await server.stream.cut()

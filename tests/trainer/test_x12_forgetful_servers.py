@@ -24,30 +24,30 @@ async def forget(server, seen):
 @pytest.fixture
 def forgetting(listening):
     async def start(**options):
-        house = await listening(**options)
-        server = await house.server()
+        deployment = await listening(**options)
+        server = await deployment.server()
         await server.attach()
         server.stream.patience = 30.0
         seen = []
         task = asyncio.create_task(forget(server, seen))
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return house, seen
+        return deployment, seen
 
     return start
 
 
 @pytest.mark.slow
 async def test_x12_a_rollout_that_is_forgotten_again_and_again_ends_with_the_reasons(forgetting):
-    house, seen = await forgetting()
+    deployment, seen = await forgetting()
     with pytest.raises(Unavailable, match=r"lost 5 times.*attempt 1: .*forgotten it.*attempt 5: .*forgotten it"):
-        await asyncio.wait_for(house.trainer.rollout(rollout_id="r", agent_loop="talk"), 30)
+        await asyncio.wait_for(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"), 30)
     assert seen == [1, 2, 3, 4, 5]
 
 
 async def test_x12_run_yields_it_as_failed_and_the_number_of_attempts_is_an_option(forgetting):
-    house, seen = await forgetting(max_attempts=2)
+    deployment, seen = await forgetting(max_attempts=2)
     requests = [RolloutRequest(rollout_id="r", agent_loop="talk")]
-    outcomes = [outcome async for outcome in house.trainer.run(requests)]
+    outcomes = [outcome async for outcome in deployment.trainer.run(requests)]
     assert seen == [1, 2]
     (outcome,) = outcomes
     assert (outcome.status, outcome.failure.boundary) == (CompletionStatus.FAILED, "server")
@@ -55,12 +55,12 @@ async def test_x12_run_yields_it_as_failed_and_the_number_of_attempts_is_an_opti
 
 
 async def test_x12_other_rollouts_run_while_one_waits_for_its_next_attempt(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach(max_open_rollouts=1)
-    lost = house.run("lost")
+    lost = deployment.run("lost")
     request = await server.accept()
-    other = house.run("other")
+    other = deployment.run("other")
     ref = attach_pb2.RolloutRef(rollout_id="lost", attempt=1)
     await server.send(attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref])))
     request = await server.accept()
@@ -74,11 +74,11 @@ async def test_x12_other_rollouts_run_while_one_waits_for_its_next_attempt(liste
 
 
 async def test_x12_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forgetting, caplog):
-    house, _ = await forgetting(max_attempts=100)
-    running = asyncio.create_task(house.trainer.rollout(rollout_id="r", agent_loop="talk"))
+    deployment, _ = await forgetting(max_attempts=100)
+    running = asyncio.create_task(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"))
     while caplog.text.count("has forgotten 1 rollouts") < 4:
         await asyncio.sleep(0.01)
-    await house.trainer.cancel("r")
+    await deployment.trainer.cancel("r")
     outcome = await asyncio.wait_for(running, 10)
     assert outcome.status is CompletionStatus.CANCELLED
 

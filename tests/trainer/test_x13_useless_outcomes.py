@@ -8,13 +8,13 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Internal, InvalidArgument
-from osmosis_grpc.link.calls import call
+from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.trainer import RolloutRequest, completions
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
 from tests.credentials import shown
 from tests.trainer.conftest import PATIENCE, reply
-from tests.trainer.house import CODE
+from tests.trainer.deployment import CODE
 from tests.trainer.raw_agent_server import complete, referring, status
 
 
@@ -29,11 +29,11 @@ def short(monkeypatch):
 
 @pytest.mark.parametrize("events", ["silent", "gone"])
 async def test_x13_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(listening, short, events):
-    house = await listening()
-    async with house.innocent():
-        server = await house.server()
+    deployment = await listening()
+    async with deployment.bystander():
+        server = await deployment.server()
         await server.attach()
-        done = house.run("r")
+        done = deployment.run("r")
         request = await server.accept()
         await server.send(complete(request, **referring(1, runs=(1, 2))))
         wanted = await server.stream.next("subscribe")
@@ -48,10 +48,10 @@ async def test_x13_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(l
 
 
 async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     outcome = complete(request, **referring(1, runs=(1, 2)))
     await server.send(outcome)
@@ -65,11 +65,11 @@ async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
 
 
 async def test_x13_a_refusal_that_is_final_for_the_server_is_final_for_the_caller(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach()
-    done = house.run("r")
-    others = house.trainer.run([RolloutRequest(rollout_id="s", agent_loop="talk")])
+    done = deployment.run("r")
+    others = deployment.trainer.run([RolloutRequest(rollout_id="s", agent_loop="talk")])
     ended = asyncio.ensure_future(within(anext(others)))
     requests = [await server.accept() for _ in range(2)]
     for request in requests:
@@ -84,11 +84,11 @@ async def test_x13_a_refusal_that_is_final_for_the_server_is_final_for_the_calle
 
 
 async def test_x13_only_the_server_that_runs_a_rollout_can_end_it_so(listening):
-    house = await listening()
-    server, other = await house.server(), await house.server()
+    deployment = await listening()
+    server, other = await deployment.server(), await deployment.server()
     await server.attach()
     await other.attach(agent_loops=["other"])
-    done = house.run("r")
+    done = deployment.run("r")
     request = await server.accept()
     refused = await other.complete(request, status=0)
     assert refused.status.code == CODE["INVALID_ARGUMENT"]

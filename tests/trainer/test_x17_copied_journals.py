@@ -16,15 +16,15 @@ CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 
 
 async def test_x17_a_second_process_with_the_same_journal_is_refused_and_the_first_stays(listening):
-    house = await listening()
-    first, copy = await house.server(), await house.server()
+    deployment = await listening()
+    first, copy = await deployment.server(), await deployment.server()
     hello = await first.attach(process_uuid="one")
     copy.open()
     await copy.send(copy.hello(journal_id=first.journal_id, process_uuid="two"))
     assert await copy.stream.ended() == "FAILED_PRECONDITION"
     await first.send(HEARTBEAT)
     assert first.stream.over is None
-    done = house.run("r")
+    done = deployment.run("r")
     await first.complete(await first.accept())
     assert (await done).rollout_id == "r"
     await first.stream.cut()
@@ -33,8 +33,8 @@ async def test_x17_a_second_process_with_the_same_journal_is_refused_and_the_fir
 
 
 async def test_x17_the_same_process_takes_its_own_stream_over(listening):
-    house = await listening()
-    server = await house.server()
+    deployment = await listening()
+    server = await deployment.server()
     await server.attach(process_uuid="one")
     before = server.stream
     await server.attach(process_uuid="one")

@@ -1,0 +1,168 @@
+"""The HTTP server of a process: uvicorn on the event loop that is there already."""
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from osmosis_gateway.calls import Calls
+from osmosis_gateway.http1 import BoundedProtocol
+from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
+from osmosis_gateway.trainers import HttpTrainers
+from osmosis_grpc.link import fork_safety
+from osmosis_grpc.link.target_policy import is_loopback
+from osmosis_grpc.link.tls import ServerTls, client_context, server_context
+from osmosis_grpc.link.tokens import Tokens
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+
+SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
+
+
+class HttpServer:
+    """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
+
+    Over TLS where there are files for it. The end of uvicorn by itself fails the owner of `supervisor`, by default
+    one of its own. Raises OSError when the port is taken, ValueError for a file that cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ServerTls | None = None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        self.supervisor = supervisor or Supervisor("the HTTP server")
+        self._app = app
+        self._tls = server_context(tls) if tls is not None else None
+        self._host = host
+        self.port = port
+        self._server: _Uvicorn
+        self._task: asyncio.Task[None]
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the port as bound."""
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+
+    async def __aenter__(self) -> "HttpServer":
+        listening = _listen(self._host, self.port)
+        self.port = listening.getsockname()[1]
+        fork_safety.keep_from_children(self, self.port)
+        config = uvicorn.Config(
+            self._app,
+            http=BoundedProtocol,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            backlog=2048,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
+        )
+        config.load()
+        config.ssl = self._tls
+        self._server = _Uvicorn(config)
+        self._task = self.supervisor.start(SERVE_HTTP, lambda: self._serve(listening))
+        while not self._server.started:
+            if self._task.done():
+                listening.close()
+                raise OSError(f"HTTP did not start on {self.address}") from self.supervisor.failure
+            await asyncio.sleep(0.005)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._stopping = self._server.should_exit = True
+        await self._task
+        fork_safety.release(self)
+
+    async def _serve(self, listening: socket.socket) -> None:
+        """Run uvicorn until __aexit__ stops it."""
+        await self._server.serve(sockets=[listening])
+        if not self._stopping:
+            raise RuntimeError("the HTTP server has stopped by itself")
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not two servers: a port in TIME_WAIT
+        listening.bind((host, port))
+        listening.listen(2048)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listening
+
+
+def tokens_of(settings: RolloutSettings) -> Tokens:
+    """The tokens that callers may show."""
+    return Tokens(settings.server.tokens)
+
+
+@asynccontextmanager
+async def serve_http(
+    server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
+) -> AsyncIterator[HttpServer]:
+    """The legacy contract in front of an agent server that runs: HTTP beside gRPC, one engine.
+
+    gRPC callers may then name an http:// or https:// callback, too. The server's tokens and TLS
+    hold here as well; a server without tokens leaves it to the settings.
+    """
+    known, security = settings or get_settings(), server.security
+    security.check_host(host)
+    tls = client_context(server.trainers.tls) if server.trainers.tls else None
+    async with Calls(known.client, checked_only=True, tls=tls) as calls:
+        trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
+        app = gateway_app("osmosis_grpc")
+        http_access = HttpAccess(
+            tokens=security.tokens or tokens_of(known),
+            certificates=security.asks_certificates,
+            max_metadata_bytes=server.max_metadata_bytes,
+            loopback=server.on_loopback,
+        )
+        app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
+        add_routes(app, http_access)
+        schemes = dict.fromkeys(("http", "https"), trainers.peer)
+        server.callbacks.schemes |= schemes
+        try:
+            async with HttpServer(app, host=host, port=port, tls=security.tls, supervisor=server.supervisor) as http:
+                yield http
+        finally:
+            for scheme in schemes:
+                server.callbacks.schemes.pop(scheme, None)
+
+
+@asynccontextmanager
+async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
+    """Serve /metrics of an agent server on loopback, to everybody on this machine.
+
+    Raises MissingExtraError without prometheus_client, OSError when the port is taken.
+    """
+    importlib.import_module("osmosis_grpc.observability.exposition")
+    app = gateway_app("osmosis_grpc", openapi_url=None)
+    app.state.metrics = server.metrics
+    add_metrics(app, HttpAccess(max_metadata_bytes=0, loopback=True))
+    async with HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port) as http:
+        yield http

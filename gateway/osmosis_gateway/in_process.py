@@ -1,0 +1,36 @@
+"""Rollouts behind the routes: an engine in this process."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from osmosis_grpc.engine import Engine, Peer
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.types import InitRequest, ToolDict
+
+
+class InProcessRollouts:
+    """Starts rollouts on an engine. `peer` makes where their calls go."""
+
+    def __init__(self, engine: Engine, peer: Callable[..., Awaitable[Peer]]) -> None:
+        self._engine = engine
+        self._peer = peer
+
+    async def init(
+        self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
+    ) -> tuple[str, Sequence[ToolDict]]:
+        peer = await self._peer(init, field="server_url", authenticated=authenticated, loopback=loopback)
+        record, _ = await self._engine.init(init, owner=owner, peer=peer)
+        return record.rollout_id, record.tools
+
+    async def health(self) -> dict[str, Any]:
+        supervisor = self._engine.supervisor
+        if supervisor.failure is not None:
+            raise Unavailable(f"{supervisor.owner} has failed")
+        left = self._engine.capacity()
+        return {
+            "status": "draining" if self._engine.shutdown.draining else "healthy",
+            "agent_loop": ", ".join(sorted(self._engine.agent_loops)),
+            "active_rollouts": left.running + left.queued,
+            "completed_rollouts": left.completed,
+            "undelivered": left.undelivered,
+        }

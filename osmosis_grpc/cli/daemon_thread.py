@@ -1,0 +1,38 @@
+"""Agents beside the command line: whatever they do, the command comes to its end."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from osmosis_grpc.cli.jobs import DAEMON_THREAD
+from osmosis_grpc.supervise import thread
+
+T = TypeVar("T")
+
+
+def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
+    """Run a coroutine in a daemon thread, so that nothing an agent does can keep this process.
+
+    Raises what it raises, and concurrent.futures.TimeoutError when it takes longer than `limit` seconds.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    async def tell() -> None:
+        try:
+            future.set_result(await main())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def run() -> bool:
+        asyncio.run(tell())
+        return False
+
+    def failed(error: BaseException) -> None:
+        if not future.done():
+            future.set_exception(error)
+
+    running = thread(DAEMON_THREAD, run, failed)
+    result = future.result(limit)
+    running.join(1.0)
+    return result

@@ -1,0 +1,183 @@
+"""The rollouts of an engine: a sink of its events and of its ended rollouts.
+
+Only replies, tools and ends are counted as they happen. Everything else is read from the engine at a scrape.
+No label value comes from a request or a model: agents are those that are registered, tools those that they offer.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from osmosis_grpc.engine import Engine
+from osmosis_grpc.observability.metric_families import (
+    CHAT_SECONDS,
+    FINISH_REASONS,
+    OTHER,
+    ROLLOUT_SECONDS,
+    Family,
+    Histogram,
+    Histograms,
+    Names,
+    Reading,
+    by_name,
+    single,
+)
+from osmosis_grpc.types import RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.types.tools import ToolDict
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+MAX_TOOLS = 50
+"""Tools with a label value of their own."""
+RECENT = 1024
+"""Rewards that a mean is taken over, for each agent."""
+
+_TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_REWARDS = (-10, -1, -0.5, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10)
+
+IN_FLIGHT = Family("osmosis_rollouts_in_flight", "gauge", "Rollouts that are accepted and have not ended.", ("agent",))
+RUNNING = Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs.")
+QUEUED = Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot.")
+ABANDONED = Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot.")
+ENDED = Family(
+    "osmosis_rollouts_total",
+    "counter",
+    "Rollouts that ended. error_category says whose fault a failure is.",
+    ("agent", "status", "finish_reason", "error_category"),
+)
+DURATION = Family(
+    "osmosis_rollout_duration_seconds", "histogram", "Time from the acceptance of a rollout to its end.", ("agent",)
+)
+CHATS = Family("osmosis_llm_call_duration_seconds", "histogram", "Time until the trainer answered a chat.")
+TOOLS = Family(
+    "osmosis_tool_call_duration_seconds",
+    "histogram",
+    f"Time that a tool ran. Tools that no agent offers, and all beyond {MAX_TOOLS}, are {OTHER}.",
+    ("tool",),
+)
+TOKENS = Family("osmosis_tokens_total", "counter", "Tokens of ended rollouts: prompt or response.", ("kind",))
+REWARD = Family("osmosis_reward", "histogram", "Rewards. Without a sum, since rewards may be negative.", ("agent",))
+REWARD_MEAN = Family("osmosis_reward_mean", "gauge", f"Mean of an agent's newest {RECENT:,} rewards.", ("agent",))
+BREAKS = Family(
+    "osmosis_token_prefix_breaks_total", "counter", "Segments that began because a prompt changed earlier tokens."
+)
+REJECTED = Family(
+    "osmosis_admission_rejected_total", "counter", "Inits that were refused, by the name of the gRPC status.", ("code",)
+)
+DROPPED = Family(
+    "osmosis_trajectory_events_dropped_total", "counter", "Events that could not be written to the journal."
+)
+ATTEMPTS = Family("osmosis_callback_attempts_total", "counter", "Attempts to deliver an outcome to its trainer.")
+UNDELIVERED = Family("osmosis_outcomes_undelivered", "gauge", "Outcomes on their way to their trainer.")
+EXPIRED = Family("osmosis_outcomes_expired_total", "counter", "Outcomes that were given up undelivered.")
+LAG = Family(
+    "osmosis_event_loop_lag_seconds", "histogram", "How late the event loop ran a callback, a few times a second."
+)
+
+
+class _Agent:
+    """What the ended rollouts of one agent came to."""
+
+    __slots__ = ("durations", "newest_rewards", "rewards")
+
+    def __init__(self) -> None:
+        self.durations, self.rewards = Histogram(ROLLOUT_SECONDS), Histogram(_REWARDS)
+        self.newest_rewards: deque[float] = deque(maxlen=RECENT)
+
+
+class EngineMetrics:
+    """The metrics of one engine. Adds itself to the engine's sinks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ends: Counter[tuple[str, ...]] = Counter()
+        self._agents = {name: _Agent() for name in (*engine.agent_loops, OTHER)}
+        self._chats = Histogram(CHAT_SECONDS)
+        self._observe_chat = self._chats.observe
+        self._tool_names = Names(MAX_TOOLS)
+        self._tools = Histograms(TOOLS, _TOOL_SECONDS)
+        self._prompt_tokens = self._response_tokens = self._breaks = 0
+        self._lag = Histogram(_LAG_SECONDS)
+        engine.log.add_sink(self._accepted, events.Accepted)
+        engine.log.add_sink(self._answered, events.ChatAnswered)
+        engine.log.add_sink(self._returned, events.ToolReturned)
+        engine.end_sinks.append(self._ended)
+        engine.watchdog.on_lag = self._lag.observe
+
+    def _accepted(self, event: TrajectoryEvent, /) -> None:
+        accepted: Any = event.kind
+        for tool in accepted.tools:
+            self._tool_names.add(_name(tool))
+
+    def _answered(self, event: TrajectoryEvent, /) -> None:
+        answered: Any = event.kind
+        if not answered.recorded_number:  # else the reply was read from the journal
+            self._observe_chat(answered.latency)
+
+    def _returned(self, event: TrajectoryEvent, /) -> None:
+        returned: Any = event.kind
+        self._tools.of(self._tool_names.label(returned.name)).observe(returned.latency)
+
+    def _ended(self, rollout: RolloutInfo, /) -> None:
+        completion = rollout.completion
+        if completion is None:
+            return
+        name, reason, failure, took = (
+            rollout.agent_loop,
+            completion.finish_reason,
+            completion.failure,
+            completion.metrics,
+        )
+        agent = self._agents.get(name)
+        if agent is None:  # left by a process that hosted another one
+            name, agent = OTHER, self._agents[OTHER]
+        if reason not in FINISH_REASONS:
+            reason = OTHER
+        self._ends[name, completion.status, reason, "" if failure is None else failure.boundary] += 1
+        agent.durations.observe(took.total_latency_ms / 1000)
+        self._prompt_tokens += took.prompt_tokens
+        self._response_tokens += took.response_tokens
+        if completion.reward is not None:
+            agent.rewards.observe(completion.reward)
+            agent.newest_rewards.append(completion.reward)
+        for sample in completion.samples.values():
+            if len(sample.segments) > 1:
+                self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        engine = self._engine
+        capacity = engine.capacity()
+        in_flight = Counter(dict.fromkeys(engine.agent_loops, 0))
+        for agent, count in engine.rollouts.in_flight().items():
+            in_flight[agent if agent in engine.agent_loops else OTHER] += count
+        yield by_name(IN_FLIGHT, in_flight)
+        yield single(RUNNING, capacity.running)
+        yield single(QUEUED, capacity.queued)
+        yield single(ABANDONED, capacity.abandoned)
+        yield ENDED, list(self._ends.items())
+        ended = [(name, agent) for name, agent in self._agents.items() if any(agent.durations.counts)]
+        rewarded = [(name, agent) for name, agent in ended if agent.newest_rewards]
+        yield DURATION, [((name,), agent.durations) for name, agent in ended]
+        yield single(CHATS, self._chats)
+        yield self._tools.read()
+        yield by_name(TOKENS, {"prompt": self._prompt_tokens, "response": self._response_tokens})
+        yield REWARD, [((name,), agent.rewards) for name, agent in rewarded]
+        yield (
+            REWARD_MEAN,
+            [((name,), sum(agent.newest_rewards) / len(agent.newest_rewards)) for name, agent in rewarded],
+        )
+        yield single(BREAKS, self._breaks)
+        yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
+        yield single(DROPPED, engine.log.dropped)
+        yield single(ATTEMPTS, engine.outbox.attempts)
+        yield single(UNDELIVERED, capacity.undelivered)
+        yield single(EXPIRED, capacity.expired)
+        yield single(LAG, self._lag)
+
+
+def _name(tool: ToolDict) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else None

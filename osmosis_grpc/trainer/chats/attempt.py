@@ -1,0 +1,258 @@
+"""What a trainer remembers of one attempt of a rollout: its chats, each sampled once.
+
+The same chat again gets the same reply; while it is still being sampled, the second asker
+joins the first. Nothing that asks can stop a sampling: only the rollout's end does.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from osmosis_grpc.engine.failpoints import reach
+from osmosis_grpc.errors import (
+    AlreadyExists,
+    CallError,
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    LedgerError,
+    Unavailable,
+    UnknownChat,
+)
+from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
+from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
+from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
+
+log = logging.getLogger(__name__)
+
+MAX_LOGGED = 2048
+"""Bytes of an error's text in a warning."""
+UNWRITTEN_RETRY = 1.0
+"""Seconds after which a server may ask again what the ledger could not take."""
+
+
+class AttemptCache:
+    """One attempt of one rollout."""
+
+    def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
+        self.attempt = attempt
+        self.result_id: str | None = None
+        self.entered = False
+        """Whether the ledger knows this attempt."""
+        self.restored = False
+        """Whether it comes from the ledger of an earlier process."""
+        self.committing: list[Callable[[], None]] | None = None
+        """Who waits for the commit of its completion; None when none is under way."""
+        self.last_used = 0.0
+        self.tools: Sequence[ToolDict] | None = None
+        """What its chats offer that name no tools of their own; None where that is not known."""
+        self._tools_digest: str | None = None
+        self._samples: dict[str, SampleState] = {}
+        self._ledger = ledger
+
+    def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
+        """A chat, its sampling begun now or before.
+
+        Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
+        """
+        if self.result_id is not None:
+            raise FailedPrecondition(
+                f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
+            )
+        sample = self._samples.get(request.sample)
+        if sample is None:
+            sample = self._samples[request.sample] = SampleState(request.sample)
+        if request.continues and not request.prefix_len:
+            position = sample.tree.insert_after(request.continues, request.messages)
+            if position is None:
+                raise UnknownChat(request.sample, request.continues)
+        else:
+            position = sample.tree.insert(request.messages)
+        params = jsontext.canonical(dict(request.params)) if request.params else "{}"
+        body = (position.node, params, self._tools_of(request), request.purpose)
+        known = sample.asked.get(request.number)
+        if known is not None:
+            if known.body != body:
+                raise AlreadyExists(
+                    f"chat {request.number} of sample {request.sample} was asked with another body",
+                    rollout_id=request.rollout_id,
+                    attempt=self.attempt,
+                )
+            if known.unwritten is not None and known.done.done():
+                known.done = asyncio.get_running_loop().create_future()
+                self._write(known, known.unwritten)
+            return known
+        tokens = sample.assembler.tokens(position.continues)
+        full = ChatRequest(
+            rollout_id=request.rollout_id,
+            attempt=request.attempt,
+            sample=request.sample,
+            number=request.number,
+            messages=sample.tree.messages(position.node),
+            params=request.params,
+            tools=self.tools if request.tools is None else request.tools,
+            tools_overridden=request.tools_overridden,
+            purpose=request.purpose,
+            continues=position.continues,
+            prefix_len=position.prefix_len,
+            known_ids=tokens if len(tokens) else None,
+            state=request.state,
+            credential=request.credential,
+            timeout=request.timeout,
+            version=sampler.version,
+        )
+        asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
+        asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+        return asked
+
+    def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
+        """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
+        if isinstance(reply, asyncio.CancelledError):
+            asked.fail(
+                Cancelled(f"the sampling of chat {request.number} was stopped: rollout {request.rollout_id} has ended")
+            )
+            return False
+        if isinstance(reply, BaseException):
+            if not asked.done.done():
+                asked.fail(_told(reply, request, failures))
+            return False
+        try:
+            if not isinstance(reply, ChatResponse):
+                raise TypeError(f"it returned a {type(reply).__name__}; return ChatResponse(message=...)")
+            reply = versioned(reply, request.version)
+            if self._ledger is None:
+                asked.answer(reply)
+                return True
+            asked.keep(reply)
+        except Exception as error:
+            asked.fail(_told(error, request, failures))
+            return False
+        self._commit(asked, request)
+        return True
+
+    def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
+        """Commit a reply that is kept; one that cannot be sent is answered with that."""
+        reach("ledger.reply.before")
+        try:
+            kept = kept_chat(request, asked)
+        except Exception:
+            kept = None
+        if kept is None or len(kept.reply) > MAX_REPLY_BYTES:  # whoever asked is told that it cannot be sent
+            asked.done.set_result(None)
+            return
+        self._write(asked, kept)
+
+    def _write(self, asked: PendingChat, chat: ChatRow) -> None:
+        """Commit a reply, and tell it then."""
+        assert self._ledger is not None
+        asked.unwritten = chat
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if error is not None:
+                asked.done.set_exception(unwritten())
+                asked.done.exception()  # it may be that nobody asks any more
+                return
+            reach("ledger.reply.committed")
+            self.entered = True
+            asked.unwritten, asked.written = None, chat.reply
+            asked.done.set_result(None)
+
+        self._ledger.chat(chat, committed, enter=not self.entered)
+
+    def _tools_of(self, request: ChatRequest) -> str:
+        if request.tools is not None:
+            return tools_digest(request.tools)
+        if self._tools_digest is None and self.tools is not None:
+            self._tools_digest = tools_digest(self.tools)
+        return self._tools_digest or ""
+
+    def lacks(self, completion: Completion) -> bool:
+        """Whether a rollout's events are needed to make its completion whole."""
+        left_out = any(name.endswith("segments") or name == "messages" for name in completion.omitted)
+        return left_out or self.refers_beyond(completion)
+
+    def refers_beyond(self, completion: Completion) -> bool:
+        """Whether a completion refers to chats that are not known here."""
+        refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
+        for ref in refers:
+            if ref is not None and not ref.prefix_len:
+                kept = self._samples.get(ref.sample)
+                if kept is None or kept.tree.reply(ref.number) is None:
+                    return True
+        for name, sample in completion.samples.items():
+            numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
+            if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
+                return True
+        return False
+
+    def restore(self, trajectory: Iterable[TrajectoryEvent]) -> None:
+        """Learn the chats that another process answered, from the rollout's events."""
+        requested: dict[tuple[str, int], events.ChatRequested] = {}
+        for event in trajectory:
+            kind = event.kind
+            if isinstance(kind, events.Resumed):
+                requested.clear()
+            elif isinstance(kind, events.ChatRequested):
+                requested[kind.sample, kind.number] = kind
+            elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
+                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
+                sample.restore(requested[kind.sample, kind.number], kind.response)
+        for name, sample in self._samples.items():
+            sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
+
+    def learn(self, chats: Iterable[ChatRow]) -> None:
+        """Take in what the ledger kept, in the order of the answers."""
+        learn(self._samples, chats)
+
+    def kept(self, rollout_id: str) -> list[ChatRow]:
+        """Every answered chat, for the ledger."""
+        return list(all_chats(rollout_id, self.attempt, self._samples))
+
+    def complete(self, completion: Completion) -> Completion:
+        """The completion with what it refers to, its samples assembled from the trainer's own chats."""
+        self.result_id = completion.result_id
+        samples = {
+            name: self._samples.setdefault(name, SampleState(name)).report(
+                told, f"samples[{name}].segments" in completion.omitted
+            )
+            for name, told in completion.samples.items()
+        }
+        begins, messages = completion.begins, completion.messages
+        if begins is not None and begins.sample in self._samples:
+            begins, messages = self._samples[begins.sample].whole(begins, messages)
+        return replace(completion, samples=samples, begins=begins, messages=messages)
+
+    def close(self) -> None:
+        """Stop what is being sampled and keep nothing but what came of it."""
+        for sample in self._samples.values():
+            for asked in list(sample.asked.values()):
+                if asked.task is not None:
+                    asked.task.cancel()
+        self._samples.clear()
+
+
+def unwritten() -> Unavailable:
+    """What the other side is told when the ledger cannot be written."""
+    return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
+
+
+def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
+    """What a failed sampling tells its askers: a CallError of the policy's as it is."""
+    if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
+        again = "; the agent server asks again" if error.retryable else ""
+        text = printable(clip(str(error), MAX_LOGGED))
+        failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
+        return error
+    log.warning(
+        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, log_traceback(error)
+    )
+    return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

@@ -1,0 +1,87 @@
+"""Converts requests, chats and completions to the rows of a ledger, and back."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc.storage.ledger.ledger import ChatRow, LedgerRollout
+from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
+from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
+from osmosis_grpc.wire.message import tools_from_wire
+from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
+from osmosis_grpc.wire.trainer import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
+
+Samples = dict[str, SampleState]
+
+
+def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
+    """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
+    question = request
+    if request.state or request.tools_overridden:
+        question = replace(request, state=b"", tools=None, tools_overridden=False)
+    return ChatRow(
+        request.rollout_id,
+        request.attempt,
+        request.sample,
+        request.number,
+        asked.continues,
+        asked.body[2],
+        chat_bytes(question, delta=True, all_tools=False),
+        reply_bytes(asked.kept()),
+    )
+
+
+def learn(samples: Samples, chats: Iterable[ChatRow]) -> None:
+    """Take in chats in the order of their answers."""
+    for chat in chats:
+        question = chat_from_wire(trainer_pb2.ChatRequest.FromString(chat.question))
+        reply = reply_from_wire(trainer_pb2.ChatResponse.FromString(chat.reply))
+        sample = samples.get(chat.sample)
+        if sample is None:
+            sample = samples[chat.sample] = SampleState(chat.sample)
+        sample.learn(question, chat.continues, chat.offered, reply)
+
+
+def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatRow]:
+    """Every answered chat of an attempt, in order of their numbers, with histories in full."""
+    for name, sample in samples.items():
+        for number, asked in sorted(sample.asked.items()):
+            if asked.answered:
+                yield kept_chat(_question(rollout_id, attempt, name, number, asked.body, sample), asked)
+
+
+def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: SampleState) -> ChatRequest:
+    node, params, _, purpose = body
+    return ChatRequest(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        sample=name,
+        number=number,
+        messages=sample.tree.messages(node),
+        params=json.loads(params),
+        purpose=purpose,
+        tools_overridden=False,
+    )
+
+
+def completion_of(kept: LedgerRollout) -> Completion:
+    """The completion as it came."""
+    return completion_from_wire(rollout_pb2.Completion.FromString(kept.completion or b""), "completion")
+
+
+def request_of(kept: LedgerRollout) -> RolloutRequest:
+    """The request of a rollout that was sent."""
+    return init_from_wire(rollout_pb2.InitRequest.FromString(kept.init or b"")).request
+
+
+def init_bytes(request: RolloutRequest) -> bytes:
+    """A request for the ledger; its body decides whether another one is equal."""
+    return init_to_wire(InitRequest(request=request), secrets=False).SerializeToString(deterministic=True)
+
+
+def tools_of(kept: LedgerRollout) -> list[ToolDict] | None:
+    """The tools that the answer to its Init told; None when it was not answered."""
+    if kept.tools is None:
+        return None
+    return tools_from_wire(message_pb2.Tools.FromString(kept.tools).tools, "tools")

@@ -1,0 +1,122 @@
+"""Calls the policy: counts the calls in flight, and knows the policy's version.
+
+What a chat is, and what is remembered of it, is in attempt.py.
+"""
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from osmosis_grpc import supervise
+from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.metrics import Metrics
+from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
+
+log = logging.getLogger(__name__)
+
+SAMPLE = job("trainer.sample", OnFailure.RAISE)
+KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
+
+Keep = Callable[[object], bool]
+"""Takes what came of a policy call, a reply or an exception; returns whether the chat is answered."""
+
+
+class Sampler:
+    """The policy of one trainer. Used on the event loop's thread."""
+
+    def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
+        self.version = ""
+        """Given to every call from now on, as ChatRequest.version."""
+        self.in_flight = 0
+        """Policy calls that have not ended."""
+        self.failures = Throttled(log)
+        """Warns of errors that the policy raises on purpose."""
+        self._policy = policy
+        self._metrics = metrics
+        self._supervisor = supervisor
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
+        """Call the policy and hand what comes of it to `keep`. Returns the task of a policy that is awaited."""
+        began = time.monotonic()
+        self.in_flight += 1
+        try:
+            reply = self._policy(request)
+        except Exception as error:
+            self._ended(began, keep, error)
+            return None
+        if isinstance(reply, ChatResponse) or not inspect.isawaitable(reply):
+            self._ended(began, keep, reply)
+            return None
+        task = supervise.future(SAMPLE, reply)
+        task.add_done_callback(partial(self._awaited, began, keep))
+        return task
+
+    def idle(self) -> "asyncio.Future[None]":
+        """Returns a future that is done when no policy call is in flight."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.in_flight:
+            self._waiting.append(future)
+        else:
+            future.set_result(None)
+        return future
+
+    def resumed(self) -> None:
+        """Policy calls may begin again: fail every idle() that is not done."""
+        error = FailedPrecondition("the trainer was resumed before it was idle")
+        for future in self._take_waiting():
+            future.set_exception(error)
+            future.exception()  # its caller may have gone
+
+    def _awaited(self, began: float, keep: Keep, task: "asyncio.Future[Any]") -> None:
+        if task.cancelled():
+            self._ended(began, keep, asyncio.CancelledError())
+        else:
+            error = task.exception()
+            self._ended(began, keep, task.result() if error is None else error)
+
+    def _ended(self, began: float, keep: Keep, reply: object) -> None:
+        self.in_flight -= 1
+        self._supervisor.call(KEEP, self._keep, began, keep, reply, report=partial(self._keep, began, keep))
+        if not self.in_flight:
+            for future in self._take_waiting():
+                future.set_result(None)
+
+    def _keep(self, began: float, keep: Keep, reply: object) -> None:
+        if keep(reply) and isinstance(reply, ChatResponse):
+            self._metrics.answered(reply, time.monotonic() - began)
+        else:
+            self._metrics.unanswered()
+
+    def _take_waiting(self) -> "list[asyncio.Future[None]]":
+        waiting, self._waiting = self._waiting, []
+        return [future for future in waiting if not future.done()]
+
+
+def versioned(response: ChatResponse, version: str) -> ChatResponse:
+    """Returns the reply; with this version for its tokens where the policy gave none."""
+    tokens = response.tokens
+    if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
+        return response
+    return replace(response, versions=(VersionSpan(version, len(tokens.ids)),))
+
+
+def entered(policy: object) -> AbstractAsyncContextManager[Any]:
+    """Returns the context of a policy that is an async context manager; an empty one otherwise."""
+    return policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
+
+
+def version_text(version: str | int) -> str:
+    """A version as text. Raises TypeError for anything but a text or a whole number."""
+    if isinstance(version, bool) or not isinstance(version, str | int):
+        raise TypeError(f"version: is a {type(version).__name__}; use a str or an int, for example 'step-7' or 7")
+    return str(version)

@@ -1,0 +1,53 @@
+"""A trainer's requests, checked before anything is sent."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.types import InitRequest, RolloutRequest, jsontext
+from osmosis_grpc.types.messages import copy_messages
+from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.wire.rollout import init_to_wire
+
+MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
+"""What is left of a message for a request, its callback and its frame beside it."""
+_KINDS: dict[str, type] = {
+    "agent_loop": str,
+    "attempt": int,
+    "evaluation": bool,
+    "idempotency_key": str,
+    "label": str,
+    "max_tokens_total": int,
+    "max_turns": int,
+    "priority": int,
+    "tool_server_url": str,
+}
+_FIELDS = {field.name for field in fields(RolloutRequest)}
+
+
+def checked(request: RolloutRequest | None, changes: Mapping[str, Any]) -> RolloutRequest:
+    """A request, or its fields by name. Raises TypeError, and InvalidArgument naming the field."""
+    if request is not None and not isinstance(request, RolloutRequest):
+        raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
+    unknown = sorted(set(changes) - _FIELDS)
+    if unknown:
+        raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
+    full = replace(request, **changes) if request else RolloutRequest(**changes)
+    check_id(full.rollout_id, "rollout_id")
+    for name, kind in _KINDS.items():
+        value = getattr(full, name)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise InvalidArgument(name, f"is a {type(value).__name__}, not a {kind.__name__}")
+    if not 0 < full.attempt < 2**32:
+        raise InvalidArgument("attempt", f"{full.attempt} is not a number from 1")
+    metadata = jsontext.copy(dict(full.metadata), "metadata") if full.metadata else {}
+    full = replace(full, messages=copy_messages(full.messages, "messages"), metadata=metadata)
+    try:
+        size = init_to_wire(InitRequest(request=full)).ByteSize()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument("", f"the request cannot be sent: {error}") from error
+    if size > MAX_INIT_BYTES:
+        raise InvalidArgument("messages", f"the request has {size} bytes, more than {MAX_INIT_BYTES}")
+    return full

@@ -1,0 +1,447 @@
+"""Where rollouts go: to the agent server with the most room, and elsewhere when that one is lost."""
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
+from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
+from osmosis_grpc.trainer.completions import Completions
+from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
+from osmosis_grpc.trainer.rollout import Rollout, job_failed
+from osmosis_grpc.trainer.servers import LOST, Servers
+from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
+from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
+from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
+
+log = logging.getLogger(__name__)
+
+TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
+SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
+
+MAX_ATTEMPTS = 5
+"""Attempts of a rollout that agent servers may lose."""
+LOST_PAUSES = 0.25, 10.0
+"""Seconds before a lost rollout runs again: after its first loss, and at most."""
+SETTLING = 5.0
+"""Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
+
+
+class Scheduler:
+    """A trainer's rollouts that are not over, from being asked for to their completion."""
+
+    def __init__(
+        self,
+        cache: ChatCache,
+        supervisor: Supervisor,
+        *,
+        lost_after: float,
+        max_open_chats: int,
+        max_attempts: int = MAX_ATTEMPTS,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.cache = cache
+        self.supervisor = supervisor
+        self.failure: TrainerFailed | None = None
+        """Set when the trainer has failed: every call raises it."""
+        self.runs: set[Callable[[TrainerFailed], None]] = set()
+        """Called when the trainer fails, one for each run() and groups() that is open."""
+        self.ledger = ledger
+        self.held = UnconfirmedOutcomes(ledger) if ledger is not None else None
+        self.earlier = EarlierOutcomes()
+        self._untrainable = UntrainableOutcomes()
+        self.rollouts: dict[str, Rollout] = {}
+        self.servers = Servers(
+            supervisor,
+            lost_after=lost_after,
+            max_open_chats=max_open_chats,
+            lost=self._lost,
+            stuck=self._stuck,
+            nobody=self._nobody,
+        )
+        self._completions = Completions(
+            cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
+        )
+        self._max_attempts = max_attempts
+        self._queues: dict[str, deque[Rollout]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._returning: set[asyncio.TimerHandle] = set()
+        self._closed = False
+
+    def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
+        """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
+        try:
+            return self._submit(request, affinity_key)
+        except CallError as error:
+            self.cache.metrics.refused(request, error)
+            raise
+
+    def _submit(self, request: RolloutRequest, affinity_key: str) -> Rollout:
+        if self.failure is not None:
+            raise self.failure
+        if self._closed:
+            raise Unavailable("the trainer is closed")
+        known = self.rollouts.get(request.rollout_id)
+        if self.held is not None:
+            if known is None and self.held.holds(request.rollout_id, request.attempt):
+                return self.hand_out(request)
+            self.held.left.pop(request.rollout_id, None)
+        if known is not None:
+            if not _equal(known.request, request):
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} runs with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=known.request.attempt,
+                )
+            if request.attempt > known.request.attempt:
+                self._supersede(known, request)
+            return known
+        try:
+            cache = self.cache.rollout(request.rollout_id, request.attempt, time.monotonic())
+        except Aborted as error:
+            raise Aborted(
+                f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
+                rollout_id=request.rollout_id,
+                attempt=error.attempt,
+            ) from None
+        if cache.result_id is not None:
+            raise AlreadyExists(
+                f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",
+                rollout_id=request.rollout_id,
+                attempt=request.attempt,
+            )
+        if self.servers.given_up:
+            raise self.servers.nobody_there()
+        rollout = Rollout(request, self._loop.create_future(), affinity_key)
+        rollout.done.add_done_callback(partial(self._count, request))
+        self.rollouts[request.rollout_id] = rollout
+        self._queue(rollout)
+        self.changed()
+        return rollout
+
+    def hand_out(self, request: RolloutRequest) -> Rollout:
+        """A rollout that is over, its completion read from the ledger."""
+        assert self.held is not None
+        rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+        rollout.done.add_done_callback(_retrieve)
+        return rollout
+
+    def restore(self, kept: Iterable[LedgerRollout]) -> None:
+        """Go on with the rollouts that an earlier process had sent."""
+        assert self.held is not None
+        places = {server.place: server for server in self.servers}
+        for row in kept:
+            if row.init is None:
+                continue
+            rollout = Rollout(
+                request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None, begun=True
+            )
+            rollout.done.add_done_callback(partial(self._count, rollout.request))
+            self.rollouts[row.rollout_id] = rollout
+            self.held.left[row.rollout_id] = None
+            server = places.get(row.place)
+            if server is not None:
+                server.adopt(rollout)
+            else:
+                self.restart(rollout, f"{row.place} is none of this trainer's servers any more")
+        self.servers.wait_anew()
+
+    def forget(self, rollout: Rollout) -> None:
+        """A rollout is over, or nobody waits for it any more."""
+        if self.rollouts.get(rollout.request.rollout_id) is rollout:
+            del self.rollouts[rollout.request.rollout_id]
+        if rollout.server is not None:
+            rollout.server.over(rollout)
+
+    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        """No server takes it."""
+        self._drop(rollout)
+        self.forget(rollout)
+        if not rollout.done.done():
+            rollout.done.set_exception(error)
+
+    def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
+        """The ledger cannot be written: a new rollout is refused, one that ran before waits."""
+        if rollout.begun:
+            self.put_back(rollout, UNWRITTEN_RETRY)
+        else:
+            self.refused(rollout, error)
+        self.changed()
+
+    def _drop(self, rollout: Rollout) -> None:
+        """It is over, and no completion comes."""
+        if self.ledger is not None and rollout.begun:
+            self.ledger.drop(*rollout.key)
+
+    def give_up(self, rollout: Rollout) -> None:
+        """Nobody waits for a rollout any more."""
+        if rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
+            return
+        rollout.cancelled = rollout.given_up = True
+        if rollout.server is None:
+            self.end_here(rollout)
+        else:
+            request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason="nobody waits for it")
+            rollout.server.cancels.ask(request).add_done_callback(_retrieve)
+
+    def end_here(self, rollout: Rollout) -> None:
+        """A rollout that no server has ends CANCELLED."""
+        queue = self._queues.get(rollout.request.agent_loop)
+        if queue is not None and rollout in queue:
+            queue.remove(rollout)
+        self._drop(rollout)
+        self.forget(rollout)
+        if not rollout.done.done():
+            rollout_id, attempt = rollout.key
+            rollout.done.set_result(
+                Completion(
+                    rollout_id=rollout_id,
+                    attempt=attempt,
+                    status=CompletionStatus.CANCELLED,
+                    finish_reason="cancelled",
+                    group=rollout.request.group,
+                    evaluation=rollout.request.evaluation,
+                )
+            )
+
+    def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
+        """A higher attempt was asked for: whoever waits gets its completion."""
+        if rollout.server is None:  # it waits for room, and has run nowhere
+            rollout.request = request
+            return
+        rollout.server.let_go(rollout)
+        rollout.request = replace(request, attempt=request.attempt - 1)
+        self.restart(rollout, "a higher attempt was asked for")
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """See Owner. A server that loses what it accepts would otherwise cost attempts as fast as it answers."""
+        rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
+        losses = len(rollout.losses)
+        if losses < self._max_attempts or rollout.cancelled:
+            first, longest = LOST_PAUSES
+            self.restart(rollout, why, min(longest, first * 2 ** (losses - 1)) * random.uniform(0.5, 1.0))
+            return
+        name = rollout.request.rollout_id
+        self.refused(rollout, Unavailable(f"rollout {name} was lost {losses} times: {'; '.join(rollout.losses)}"))
+        self.changed()
+
+    def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
+        """Run a rollout again, with a higher attempt, wherever there is room."""
+        if rollout.server is not None:
+            rollout.server.over(rollout)
+            rollout.server = None
+        if rollout.done.done():
+            return
+        if rollout.cancelled:
+            self.end_here(rollout)
+            return
+        attempt = rollout.request.attempt + 1
+        log.info("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
+        rollout.request = replace(rollout.request, attempt=attempt)
+        rollout.opened = False
+        self.cache.rollout(rollout.request.rollout_id, attempt, time.monotonic())
+        if after:
+            self._send_later(rollout, after)
+        else:
+            self._queue(rollout, first=True)
+        self._loop.call_soon(self.changed)
+
+    def unpin(self, affinity_key: str) -> None:
+        """No further rollout of a group comes: its server need not be remembered."""
+        for server in self.servers:
+            pin = server.pinned.get(affinity_key)
+            if pin is not None and pin.open:
+                pin.started = sys.maxsize  # removed with the last one that is open
+            elif pin is not None:
+                del server.pinned[affinity_key]
+
+    def put_back(self, rollout: Rollout, after: float) -> None:
+        """A rollout that was not taken is sent again after some seconds."""
+        rollout.server = None
+        if rollout.cancelled:
+            self.end_here(rollout)
+        else:
+            self._send_later(rollout, after)
+
+    def _send_later(self, rollout: Rollout, after: float) -> None:
+        def again() -> None:
+            self._returning.discard(timer)
+            if not rollout.done.done():
+                self._queue(rollout, first=True)
+                self.changed()
+
+        def fail(error: BaseException) -> None:
+            self.refused(rollout, job_failed(SEND_AGAIN, error))
+
+        timer = self.supervisor.call_later(SEND_AGAIN, after, again, report=fail)
+        self._returning.add(timer)
+
+    def changed(self) -> None:
+        """Send what there is room for."""
+        for agent_loop, queue in list(self._queues.items()):
+            held: list[Rollout] = []
+            while queue:
+                rollout = queue.popleft()
+                if rollout.done.done():
+                    continue
+                if self._sent(rollout):
+                    continue
+                held.append(rollout)
+                if not rollout.affinity_key:
+                    break
+            queue.extendleft(reversed(held))
+            if not queue:
+                del self._queues[agent_loop]
+
+    def _sent(self, rollout: Rollout) -> bool:
+        """Returns whether the rollout needs to wait no longer: it was sent, or it ended because that failed."""
+        try:
+            server = self._place(rollout)
+            if server is None:
+                return False
+            server.start(rollout)
+        except Exception as error:
+            problem = job_failed(SEND_AGAIN, error)
+            self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
+        return True
+
+    def _queue(self, rollout: Rollout, *, first: bool = False) -> None:
+        queue = self._queues.setdefault(rollout.request.agent_loop, deque())
+        (queue.appendleft if first else queue.append)(rollout)
+
+    def _place(self, rollout: Rollout) -> Attachment | None:
+        """The server with the most room, that of its group where there is one; None while there is no room."""
+        attached = self.servers.attached
+        hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
+        if not hosts and self.servers.all_attached:  # whoever is asked tells what there is
+            hosts = attached
+        if rollout.affinity_key:
+            hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
+        best = max(hosts, key=lambda server: server.free, default=None)
+        return best if best is not None and best.free > 0 else None
+
+    # What servers tell.
+
+    def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+        """See Completions.record."""
+        refusals: list[CallError] = []
+
+        def take() -> None:
+            try:
+                self._completions.record(server, completion, told)
+            except CallError as error:
+                refusals.append(error)
+
+        fail = partial(self._completions.fail, server, completion, TAKE)
+        self.supervisor.call(TAKE, take, report=fail)
+        if refusals:
+            raise refusals[0]
+
+    def unusable(self, server: Attachment, rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """See Owner. The server sends no other outcome, so the caller would wait for ever."""
+        rollout = self.rollouts.get(rollout_id)
+        if rollout is not None and rollout.server is server and attempt in (0, rollout.request.attempt):
+            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {server.name}: {problem}"))
+            self.changed()
+
+    def _recorded(self, rollout: Rollout, completion: Completion) -> None:
+        """A rollout's completion is recorded."""
+        if not rollout.done.done():
+            rollout.done.set_result(completion)
+        self.forget(rollout)
+        self.earlier.count(completion)
+        self._untrainable.count(completion)
+        self.changed()
+
+    def _count(self, request: RolloutRequest, done: "asyncio.Future[Completion]") -> None:
+        """A rollout is over: count its outcome."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.cache.metrics.ended(done.result(), self.cache.sampler.version)
+        else:
+            self.cache.metrics.refused(request, error)
+
+    def _lost(self, server: Attachment, why: str) -> None:
+        """What ran on a lost server goes elsewhere."""
+        for rollout in list(server.rollouts.values()):
+            self.lost(rollout, why)
+
+    def _stuck(self, server: Attachment, error: BaseException) -> None:
+        """What ran on a lost server could not be sent elsewhere."""
+        for rollout in list(server.rollouts.values()):
+            self.refused(rollout, job_failed(LOST, error))
+
+    def _nobody(self, error: CallError) -> None:
+        """No server is there: rollouts that wait for one end."""
+        waiting = [r for r in self.rollouts.values() if r.server is None or r.server.refusal is not None]
+        for rollout in waiting:
+            self.forget(rollout)
+            if not rollout.done.done():
+                rollout.done.set_exception(error)
+
+    async def settle(self) -> None:
+        """Before the trainer leaves: take the outcomes that have come, and those of rollouts that were given up.
+
+        A server keeps an outcome that is not answered, and waits for this trainer when it is to stop.
+        """
+        for _ in range(3):  # asyncio closes run() in the turns after its loop was left; then its rollouts are given up
+            await asyncio.sleep(0)
+        ending = [r.done for r in self.rollouts.values() if r.given_up and r.server is not None and r.server.attached]
+        if ending:
+            await asyncio.wait(ending, timeout=SETTLING)
+        if self.ledger is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLING):
+                    await self.ledger.written()
+
+    def fail(self, failure: TrainerFailed) -> None:
+        """The trainer cannot go on: every call that waits raises this."""
+        self.failure = failure
+        for report in list(self.runs):
+            report(failure)
+        self._end(failure)
+
+    def close(self) -> None:
+        """End every call that waits with Unavailable."""
+        self._closed = True
+        self.earlier.report()
+        self._untrainable.report()
+        for timer in self._returning:
+            timer.cancel()
+        self._completions.close()
+        self._end(Unavailable("the trainer was closed"))
+        self.cache.close()
+
+    def _end(self, error: Exception) -> None:
+        self.servers.close(error)
+        for rollout in self.rollouts.values():
+            if not rollout.done.done():
+                rollout.done.set_exception(error)
+        self.rollouts.clear()
+
+
+def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:
+    """Whether it is the same request, but for its attempt; one that the ledger kept is as it was sent."""
+    request = replace(request, attempt=known.attempt)
+    return known == request or init_bytes(known) == init_bytes(request)
+
+
+def _retrieve(done: "asyncio.Future[Any]") -> None:
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,521 @@
+"""attach(): a trainer's rollouts on any number of agent servers, over one stream each."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.errors import NotFound, TrainerFailed
+from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.tls import ClientTls, ServerTls
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
+from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.sampler import entered, version_text
+from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
+from osmosis_grpc.trainer.connections import Connections
+from osmosis_grpc.trainer.evaluate import Evaluation
+from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
+from osmosis_grpc.trainer.progress import shown
+from osmosis_grpc.trainer.request_check import checked
+from osmosis_grpc.trainer.run import Requests, Run, left_over
+from osmosis_grpc.trainer.scheduler import MAX_ATTEMPTS, Scheduler
+from osmosis_grpc.trainer.servers import Server
+from osmosis_grpc.trainer.subscriptions import Subscription
+from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.wire.control import cancelled_from_wire
+
+if TYPE_CHECKING:
+    from osmosis_grpc.observability.exposition import PrometheusCollector
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_OPEN_CHATS = 16_384
+
+
+def attach(
+    targets: str | Sequence[str],
+    policy: Policy,
+    *,
+    listen_on: str = "",
+    lost_after: float = 120.0,
+    max_open_chats: int = MAX_OPEN_CHATS,
+    delta: bool = True,
+    ttl: float = 7200.0,
+    ledger: str | Path | None = None,
+    token: str = "",
+    tls: ClientTls | None = None,
+    listen_tokens: str | Sequence[str] = (),
+    listen_tls: ServerTls | None = None,
+    insecure: bool = False,
+    longest_pause: float = 10.0,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> "Trainer":
+    """A trainer with any number of agent servers, to be used with `async with`.
+
+    `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
+    a free one. A server that is away for `lost_after` seconds is lost: its rollouts run elsewhere,
+    with a higher attempt; when none is there for so long, rollouts end with Unavailable. So does a
+    rollout of which servers have lost `max_attempts` attempts; a pause that grows lies between two of them.
+    `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
+    which may have at least one. Without `delta` every chat comes with its whole history. What is
+    known of a rollout is forgotten `ttl` seconds after it was last heard of. A server that is away
+    is dialled again after pauses that grow up to `longest_pause` seconds.
+
+    `token` and `tls` are for the servers at `targets`: what is shown to them, and how to speak TLS
+    with them. `listen_tokens` (SECRET or NAME=SECRET) are those that servers which dial out show,
+    `listen_tls` has the files that they are shown. `insecure` means that tokens may travel in plain
+    text, and that `listen_on` may be public without any of it.
+
+    `ledger` is a file in which the trainer keeps what it has promised: attachment ids, rollouts that
+    were sent, answers to chats, completions until `await completion.confirm()`. A trainer that is
+    started again with the same ledger goes on where the other one ended, however that was; see
+    Trainer.unconfirmed. Without one a completion counts as recorded when it has been handed to
+    whoever waits for it, and a trainer that is killed forgets its rollouts.
+
+    Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError
+    for a target that is none or an address that is not guarded enough, TypeError for a policy that
+    is not callable and for TLS that is not ClientTls or ServerTls.
+    """
+    named = [targets] if isinstance(targets, str) else targets
+    return Trainer(
+        named,
+        policy,
+        listen_on=listen_on,
+        lost_after=lost_after,
+        max_open_chats=max_open_chats,
+        delta=delta,
+        ttl=ttl,
+        access=Access(token=token, tls=tls, insecure=insecure),
+        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
+        ledger=ledger,
+        longest_pause=longest_pause,
+        max_attempts=max_attempts,
+    )
+
+
+class Trainer:
+    """Made by attach().
+
+    A completion counts as recorded when it has been handed to whoever waits for it; with a ledger
+    when it stands there.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        policy: Policy,
+        *,
+        listen_on: str,
+        lost_after: float,
+        max_open_chats: int,
+        delta: bool,
+        ttl: float,
+        access: Access,
+        security: Security,
+        ledger: str | Path | None = None,
+        longest_pause: float = 10.0,
+        max_attempts: int = MAX_ATTEMPTS,
+    ) -> None:
+        for name, value in (
+            ("lost_after", lost_after),
+            ("max_open_chats", max_open_chats),
+            ("ttl", ttl),
+            ("longest_pause", longest_pause),
+            ("max_attempts", max_attempts),
+        ):
+            if not value > 0:
+                raise ValueError(f"{name}: {value} is not greater than 0")
+        for target in targets:
+            if target.startswith(("http://", "https://")) or ":" not in target:
+                raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
+            access.check_target(target)
+        check_policy(policy)
+        self._access = access
+        self._security = security
+        self._targets = list(dict.fromkeys(targets))
+        self._listen_on = listen_on
+        self._ttl = ttl
+        self._pauses = min(0.25, longest_pause), longest_pause
+        self._delta = delta
+        self._options: dict[str, Any] = {
+            "lost_after": lost_after,
+            "max_open_chats": max_open_chats,
+            "max_attempts": max_attempts,
+        }
+        self._policy = policy
+        self._path = ledger
+        self._ledger: Ledger | None = None
+        self._opened_cache: ChatCache | None = None
+        self._opened_scheduler: Scheduler | None = None
+        self._connections: Connections
+        self._supervisor: Supervisor
+        self._resources: AsyncExitStack
+        self._group_counts: Counter[str] = Counter()
+        self.address = ""
+        """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+
+    @property
+    def _cache(self) -> ChatCache:
+        return _of_open(self._opened_cache)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return _of_open(self._opened_scheduler)
+
+    async def __aenter__(self) -> "Trainer":
+        async with AsyncExitStack() as stack:
+            self._supervisor = Supervisor("the trainer")
+            stack.push_async_callback(self._supervisor.close)
+            if self._path is not None:
+                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
+                stack.push_async_callback(self._ledger.close)
+            await stack.enter_async_context(entered(self._policy))
+            await self._begin()
+            self._resources = stack.pop_all()
+        return self
+
+    async def _begin(self) -> None:
+        self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
+        self._opened_scheduler = Scheduler(self._cache, self._supervisor, **self._options, ledger=self._ledger)
+        self._supervisor.add_listener(self._failed)
+        self._connections = Connections(
+            self._scheduler,
+            self._attachment,
+            self._targets,
+            access=self._access,
+            security=self._security,
+            pauses=self._pauses,
+        )
+        if self._listen_on:
+            try:
+                self.address = self._connections.listen(self._listen_on)
+            except BaseException:
+                self._scheduler.close()
+                raise
+        kept = self._ledger.take_restored() if self._ledger is not None else []
+        self._cache.restore(kept, time.monotonic())
+        self._connections.await_servers(kept)
+        if self._ledger is not None:
+            self._scheduler.restore(kept)
+        await self._connections.begin()
+        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+
+    def _failed(self, error: BaseException) -> None:
+        self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
+
+    def _attachment(self, name: str, place: str) -> Attachment:
+        return Attachment(name, self._scheduler, self._cache, delta=self._delta, place=place, ledger=self._ledger)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            await self._scheduler.settle()
+            self._connections.leave()
+            await self._scheduler.servers.part()
+            await self._connections.close()
+        finally:
+            self._scheduler.close()
+            await self._resources.aclose()
+
+    @property
+    def servers(self) -> list[Server]:
+        """The agent servers, attached or awaited."""
+        return [
+            Server(
+                s.name,
+                s.attached,
+                s.window,
+                len(s.rollouts),
+                tuple(s.hello.agent_loops),
+                s.hello.version,
+                s.hello.journal_id,
+            )
+            for s in self._scheduler.servers
+        ]
+
+    async def rollout(
+        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Any
+    ) -> Completion:
+        """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
+
+        A rollout of the same id that is not over is joined; with a ledger also one that is over and
+        not confirmed, whatever its attempt now is. Rollouts with equal `affinity_key` go to one
+        server. Cancelling the last one who waits cancels the rollout. Raises the CallError that it
+        is refused with, InvalidArgument naming the field, AlreadyExists for another request under
+        its id, Unavailable when there is no agent server.
+        """
+        rollout = self._scheduler.submit(checked(request, changes), affinity_key=affinity_key)
+        rollout.waiters += 1
+        try:
+            return await asyncio.shield(rollout.done)
+        finally:
+            rollout.waiters -= 1
+            if not rollout.waiters:
+                self._scheduler.give_up(rollout)
+
+    async def run(
+        self,
+        requests: Requests,
+        *,
+        group_size: int = 1,
+        max_in_flight: int = 256,
+        colocate_groups: bool = False,
+        progress: bool = False,
+    ) -> AsyncGenerator[Completion, None]:
+        """Run rollouts and yield their completions as they come.
+
+        With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
+        group ID; `colocate_groups` keeps a group's members on one server. A rollout that is refused is
+        yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
+        stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
+        Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
+        twice.
+        """
+        scheduler = self._scheduler
+        with shown(progress, requests, group_size, self._supervisor) as bar:
+            run = Run(
+                scheduler,
+                group_size=group_size,
+                max_in_flight=max_in_flight,
+                colocate_groups=colocate_groups,
+                progress=bar,
+            )
+            async with aclosing(run.ended(requests)) as ended:
+                async for _, completion in ended:
+                    if bar is not None:
+                        bar.refresh()
+                    yield completion
+
+    async def groups(
+        self,
+        requests: Requests,
+        group_size: int,
+        *,
+        retries: int = 1,
+        on_failure: OnFailure = "drop_group",
+        max_in_flight: int = 256,
+        colocate_groups: bool = False,
+        progress: bool = False,
+    ) -> AsyncGenerator[OutcomeGroup, None]:
+        """Run each request as a group, as run() does, and yield groups as their last members end.
+
+        A member that does not complete is run again with a higher attempt, up to `retries` times. A
+        request that is refused for good and a rollout that was cancelled are not. When there is no
+        retry left, `on_failure` decides: "drop_group" cancels the other members and yields nothing,
+        "drop_member" yields the group without it, as long as two members complete. Both are logged,
+        and counted in `group_counts`. Leaving the loop cancels what is not over. Raises ValueError,
+        TypeError and InvalidArgument for what cannot be run, AlreadyExists for an id that this trainer has
+        run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
+        cannot be confirmed.
+        """
+        scheduler = self._scheduler
+        with shown(progress, requests, group_size, self._supervisor) as bar:
+            grouping = Grouping(
+                scheduler,
+                group_size=group_size,
+                max_in_flight=max_in_flight,
+                colocate_groups=colocate_groups,
+                retries=retries,
+                on_failure=on_failure,
+                counts=self._group_counts,
+                progress=bar,
+            )
+            async with aclosing(grouping.groups(requests)) as groups:
+                async for group in groups:
+                    if bar is not None:
+                        bar.refresh()
+                    yield group
+
+    @property
+    def group_counts(self) -> GroupCounts:
+        """What became of the groups of groups() so far."""
+        _of_open(self._opened_scheduler)
+        return GroupCounts(**self._group_counts)
+
+    async def evaluate(
+        self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
+    ) -> Evaluation:
+        """Run rollouts that measure the policy, beside whatever else runs, and return all outcomes with a summary.
+
+        The requests are sent with `evaluation=True`, so their outcomes are marked on both sides and on
+        disk, and neither trainable_samples() nor pad() takes them. They share the servers with the
+        other rollouts in order of arrival; `priority` in a request puts it ahead in a server's queue.
+        An id runs once: a later evaluation of the same rows needs other ids. Raises as run() does;
+        cancelling it cancels what is not over.
+        """
+        run = Run(
+            self._scheduler,
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            colocate_groups=colocate_groups,
+            changes={"evaluation": True},
+            name="evaluate",
+        )
+        async with aclosing(run.ended(requests)) as ended:
+            return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
+
+    async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
+        """What an earlier process left in the ledger and nobody here has asked for, to its end.
+
+        First the completions that were not confirmed, oldest first, then those of the rollouts that
+        still run, as they end. What rollout() or run() ask for is theirs; leaving the loop cancels
+        nothing. Empty without a ledger.
+        """
+        async with aclosing(left_over(self._scheduler)) as completions:
+            async for completion in completions:
+                yield completion
+
+    async def cancel(self, rollout_id: str = "", *, group_id: str = "", reason: str = "") -> list[CancelResult]:
+        """Cancel one rollout of this trainer's, a group, or, with neither given, all of them. Idempotent.
+
+        Rollouts end CANCELLED; whoever waits for one gets that completion. Raises Unavailable where a server's
+        disk cannot keep the cancel: it holds in that process all the same, and may be asked again.
+        """
+        if rollout_id and group_id:
+            raise ValueError("cancel takes a rollout_id or a group_id, not both")
+        asked = []
+        for rollout in list(self._scheduler.rollouts.values()):
+            group = rollout.request.group
+            mine = group.id if group is not None else ""
+            if rollout_id not in ("", rollout.request.rollout_id) or group_id not in ("", mine):
+                continue
+            rollout.cancelled = True
+            if rollout.server is None:
+                self._scheduler.end_here(rollout)
+            else:  # by its id: a group, or all, may be other trainers' of the same owner as well
+                request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason=reason)
+                asked.append(rollout.server.cancels.ask(request))
+        answers = await asyncio.gather(*asked)
+        return [cancelled_from_wire(row) for answer in answers for row in answer.results]
+
+    async def events(
+        self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
+    ) -> AsyncIterator[TrajectoryEvent]:
+        """A rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
+
+        Waits for a rollout that this trainer has not sent yet, or whose Init is not answered. Without `tokens` replies
+        come without their token blocks. Raises NotFound when no server knows the rollout, and the CallError that it is
+        refused with.
+        """
+        await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
+        if self._scheduler.failure is not None:
+            raise self._scheduler.failure
+        held = self._scheduler.rollouts.get(rollout_id)
+        if held is not None:
+            await held.wait_until_opened()
+        first = held.server if held is not None else None
+        servers = [first] if first is not None else self._scheduler.servers.attached
+        for server in servers:
+            subscription = Subscription(rollout_id, attempt, after, tokens)
+            server.subscriptions.begin(subscription)
+            begun = False
+            try:
+                async for event in subscription.read(server.subscriptions.begin):
+                    begun = True
+                    yield event
+                return
+            except NotFound:
+                if begun:
+                    raise
+            finally:
+                server.subscriptions.end(subscription)
+        raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+
+    def pause(self, *, idle: bool = False) -> Awaitable[None]:
+        """Let no further chat come, for example while weights are swapped. Chats that are open are answered.
+
+        The call itself pauses. Awaiting what it returns waits for nothing more; with `idle` it waits until no policy
+        call is in flight, and raises FailedPrecondition when resume() is called before that. asyncio.timeout()
+        bounds the wait; the trainer stays paused.
+
+            await trainer.pause(idle=True)
+            load_weights(step)
+            trainer.resume(version=step)
+        """
+        self._scheduler.servers.paused = True
+        self._scheduler.servers.grant()
+        if idle:
+            return self._cache.sampler.idle()
+        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        paused.set_result(None)
+        return paused
+
+    def resume(self, *, version: str | int | None = None) -> None:
+        """Let chats come again, and name the policy's version from now on; None leaves it as it is.
+
+        Policy calls find it in ChatRequest.version, and replies that come without `versions` get the one that
+        their call began with. It may be called without a pause, for example with the first version. Raises TypeError
+        for a version that is neither text nor a whole number.
+        """
+        if version is not None:
+            self._cache.sampler.version = version_text(version)
+        self._cache.sampler.resumed()
+        self._scheduler.servers.paused = False
+        self._scheduler.servers.grant()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
+
+        Counts are since the trainer was made: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
+        `rollouts/from_journal` (of these, outcomes of an earlier run), `failures/BOUNDARY/REASON`,
+        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
+        `rollouts/not_trainable` (completed rollouts with nothing to train on), `samples/trainable`, `samples/segments`
+        (segments of these; more segments than samples means that prompts did not continue the tokens before them, for
+        example because the chat template drifts), `groups/yielded`, `/dropped`, `/dropped_members`, `/retried`,
+        `/zero_variance` (as in group_counts).
+        Now: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
+        Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
+        `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
+        outcome's oldest token and the current one). A name without a value is left out; version and lag need versions
+        that are numbers. Evaluation rollouts are counted apart, as `evaluation/rollouts/completed` and so on.
+
+            wandb.log(trainer.metrics(), step=step)
+
+            for name, value in trainer.metrics().items():
+                writer.add_scalar(name, value, step)  # TensorBoard
+
+            mlflow.log_metrics(trainer.metrics(), step=step)
+        """
+        groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
+        return groups | self._cache.metrics.read(
+            open_rollouts=len(self._scheduler.rollouts),
+            open_chats=self._cache.sampler.in_flight,
+            version=self._cache.sampler.version,
+        )
+
+    @property
+    def source(self) -> TrainerMetrics:
+        """The same by family, with histograms and the RPCs, as collector() has them."""
+        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
+
+    def collector(self) -> "PrometheusCollector":
+        """Returns these metrics as a collector for prometheus_client, of the extra `server`.
+
+        It has histograms and the trainer's RPCs, too; docs/operators.md lists all names. Raises MissingExtraError.
+
+            prometheus_client.REGISTRY.register(trainer.collector())
+            prometheus_client.start_http_server(9464, addr="127.0.0.1")
+        """
+        return prometheus(self.source)
+
+    def _sweep(self) -> None:
+        self._cache.sweep(time.monotonic() - self._ttl, keep=self._scheduler.rollouts)
+
+
+def _of_open(part: T | None) -> T:
+    """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
+    if part is None:
+        raise RuntimeError("the trainer is not open: use it inside `async with attach(...) as trainer:`")
+    return part

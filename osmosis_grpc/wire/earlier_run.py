@@ -1,0 +1,39 @@
+"""rollout.proto's EarlierRun, and the names of a trainer's runs."""
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc.types.earlier_run import EarlierRun
+from osmosis_grpc.wire import times
+
+MAX_CHANGES = 20
+"""Names of changed files and packages that travel."""
+
+
+def earlier_to_wire(earlier: EarlierRun | None) -> pb.EarlierRun | None:
+    """Where a completion comes from; None for one of this run."""
+    if earlier is None:
+        return None
+    return pb.EarlierRun(
+        end_time=times.timestamp(earlier.end_time),
+        process_uuid=earlier.process_uuid,
+        same_process=earlier.same_process,
+        agent_loop=earlier.agent_loop,
+        agent_version=earlier.agent_version,
+        current_agent_version=earlier.current_agent_version,
+        changes=earlier.changes[:MAX_CHANGES],
+    )
+
+
+def earlier_from_wire(message: pb.Completion | pb.InitResponse) -> EarlierRun | None:
+    """Where a completion comes from, of the message that has it in `from_journal`."""
+    if not message.HasField("from_journal"):
+        return None
+    earlier = message.from_journal
+    return EarlierRun(
+        times.unix(earlier.end_time),
+        earlier.process_uuid,
+        earlier.same_process,
+        earlier.agent_loop,
+        earlier.agent_version,
+        earlier.current_agent_version,
+        tuple(earlier.changes[:MAX_CHANGES]),
+    )

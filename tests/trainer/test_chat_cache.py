@@ -1,0 +1,355 @@
+"""What a trainer remembers: completions that refer to its chats, and callbacks with deltas."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.errors import CallError, UnknownChat
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.server import callbacks
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.types import (
+    ChatPurpose,
+    ChatRequest,
+    Completion,
+    CompletionStatus,
+    RolloutMetrics,
+    Sample,
+    TrajectoryEvent,
+)
+from osmosis_grpc.types import events as kinds
+from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
+from tests.trainer.conftest import PATIENCE, USER, reply
+
+JUDGE = ChatPurpose.JUDGE
+
+
+class Branching(RolloutAgentLoop):
+    """Two samples, a branch, a judge, and messages after the last reply."""
+
+    name = "branching"
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        first = [*ctx.request.messages, (await ctx.chat(ctx.request.messages)).message]
+        longer = [*first, USER, (await ctx.chat([*first, USER])).message]
+        other = [*first, {"role": "user", "content": "other"}]
+        other.append((await ctx.chat(other)).message)
+        await ctx.chat([*longer, {"role": "user", "content": "good?"}], purpose=JUDGE)
+        side = ctx.add_sample()
+        side_messages = [USER]
+        side_messages.append((await ctx.chat(side_messages, sample=side)).message)
+        longer.append({"role": "user", "content": "after"})
+        longer.append((await ctx.chat(longer)).message)
+        return ctx.complete([*longer, {"role": "user", "content": "the end"}], reward=0.5)
+
+
+class Straight(Branching):
+    """One sample."""
+
+    name = "straight"
+
+    async def run(self, ctx):
+        messages = list(ctx.request.messages)
+        for _ in range(3):
+            messages += [(await ctx.chat(messages)).message, USER]
+        return ctx.complete(messages, reward=0.0)
+
+
+@pytest.fixture(params=[Straight, Branching], ids=["one sample", "several samples"])
+async def run(request, serve, train):
+    """A rollout that is over: its completion as the server holds it, and its events."""
+    server, trainer = await serve(request.param()), await train(reply)
+    async with RolloutClient(server.address) as client:
+        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+        whole = await trainer.completion("r", PATIENCE)
+        told = [event async for event in client.events("r")]
+    async for record in server.engine._table.after(0, "", 1):
+        own = record.completion
+    return whole, own, told
+
+
+def asked_of(told: list[TrajectoryEvent]) -> list[tuple[kinds.ChatRequested, kinds.ChatAnswered]]:
+    asked = {(e.kind.sample, e.kind.number): e.kind for e in told if isinstance(e.kind, kinds.ChatRequested)}
+    answered = [e.kind for e in told if isinstance(e.kind, kinds.ChatAnswered)]
+    return [(asked[kind.sample, kind.number], kind) for kind in answered]
+
+
+def filled_book(told, leave_out=()):
+    """A book whose policy gives the recorded replies."""
+    replies = {(a.sample, a.number): a.response for _, a in asked_of(told)}
+    book = ChatCache(lambda request: replies[request.sample, request.number])
+    for asked, _ in asked_of(told):
+        if (asked.sample, asked.number) not in leave_out:
+            chat = book.chat(
+                ChatRequest(
+                    rollout_id="r",
+                    sample=asked.sample,
+                    number=asked.number,
+                    messages=asked.messages,
+                    continues=asked.continues,
+                    params=asked.params,
+                    purpose=asked.purpose,
+                ),
+                0.0,
+            )
+            chat.done.result()
+    return book
+
+
+def referring(completion):
+    message = completion_to_wire(completion, refer=True)
+    return completion_from_wire(rollout_pb2.Completion.FromString(message.SerializeToString()), "completion")
+
+
+def alike(completion, *, chats=True):
+    samples = {
+        name: replace(sample, begins=None, chats=sample.chats if chats else ())
+        for name, sample in completion.samples.items()
+    }
+    return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
+
+
+async def test_what_is_referred_to_is_put_back(run):
+    whole, own, told = run
+    short = referring(own)
+    assert short.begins is not None
+    assert [m["content"] for m in short.messages] == ["the end" if len(own.samples) > 1 else USER["content"]]
+    assert all(segment.referred for sample in short.samples.values() for segment in sample.segments)
+    assert len(completion_to_wire(own, refer=True).SerializeToString()) < len(
+        completion_to_wire(own).SerializeToString()
+    )
+    book = filled_book(told)
+    assert not book.rollout("r", 1, 0.0).lacks(short)
+    outcome, recorded = book.complete(short, 0.0)
+    assert outcome == "RECORDED"
+    assert alike(recorded) == alike(whole)
+    assert alike(recorded, chats=False) == alike(own, chats=False)
+    assert recorded.begins == own.begins
+    for name, sample in recorded.samples.items():
+        assert sample.trainable
+        assert sample.segments == own.samples[name].segments
+    assert book.complete(short, 0.0) == ("ALREADY_RECORDED", None)
+    assert book.complete(replace(short, result_id="another"), 0.0) == ("CONFLICT", None)
+
+
+async def test_what_is_not_known_is_read_from_the_events(run):
+    whole, own, told = run
+    short = referring(own)
+    named = [(a.sample, a.number) for a, _ in asked_of(told)]
+    for left_out in [named, *([name] for name in named[-1:]), named[:1] if len(own.samples) > 1 else named]:
+        rest = [name for name in named if name[0] == left_out[0][0]] if left_out == named[:1] else left_out
+        book = filled_book(told, leave_out=rest)
+        rollout = book.rollout("r", 1, 0.0)
+        assert rollout.lacks(short)
+        rollout.restore(told)
+        assert not rollout.lacks(short)
+        assert alike(book.complete(short, 0.0)[1]) == alike(whole)
+
+
+async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
+    _, own, _ = run
+    book = ChatCache(reply)
+    short = referring(own)
+    rollout = book.rollout("r", 1, 0.0)
+    assert rollout.lacks(short)
+    _, recorded = book.complete(short, 0.0)
+    assert recorded.status == own.status
+    for sample in recorded.samples.values():
+        assert not (sample.trainable and any(segment.referred for segment in sample.segments)), "there are no tokens"
+
+
+async def test_restoring_what_is_known_changes_nothing(run):
+    whole, own, told = run
+    book = filled_book(told)
+    book.rollout("r", 1, 0.0).restore(told)
+    assert alike(book.complete(referring(own), 0.0)[1]) == alike(whole)
+
+
+async def test_what_was_answered_before_a_resumption_does_not_count(run):
+    whole, own, told = run
+    stale = [
+        replace(
+            event,
+            kind=replace(
+                event.kind,
+                response=replace(event.kind.response, message=USER | {"role": "assistant", "content": "stale"}),
+            ),
+        )
+        for event in told
+        if isinstance(event.kind, kinds.ChatAnswered)
+    ]
+    resumed = replace(told[0], kind=kinds.Resumed())
+    book = ChatCache(reply)
+    rollout = book.rollout("r", 1, 0.0)
+    asked = [event for event in told if isinstance(event.kind, kinds.ChatRequested)]
+    rollout.restore([*asked, resumed, *stale, *told])
+    assert alike(book.complete(referring(own), 0.0)[1]) == alike(whole)
+
+
+@pytest.mark.parametrize("how", ["another mask", "a segment less", "other chats"])
+async def test_masks_that_do_not_agree_are_not_trained_on(run, how):
+    _, own, told = run
+    short = referring(own)
+    name = "main"
+    segments = list(short.samples[name].segments)
+    if how == "another mask":
+        runs = segments[0].mask_runs
+        segments[0] = replace(segments[0], mask_runs=(runs[0] + 1, runs[1] - 1, *runs[2:]))
+    elif how == "a segment less":
+        segments = [replace(segments[0], mask_runs=segments[0].mask_runs[:2])]
+    else:
+        segments[0] = replace(segments[0], chats=segments[0].chats[:-1])
+    samples = {**short.samples, name: replace(short.samples[name], segments=tuple(segments))}
+    _, recorded = filled_book(told).complete(replace(short, samples=samples), 0.0)
+    sample = recorded.samples[name]
+    assert (sample.trainable, sample.segments) == (False, ())
+    assert "do not agree" in sample.not_trainable_reason
+    assert list(sample.messages) == list(own.samples[name].messages)
+
+
+def ask(book, number, messages, **fields):
+    return book.chat(ChatRequest(rollout_id="r", number=number, messages=messages, **fields), 0.0)
+
+
+SAME = [{"role": "user", "content": "go"}]
+AGAIN = [*SAME, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+
+
+ORDERS = list(itertools.permutations([2, 3, 4]))
+
+
+@pytest.mark.parametrize(("order", "unheard"), list(itertools.product(ORDERS, (False, True))))
+async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unheard):
+    """Three chats go on from the first one, and are answered in any order; the reply to a fifth was not heard."""
+    replies = {}
+
+    async def policy(request):
+        await replies.setdefault(request.number, asyncio.Event()).wait()
+        return answer(request, "yes")
+
+    server, trainer = ChatCache(policy), ChatCache(policy)
+    for book in (server, trainer):
+        numbers = [1, *order, *([5] if unheard and book is trainer else [])]
+        for number in sorted(numbers):
+            chat = ask(book, number, SAME if number == 1 else AGAIN)
+            if number == 1:
+                replies.setdefault(1, asyncio.Event()).set()
+                await asyncio.wait_for(asyncio.shield(chat.done), PATIENCE)
+        for number in numbers[1:]:
+            replies.setdefault(number, asyncio.Event()).set()
+            kept = book.rollout("r", 1, 0.0)._samples["main"].asked[number]
+            await asyncio.wait_for(asyncio.shield(kept.done), PATIENCE)
+        replies.clear()
+    held = server.rollout("r", 1, 0.0)._samples["main"].assembler.segments()
+    assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
+    done = Completion(
+        rollout_id="r",
+        result_id="x",
+        status=CompletionStatus.COMPLETED,
+        messages=AGAIN,
+        samples={"main": Sample(segments=held, trainable=True)},
+    )
+    _, recorded = trainer.complete(referring(done), 0.0)
+    assert recorded.samples["main"].trainable, recorded.samples["main"].not_trainable_reason
+    assert recorded.samples["main"].segments == held
+
+
+# Prompts told in either form
+
+
+async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
+    def policy(request):
+        made = answer(request, "yes")
+        prefix = 0 if request.known_ids is None else {2: len(request.known_ids), 3: 5}.get(request.number, 0)
+        return replace(made, prompt_ids=made.prompt_ids[prefix:], prompt_prefix=prefix)
+
+    def whole(request):
+        return answer(request, "yes")
+
+    books = [ChatCache(policy), ChatCache(whole)]
+    for number, messages in ((1, SAME), (2, AGAIN), (3, AGAIN), (4, [*AGAIN, AGAIN[1], USER])):
+        asked = [ask(book, number, messages) for book in books]
+        for each in asked:
+            each.done.result()
+        one, other = asked
+        assert np.array_equal(one.prompt(), other.prompt())
+        for continues in (0, *range(1, number)):
+            replies = [each.reply(continues) for each in asked]
+            for told in replies:
+                tokens = books[0].rollout("r", 1, 0.0)._samples["main"].assembler.tokens(continues)
+                again = np.concatenate([tokens[: told.prompt_prefix], told.prompt_ids])
+                assert np.array_equal(again, other.prompt())
+                assert continues or not told.prompt_prefix
+    held = [book.rollout("r", 1, 0.0)._samples["main"].assembler.segments() for book in books]
+    assert held[0] == held[1]
+
+
+# Callbacks with deltas
+
+
+async def test_a_callback_with_deltas(serve, train, monkeypatch):
+    forms, forget = [], set()
+    to_wire, chat = callbacks.chat_bytes, ChatCache.chat
+
+    def spied(request, *, delta):
+        data = to_wire(request, delta=delta)
+        message = callbacks.trainer_pb2.ChatRequest.FromString(data)
+        forms.append((request.sample, request.number, message.WhichOneof("history")))
+        return data
+
+    def forgetting(self, request, now):
+        if request.continues and not request.prefix_len and request.number in forget:
+            raise UnknownChat(request.sample, request.continues)
+        return chat(self, request, now)
+
+    monkeypatch.setattr(callbacks, "chat_bytes", spied)
+    monkeypatch.setattr(ChatCache, "chat", forgetting)
+    server, trainer = await serve(Branching()), await train(reply)
+    recorded = {}
+    async with RolloutClient(server.address) as client:
+        for delta, forgotten in ((False, ()), (True, ()), (True, (2, 4))):
+            forms.clear()
+            forget.clear()
+            forget.update(forgotten)
+            told = replace(trainer.callback(), delta=delta)
+            attempt = len(recorded) + 1
+            await client.init(rollout_id="r", attempt=attempt, messages=[USER], callback=told)
+            recorded[delta, forgotten] = replace(
+                await trainer.completion("r", PATIENCE, attempt=attempt), result_id="", attempt=1
+            )
+            form = {"full": not delta}
+            assert ("main", 1, "full") in forms
+            assert ("sample-2", 1, "full") in forms
+            for number in (2, 3, 4, 5):
+                tried = [form for sample, n, form in forms if (sample, n) == ("main", number)]
+                assert tried == (["full"] if form["full"] else ["delta", *(["full"] if number in forgotten else [])])
+    first, *others = recorded.values()
+    for other in others:
+        assert alike(other) == alike(first)
+
+
+async def test_a_delta_on_what_is_not_answered_is_unknown():
+    pending = asyncio.get_running_loop().create_future()
+    book = ChatCache(lambda request: pending if request.number == 1 else reply(request))
+    ask(book, 1, SAME)
+    for continues in (1, 2, 7):
+        with pytest.raises(UnknownChat):
+            ask(book, 3, [USER], continues=continues)
+    pending.set_result(reply(ChatRequest(rollout_id="r", messages=SAME)))
+    await asyncio.sleep(0)
+    known = ask(book, 3, [USER], continues=1)
+    known.done.result()
+    with pytest.raises(CallError):
+        ask(book, 3, [USER, USER], continues=1)
+    full = [*SAME, {"role": "assistant", "content": "main 1"}, USER]
+    assert ask(book, 3, full) is known, "told in full it is the same chat"
+    book.close()
