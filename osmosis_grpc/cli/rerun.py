@@ -195,12 +195,13 @@ async def rerun(
 ) -> Rerun:
     """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails."""
     from osmosis_grpc.engine import Engine, EngineConfig, Peer
+    from osmosis_grpc.storage import MemoryJournal
     from osmosis_grpc.types import InitRequest
 
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
-    async with Engine([agent_loop], config, sinks=[replaying.see]) as engine:
+    async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
         await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, knows=True))
         stopped, completion = await replaying.over
     replaying.flush()

@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import failpoints, verdicts
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
@@ -45,7 +46,7 @@ class Acceptance:
         self,
         agent_loops: Mapping[str, RolloutAgentLoop],
         config: EngineConfig,
-        journal: Journal | None,
+        journal: Journal,
         table: RecordTable,
         tombstones: Tombstones,
         admission: Admission,
@@ -181,7 +182,7 @@ class Acceptance:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
-        if self._journal is not None and not record.settled:
+        if not record.settled:
             self._journal.repoint(record.entry())
         tenant = peer.tenant or self._callbacks(record.owner)
         if tenant is not record.tenant and record.live:
@@ -226,8 +227,7 @@ class Acceptance:
             self._refuse(record, error)
             return
         self._table.accept(record)
-        entry = record.entry() if self._journal is not None else None
-        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=entry)
+        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=record.entry())
 
     def _accepted(self, record: Record) -> None:
         """A rollout is committed, and runs or waits from here on."""

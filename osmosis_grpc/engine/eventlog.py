@@ -8,7 +8,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
 
-from osmosis_grpc.agent.ports import Clock, EventSink, Store
+from osmosis_grpc.agent.ports import Clock, EventSink
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -28,16 +29,16 @@ BATCH = 256
 
 
 class EventLog:
-    """Writes to a Store and follows it."""
+    """Writes to a Journal and follows it."""
 
     def __init__(
-        self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+        self, store: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
         self.store = store
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
         """Called when what follows the commit of a rollout's event has raised."""
         self._supervisor = supervisor
-        store.committed = self._committed
+        store.on_commit = self._committed
         self._clock = clock
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
         self.dropped = 0

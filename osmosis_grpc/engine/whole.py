@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from osmosis_grpc.agent.ports import Store
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
 
@@ -40,7 +40,7 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
     return replace(completion, samples=made, begins=begins, messages=messages)
 
 
-async def read_whole(completion: Completion, store: Store) -> Completion:
+async def read_whole(completion: Completion, store: Journal) -> Completion:
     """The same. Long trajectories are read and decoded off the event loop."""
     if not refers(completion):
         return completion

@@ -17,6 +17,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
@@ -29,7 +30,7 @@ from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
-from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
@@ -107,25 +108,21 @@ class AgentServer:
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
-        self._journal: SqliteJournal | None = None
-        if state_dir is not None:
-            self._journal = SqliteJournal(
-                state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor
-            )
+        self._journal: Journal = (
+            MemoryJournal()
+            if state_dir is None
+            else SqliteJournal(state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor)
+        )
+        self._journal.on_problem = lambda problem: self._set_health()
         try:
             self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, max_metadata_bytes)
             """Trainers that speak over one stream."""
-            self.metrics = ServerMetrics(
-                self.engine,
-                attached=lambda: self.attachments.attached,
-                journal=self._journal.figures if self._journal is not None else None,
-            )
+            self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
             """What /metrics shows."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
-            if self._journal is not None:
-                self._journal.close()
+            self._journal.close()
             raise
 
     @property
@@ -134,9 +131,7 @@ class AgentServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "AgentServer":
-        if self._journal is not None:
-            self._stack.callback(self._journal.close)
-            self._journal.on_problem = lambda problem: self._set_health()
+        self._stack.callback(self._journal.close)
         self._stack.push_async_callback(self.supervisor.close)
         try:
             return await self._start()

@@ -25,12 +25,12 @@ from osmosis_grpc.types import events
 
 async def main(folder):
     kept = Kept(Path(folder))
-    told = kept.store.committed
+    told = kept.store.on_commit
     def tell(tokens, ok):
         told(tokens, ok)
         sys.stdout.write("".join(f"{token}\\n" for token in tokens if ok))
         sys.stdout.flush()
-    kept.store.committed = tell
+    kept.store.on_commit = tell
     for name in range(10_000):
         kept.accept(f"r{name}")
         for number in range(20):
@@ -71,7 +71,7 @@ async def test_what_was_told_survives_kill_9(tmp_path, tokens):
 
 async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
     async with keeping(tmp_path) as kept:
-        told = kept.store.committed
+        told = kept.store.on_commit
         seen = []
 
         def note(tokens, ok):
@@ -80,7 +80,7 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
             seen.append((max(tokens), reader.number("SELECT max(position) FROM events")))
             reader.close()
 
-        kept.store.committed = note
+        kept.store.on_commit = tell
         kept.accept()
         for number in range(300):
             kept.append(events.Logged(str(number)))
