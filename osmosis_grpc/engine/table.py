@@ -134,7 +134,7 @@ class RecordTable:
 
     def remove(self, record: Record) -> None:
         """Forget a record."""
-        self._let_go(record)
+        self._evict(record)
         self._journal.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:

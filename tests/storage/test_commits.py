@@ -30,7 +30,7 @@ async def main(folder):
         told(tokens, ok)
         sys.stdout.write("".join(f"{token}\\n" for token in tokens if ok))
         sys.stdout.flush()
-    kept.store.on_commit = tell
+    kept.store.on_commit = note
     for name in range(10_000):
         kept.accept(f"r{name}")
         for number in range(20):
@@ -80,7 +80,7 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
             seen.append((max(tokens), reader.number("SELECT max(position) FROM events")))
             reader.close()
 
-        kept.store.on_commit = tell
+        kept.store.on_commit = note
         kept.accept()
         for number in range(300):
             kept.append(events.Logged(str(number)))
