@@ -144,7 +144,7 @@ class Attachment:
         self.used = True
         self._window = hello.max_open_rollouts
         self.chats.take(stream, granted)
-        self.cancels.tell_leaving()
+        self.cancels.resend_leaving()
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
             self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
@@ -155,8 +155,8 @@ class Attachment:
                 self._send_init(rollout)
             else:
                 self._owner.restart(rollout, "the server has less room than before")
-        self.cancels.again()
-        self.subscriptions.again()
+        self.cancels.resend_all()
+        self.subscriptions.resend_all()
         self._owner.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
@@ -233,7 +233,7 @@ class Attachment:
         self.cancels.lost(self.rollouts)
         self.close(error)
 
-    def tell_outcome(self, completion: Completion, outcome: Outcome | CallError) -> None:
+    def send_outcome(self, completion: Completion, outcome: Outcome | CallError) -> None:
         """Answer a completion."""
         reply = pb.CompleteReply(
             rollout_id=completion.rollout_id, attempt=completion.attempt, result_id=completion.result_id
@@ -242,7 +242,7 @@ class Attachment:
             reply.status.CopyFrom(refusal(outcome))
         else:
             reply.outcome = outcome_to_wire(outcome)
-        self._tell("complete_reply", reply)
+        self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
         """Whether the answer to a rollout's Init is still to come."""
@@ -253,7 +253,7 @@ class Attachment:
         if self._stream is not None:
             self._stream.send(trainer_frame(kind, message))
 
-    def _tell(self, kind: str, message: Any) -> None:
+    def _answer(self, kind: str, message: Any) -> None:
         if self._stream is not None:
             self._stream.answer(trainer_frame(kind, message))
 
@@ -303,16 +303,16 @@ class Attachment:
         try:
             completion = completion_from_wire(message.completion, "completion")
         except InvalidArgument as error:
-            told = message.completion
-            bare = pb.CompleteReply(rollout_id=told.rollout_id, attempt=told.attempt, result_id=told.result_id)
+            raw = message.completion
+            bare = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
             bare.status.CopyFrom(refusal(error))
-            self._tell("complete_reply", bare)
-            self._owner.unusable(self, told.rollout_id, told.attempt, error)
+            self._answer("complete_reply", bare)
+            self._owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
         try:
             self._owner.completed(self, completion, message.completion)
         except CallError as error:
-            self.tell_outcome(completion, error)
+            self.send_outcome(completion, error)
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self._window = message.max_open_rollouts

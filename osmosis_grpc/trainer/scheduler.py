@@ -336,13 +336,13 @@ class Scheduler:
 
     # What servers tell.
 
-    def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+    def completed(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """See Completions.record."""
         refusals: list[CallError] = []
 
         def take() -> None:
             try:
-                self._completions.record(server, completion, told)
+                self._completions.record(server, completion, raw)
             except CallError as error:
                 refusals.append(error)
 

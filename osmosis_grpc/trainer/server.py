@@ -243,10 +243,10 @@ class TrainerServer:
         self._cache.sweep(time.monotonic() - self._ttl)
 
     async def _complete(
-        self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
+        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
         if self._ledger is not None:
-            outcome = await self._commit(completion, told)
+            outcome = await self._commit(completion, raw)
         else:
             outcome = await self._keep(completion, state, credential)
         if outcome is Outcome.RECORDED:
@@ -267,7 +267,7 @@ class TrainerServer:
             self._inbox.put(recorded)
         return outcome
 
-    async def _commit(self, completion: Completion, told: rollout_pb2.Completion) -> Outcome:
+    async def _commit(self, completion: Completion, raw: rollout_pb2.Completion) -> Outcome:
         """Record a completion in the ledger."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -281,7 +281,7 @@ class TrainerServer:
             else:
                 future.set_result(outcome)
 
-        self._cache.record(completion, told, done)
+        self._cache.record(completion, raw, done)
         return await future
 
     async def _record_elsewhere(

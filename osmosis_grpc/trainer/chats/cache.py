@@ -77,13 +77,13 @@ class ChatCache:
     def record(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         *,
         given_up: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion, with a ledger after its commit; `told` is how it came.
+        """Record a completion, with a ledger after its commit; `raw` is how it came.
 
         `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
         for an attempt that is no longer the newest.
@@ -94,7 +94,7 @@ class ChatCache:
             return
         entry = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(completion, told, then, given_up, chats))
+            entry.committing.append(lambda: self._again(completion, raw, then, given_up, chats))
             return
         if entry.result_id is not None:
             then(_known(entry, completion), None)
@@ -129,19 +129,19 @@ class ChatCache:
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, told.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
+            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
         )
 
     def _again(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         given_up: bool,
         chats: Sequence[ChatRow],
     ) -> None:
         try:
-            self.record(completion, told, then, given_up=given_up, chats=chats)
+            self.record(completion, raw, then, given_up=given_up, chats=chats)
         except CallError as error:
             then(error, None)
 
