@@ -64,7 +64,7 @@ class Servers:
         self._supervisor = supervisor
         self._on_lost = lost
         self._on_stuck = stuck
-        self._on_nobody = nobody
+        self._on_none_attached = nobody
         self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
         self._nobody: asyncio.TimerHandle | None = None
         self._wait_for_any()
@@ -213,4 +213,4 @@ class Servers:
 
     def _nobody_came(self) -> None:
         self._nobody = None
-        self._on_nobody(self.nobody_there())
+        self._on_none_attached(self.nobody_there())

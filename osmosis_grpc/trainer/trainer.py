@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
@@ -75,20 +75,20 @@ class Trainer:
         transport: TransportName = "attach",
         listen: str = "",
         ledger: str | Path | None = None,
-        credentials: Access | None = None,
-        security: Security | None = None,
+        credentials: Credentials | None = None,
+        security: ServerSecurity | None = None,
         config: TrainerConfig | None = None,
     ) -> None:
         if transport not in get_args(TransportName):
             raise ValueError(f"transport: {transport!r} is none of {', '.join(get_args(TransportName))}")
-        self._access = credentials or Access()
-        self._security = security or Security()
+        self._credentials = credentials or Credentials()
+        self._security = security or ServerSecurity()
         self._config = config or TrainerConfig()
         named = [servers] if isinstance(servers, str) else servers
         for target in named:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            self._access.check_target(target)
+            self._credentials.check_target(target)
         check_policy(policy)
         self._targets = list(dict.fromkeys(named))
         self._listen = listen
@@ -151,7 +151,7 @@ class Trainer:
             scheduler,
             self._targets,
             listen=self._listen,
-            access=self._access,
+            credentials=self._credentials,
             security=self._security,
             config=self._config,
         )
@@ -477,7 +477,7 @@ def attach(
         policy,
         listen=listen_on,
         ledger=ledger,
-        credentials=Access(token=token, tls=tls, insecure=insecure),
-        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
+        credentials=Credentials(token=token, tls=tls, insecure=insecure),
+        security=ServerSecurity(listen_tokens, tls=listen_tls, insecure=insecure),
         config=TrainerConfig(**options),
     )

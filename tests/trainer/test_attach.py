@@ -52,7 +52,7 @@ async def test_a_trainer_and_its_servers(serve, attach_to):
     [seen] = trainer.servers
     assert (seen.name, seen.attached, seen.open, seen.agent_loops) == (server.address, True, 1, ("talker",))
     assert seen.window == 300
-    agent.let_go()
+    agent.release()
     completion = await running
     assert (completion.status, completion.reward, completion.rollout_id) == (COMPLETED, 1.0, "r1")
     assert [m["content"] for m in completion.messages] == [USER["content"], "main 1", "after 1"]
@@ -70,7 +70,7 @@ async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
     third = start(trainer.rollout(rollout_id="r1", messages=[USER]))
     with pytest.raises(AlreadyExists):
         await trainer.rollout(request, label="another")
-    agent.let_go()
+    agent.release()
     assert await first is await second is await third
     assert agent.started == ["r1"]
 
@@ -192,7 +192,7 @@ async def test_cancelling_the_last_one_who_waits_cancels_the_rollout(serve, atta
     await until(lambda: agent.ended_ones == ["r2"])
     assert server.engine.capacity().running == 1
     assert agent.running["r1"] == 1
-    agent.let_go("r1")
+    agent.release("r1")
     assert (await two).status is COMPLETED
     await until(lambda: trainer.servers[0].open == 0)
 

@@ -67,7 +67,7 @@ async def test_u01_groups_come_complete_and_as_they_finish(serve, attach_to):
             assert len(pad(group, advantages=advantages(group))) == 3
             if len(ids) == 3:
                 assert "g0" not in ids
-                agent.let_go()
+                agent.release()
     assert ids[-1] == "g0"
     assert sorted(ids) == ["g0", "g1", "g2", "g3"]
     assert trainer.group_counts == GroupCounts(yielded=4)

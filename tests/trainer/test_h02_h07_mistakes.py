@@ -23,13 +23,13 @@ def mistake(monkeypatch):
     """Makes a function of a module raise once, and counts its calls."""
 
     def make(owner, name):
-        usual, calls = getattr(owner, name), []
+        defaults, calls = getattr(owner, name), []
 
         def mistaken(*args, **kwargs):
             calls.append(1)
             if len(calls) == 1:
                 raise KeyError("a mistake on purpose")
-            return usual(*args, **kwargs)
+            return defaults(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, mistaken)
         return calls

@@ -234,7 +234,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
-    agent.let_go()
+    agent.release()
     async with attach([other.address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
@@ -248,7 +248,7 @@ async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path)
         await until(lambda: agent.running["r0"])
         left = copied(path)
         running.cancel()
-    agent.let_go()
+    agent.release()
     async with attach([(await serve(agent)).address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
@@ -303,7 +303,7 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
             assert [s.attachment_id for s in other._scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
-            agent.let_go()
+            agent.release()
             (completion,) = await task
             assert completion.attempt == 1
 
@@ -353,7 +353,7 @@ async def test_callbacks_a_full_disk_holds_completions_up(serve, tmp_path):
         await client.init(requests(1)[0], callback=trainer.callback())
         await until(lambda: agent.running["r0"])
         fill(trainer._ledger, True)
-        agent.let_go()
+        agent.release()
         with pytest.raises(TimeoutError):
             await trainer.completion("r0", 0.3)
         fill(trainer._ledger, False)
@@ -461,7 +461,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         await until(lambda: agent.started)
         await until(lambda: trainer._scheduler.rollouts["r0"].opened)
         with held_up(trainer._ledger):
-            agent.let_go()
+            agent.release()
             await until(lambda: asked)
             await asyncio.sleep(0.1)
             assert agent.running["r0"], "the reply waits"
@@ -473,7 +473,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
         await until(lambda: agent.running["r9"] and trainer._scheduler.rollouts["r9"].opened)
         with held_up(trainer._ledger):
-            agent.let_go("r9")
+            agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
             await asyncio.sleep(0.1)
             assert not running.done(), "the completion waits"
@@ -542,7 +542,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         fill(trainer._ledger, True)
-        agent.let_go()
+        agent.release()
         with pytest.raises(LedgerError, match=f"the ledger {path} cannot be written"):
             await trainer.rollout(rollout_id="new", messages=[USER | {"content": LONG}])
         (refused,) = await collect(trainer.run([RolloutRequest(rollout_id="n", messages=[USER | {"content": LONG}])]))

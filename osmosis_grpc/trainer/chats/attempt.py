@@ -123,7 +123,7 @@ class AttemptCache:
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
-                asked.fail(_told(reply, request, failures))
+                asked.fail(_policy_error(reply, request, failures))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -134,7 +134,7 @@ class AttemptCache:
                 return True
             asked.keep(reply)
         except Exception as error:
-            asked.fail(_told(error, request, failures))
+            asked.fail(_policy_error(error, request, failures))
             return False
         self._commit(asked, request)
         return True
@@ -222,9 +222,9 @@ class AttemptCache:
         self.result_id = completion.result_id
         samples = {
             name: self._samples.setdefault(name, SampleState(name)).report(
-                told, f"samples[{name}].segments" in completion.omitted
+                reported, f"samples[{name}].segments" in completion.omitted
             )
-            for name, told in completion.samples.items()
+            for name, reported in completion.samples.items()
         }
         begins, messages = completion.begins, completion.messages
         if begins is not None and begins.sample in self._samples:
@@ -245,7 +245,7 @@ def unwritten() -> Unavailable:
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
 
 
-def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
+def _policy_error(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
     """What a failed sampling tells its askers: a CallError of the policy's as it is."""
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
         again = "; the agent server asks again" if error.retryable else ""

@@ -13,10 +13,10 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.security import Guard, Security
+from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
@@ -48,15 +48,15 @@ class AttachTransport:
         targets: Sequence[str],
         *,
         listen: str,
-        access: Access,
-        security: Security,
+        credentials: Credentials,
+        security: ServerSecurity,
         config: TrainerConfig,
     ) -> None:
         self.address = ""
         self._scheduler = scheduler
         self._targets = targets
         self._listen = listen
-        self._access = access
+        self._credentials = credentials
         self._security = security
         self._config = config
         self._dialled: list[AttachedServer] = []
@@ -70,7 +70,7 @@ class AttachTransport:
             return
         self._server = grpc.aio.server(options=server_options())
         self._scheduler.servers.more_may_come = True
-        guard = self._security.guard()
+        guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
@@ -139,11 +139,11 @@ class AttachTransport:
             try:
                 return await attach()
             except CallError as error:
-                raise await explained(server.name, self._access, error) from None
+                raise await explained(server.name, self._credentials, error) from None
 
         async def attach() -> CallError | None:
             calls = self._scheduler.cache.metrics.made_calls
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access, calls) as call:
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))
@@ -205,7 +205,7 @@ def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, pe
 class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
-    def __init__(self, transport: AttachTransport, guard: Guard | None) -> None:
+    def __init__(self, transport: AttachTransport, guard: Authenticator | None) -> None:
         self._transport = transport
         self._guard = guard
 
