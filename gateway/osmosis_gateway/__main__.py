@@ -21,8 +21,8 @@ from osmosis_grpc.console.line import Line
 from osmosis_grpc.link.tokens import check_token
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
 log = logging.getLogger("osmosis_gateway")
@@ -44,8 +44,8 @@ def run(line: Line) -> None:
         for flag, file in shown_secrets(line):
             log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
         try:
-            security, access = _checked(settings)
-            code = asyncio.run(_run(settings, security, access))
+            security, credentials = _checked(settings)
+            code = asyncio.run(_run(settings, security, credentials))
         except ValueError as error:
             _usage(by_source(str(error), line, settings))
         except OSError as error:
@@ -54,9 +54,9 @@ def run(line: Line) -> None:
         raise typer.Exit(code)
 
 
-def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
+def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return how the gateway is guarded and how the agent server is dialled. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
+    from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     options, client = settings.server, settings.client
@@ -64,14 +64,14 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
         raise ValueError("name the agent server with --target HOST:PORT")
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
-    security = security_of(
+    security = server_security_from_options(
         options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure
     )
     try:
         security.check_host(options.host)
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
-    access = access_of(
+    credentials = credentials_from_options(
         client.secret("token"),
         client.ca,
         client.cert,
@@ -80,11 +80,11 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
         insecure=options.insecure,
         names=("--target-token", "--target"),
     )
-    access.check_target(client.target)
-    return security, access
+    credentials.check_target(client.target)
+    return security, credentials
 
 
-async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> int:
+async def _run(settings: "RolloutSettings", security: "ServerSecurity", credentials: "Credentials") -> int:
     from osmosis_gateway.standalone import stand_alone
     from osmosis_grpc import __version__
 
@@ -100,7 +100,7 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
         allow_targets=options.allow_target,
         settings=settings,
         security=security,
-        access=access,
+        credentials=credentials,
         callback_key=_callback_key(options.callback_key_file),
     ) as (http, back):
         record = {"http": http.address, "callback": back.address, "target": target}

@@ -261,7 +261,7 @@ class ServerOptions(Declared):
     token: Annotated[
         Secret | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--token",),
             metavar="[NAME=]SECRET",
@@ -273,7 +273,7 @@ class ServerOptions(Declared):
     token_file: Annotated[
         Path | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--token-file",),
             metavar="FILE",
@@ -283,7 +283,7 @@ class ServerOptions(Declared):
     admin_token: Annotated[
         Secret | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             flags=("--admin-token",),
             metavar="[NAME=]SECRET",
             lines=True,
@@ -294,7 +294,7 @@ class ServerOptions(Declared):
     admin_token_file: Annotated[
         Path | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             flags=("--admin-token-file",),
             metavar="FILE",
             help="File of such tokens, [NAME=]SECRET each, one a line.",
@@ -303,7 +303,7 @@ class ServerOptions(Declared):
     callback_key_file: Annotated[
         Path,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=("gateway",),
             flags=("--callback-key-file",),
             metavar="FILE",
@@ -314,7 +314,7 @@ class ServerOptions(Declared):
     tls_cert: Annotated[
         Path | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--tls-cert",),
             metavar="FILE",
@@ -324,7 +324,7 @@ class ServerOptions(Declared):
     tls_key: Annotated[
         Path | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--tls-key",),
             metavar="FILE",
@@ -334,7 +334,7 @@ class ServerOptions(Declared):
     tls_client_ca: Annotated[
         Path | None,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--tls-client-ca",),
             metavar="FILE",
@@ -344,7 +344,7 @@ class ServerOptions(Declared):
     insecure: Annotated[
         bool,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--insecure",),
             help="Listen on public addresses, and send tokens there, without TLS.",
@@ -353,7 +353,7 @@ class ServerOptions(Declared):
     unsafe_trace: Annotated[
         bool,
         Option(
-            group="Security",
+            group="ServerSecurity",
             commands=_BOTH,
             flags=("--unsafe-trace",),
             help="Start although GRPC_TRACE may print bearer tokens.",

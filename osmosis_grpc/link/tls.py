@@ -69,7 +69,7 @@ class Pems:
         return "Pems(...)"
 
 
-class Watched(Generic[_T]):
+class ReloadedFiles(Generic[_T]):
     """What was read from files, and is read again when one of them has changed. Safe in any thread.
 
     Raises what `read` raises when it is made; later on a broken file is logged, once, and what
@@ -102,10 +102,10 @@ class Watched(Generic[_T]):
 
 def _stamp(file: File) -> tuple[int, int, int] | None:
     try:
-        told = os.stat(file)
+        stat = os.stat(file)
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
@@ -152,10 +152,10 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
-    watched = Watched(tls.files, read)
+    files = ReloadedFiles(tls.files, read)
 
     def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        connection.context = watched.now()
+        connection.context = files.now()
 
     front = read()
     front.sni_callback = newest  # called for every connection, whether a name was sent or not

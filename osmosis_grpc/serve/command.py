@@ -13,8 +13,8 @@ from osmosis_grpc.console.line import Line
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
 
@@ -66,11 +66,11 @@ serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
 """The command."""
 
 
-def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access]":
+def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return how the server is guarded and how trainers are dialled. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
+    from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     options = settings.server
@@ -86,7 +86,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
         raise ValueError(f"--allow-target: {error}") from None
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
-    guard = security_of(
+    guard = server_security_from_options(
         options.tokens,
         options.tls_cert,
         options.tls_key,
@@ -99,7 +99,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     except ValueError as error:
         raise ValueError(f"--host {error}") from None
     options.secret("legacy_agent_token")  # raises now what it would raise later
-    dialling = access_of(
+    dialling = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,
         options.trainer_cert,
