@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
@@ -30,6 +30,7 @@ from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
+from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
 from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TransportName = Literal["attach", "callback"]
+
+TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
+    "attach": AttachTransport,
+    "callback": CallbackTransport,
+}
 
 
 class Trainer:
@@ -79,8 +85,8 @@ class Trainer:
         security: ServerSecurity | None = None,
         config: TrainerConfig | None = None,
     ) -> None:
-        if transport not in get_args(TransportName):
-            raise ValueError(f"transport: {transport!r} is none of {', '.join(get_args(TransportName))}")
+        if transport not in TRANSPORTS:
+            raise ValueError(f"transport: {transport!r} is none of {', '.join(TRANSPORTS)}")
         self._credentials = credentials or Credentials()
         self._security = security or ServerSecurity()
         self._config = config or TrainerConfig()
@@ -131,7 +137,14 @@ class Trainer:
             cache, self._supervisor, config=self._config, ledger=self._ledger
         )
         self._supervisor.add_listener(self._failed)
-        self._transport = self._make_transport(scheduler)
+        self._transport = TRANSPORTS[self._transport_name](
+            scheduler,
+            self._targets,
+            listen=self._listen,
+            credentials=self._credentials,
+            security=self._security,
+            config=self._config,
+        )
         try:
             self._transport.listen()
         except BaseException:
@@ -145,16 +158,6 @@ class Trainer:
             scheduler.restore(kept)
         await self._transport.begin()
         self._supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
-
-    def _make_transport(self, scheduler: Scheduler) -> Transport:
-        return AttachTransport(
-            scheduler,
-            self._targets,
-            listen=self._listen,
-            credentials=self._credentials,
-            security=self._security,
-            config=self._config,
-        )
 
     def _failed(self, error: BaseException) -> None:
         self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
@@ -381,8 +384,7 @@ class Trainer:
             load_weights(step)
             trainer.resume(version=step)
         """
-        self._scheduler.servers.paused = True
-        self._scheduler.servers.grant()
+        self._scheduler.servers.pause()
         if idle:
             return self._cache.sampler.idle()
         paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -399,8 +401,7 @@ class Trainer:
         if version is not None:
             self._cache.sampler.version = version_text(version)
         self._cache.sampler.resumed()
-        self._scheduler.servers.paused = False
-        self._scheduler.servers.grant()
+        self._scheduler.servers.resume()
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
