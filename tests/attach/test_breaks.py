@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.trainer import Completion, attach
+from osmosis_grpc.trainer import Completion, Trainer, attach
+from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.breaker import Breaker, Figures, told
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
@@ -30,6 +31,7 @@ async def broken_run(
     in_flight: int = 64,
     drain_timeout: float = 2.0,
     ledger: Path | None = None,
+    transport: str = "attach",
 ) -> tuple[Figures, list[Completion]]:
     """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
     policy, began = CountingPolicy(), time.monotonic()
@@ -37,7 +39,9 @@ async def broken_run(
     async with (
         ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
         CuttingProxy(server.address) as proxy,
-        attach([proxy.address], policy, lost_after=60, ledger=ledger) as trainer,
+        Trainer(
+            [proxy.address], policy, transport=transport, ledger=ledger, config=TrainerConfig(lost_after=60)
+        ) as trainer,
     ):
         breaker = Breaker(proxy, server, trainer, policy, completions)
         breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))

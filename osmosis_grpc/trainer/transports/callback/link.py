@@ -79,10 +79,10 @@ class CalledServer(AgentServerLink):
         """See AgentServerLink."""
         return self._reached.is_set()
 
-    async def stay_connected(self, on_reached: Callable[[], None]) -> None:
+    async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
         """Connect, call `on_reached` and ping the server until it cannot be reached or part() is called.
 
-        Raises the CallError that ends the connection.
+        Calls `on_left` at the end of a connection that was reached. Raises the CallError that ends the connection.
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
@@ -106,8 +106,10 @@ class CalledServer(AgentServerLink):
         except NoAnswer as error:
             raise Unavailable(str(error)) from None
         finally:
-            self._reached.clear()
             self._calls.channel = None
+            if self.attached:
+                self._reached.clear()
+                on_left()
             await channel.close()
 
     async def _ping(self) -> control_pb2.GetServerInfoResponse:

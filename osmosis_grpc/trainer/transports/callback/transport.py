@@ -103,10 +103,7 @@ class CallbackTransport:
                 servers.arrived(server)
                 self._scheduler.changed()
 
-            try:
-                await server.stay_connected(reached)
-            finally:
-                servers.left(server)
+            await server.stay_connected(reached, partial(servers.left, server))
 
         await self._dialler.keep_connected(server, connect)
 
