@@ -139,7 +139,7 @@ class Attachment:
         self.hello = pb.ServerHello()
         self.hello.CopyFrom(hello)
         if self._ledger is not None and self.place:
-            self._ledger.saw(self.place, hello.journal_id)
+            self._ledger.record_server(self.place, hello.journal_id)
         self.problem = self.refusal = None
         self.used = True
         self._window = hello.max_open_rollouts
@@ -174,7 +174,7 @@ class Attachment:
             self._send_init(rollout)
             return
         rollout.written = False
-        self._ledger.place(
+        self._ledger.record_assignment(
             *rollout.key,
             init_bytes(rollout.request),
             self.place,

@@ -81,7 +81,9 @@ class Connections:
         self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
         self._scheduler.servers.add(*self._dialled)
         if self._server is not None:
-            places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
+            places = {
+                row.server_key: None for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)
+            }
             self._scheduler.servers.add(*(self._attach(place, place) for place in places))
 
     async def begin(self) -> None:
