@@ -23,7 +23,7 @@ from benchmarks.flight import in_flight as run_all
 from benchmarks.flight import new_names
 from benchmarks.measure import Watch
 from benchmarks.processes import Server, ready_record, start, stop, take_core
-from osmosis_grpc.link.options import client_options, server_options
+from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
 """About what a chat, its reply and a completion of 8 turns of 256 tokens take, histories and prompts told in full."""

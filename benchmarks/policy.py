@@ -32,7 +32,7 @@ def scripted(tokens: int, latency: float = 0.0) -> Policy:
         if not tokens:
             return ChatResponse(message=message)
         known = 0 if request.known_ids is None else len(request.known_ids)
-        new = IDS_PER_MESSAGE * (len(request.messages) - request.covered)
+        new = IDS_PER_MESSAGE * (len(request.messages) - request.prefix_len)
         usage = {"prompt_tokens": known + new, "completion_tokens": tokens, "total_tokens": known + new + tokens}
         return ChatResponse(message=message, tokens=block, prompt_ids=new_ids[:new], prompt_prefix=known, usage=usage)
 

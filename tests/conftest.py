@@ -12,7 +12,7 @@ import pytest
 import uvicorn.server
 
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.link import options
+from osmosis_grpc.link import channel_options
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import TrainerServer
@@ -38,7 +38,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 @pytest.fixture
 def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients do not try again for seconds what is UNAVAILABLE: the refusal itself is what is tested."""
-    monkeypatch.setitem(options._CLIENT, "grpc.enable_retries", 0)
+    monkeypatch.setitem(channel_options._CLIENT, "grpc.enable_retries", 0)
 
 
 @pytest.fixture

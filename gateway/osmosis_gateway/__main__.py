@@ -56,7 +56,7 @@ def run(line: Line) -> None:
 
 def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
     """Return how the gateway is guarded and how the agent server is dialled. Raises ValueError naming the option."""
-    from osmosis_grpc.link.commandline import access_of, check_trace, security_of
+    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
     from osmosis_grpc.settings import grpc_tracers
 
     options, client = settings.server, settings.client

@@ -17,9 +17,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.link.tokens import check_token
-from osmosis_grpc.observability.server import ServerMetrics
+from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
 

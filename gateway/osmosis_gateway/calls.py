@@ -34,7 +34,7 @@ from osmosis_grpc.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from osmosis_grpc.link.targets import Address
+from osmosis_grpc.link.target_policy import Address
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.types.completion import clip
 

@@ -202,7 +202,7 @@ def chat_body(request: ChatRequest) -> dict[str, Any]:
     defaults = dict(_CHAT_DEFAULTS)
     if params.get("max_completion_tokens") is not None:
         del defaults["max_tokens"]
-    tools = list(request.tools) if request.own_tools and request.tools is not None else None
+    tools = list(request.tools) if request.tools_overridden and request.tools is not None else None
     return _without_nulls(
         defaults
         | {"logprobs": True}

@@ -16,8 +16,8 @@ from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainers
-from osmosis_grpc.link import forks
-from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link import fork_safety
+from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
@@ -60,7 +60,7 @@ class HttpServer:
     async def __aenter__(self) -> "HttpServer":
         listening = _listen(self._host, self.port)
         self.port = listening.getsockname()[1]
-        forks.keep_from_children(self, self.port)
+        fork_safety.keep_from_children(self, self.port)
         config = uvicorn.Config(
             self._app,
             http=BoundedProtocol,
@@ -86,7 +86,7 @@ class HttpServer:
     async def __aexit__(self, *exc: Any) -> None:
         self._stopping = self._server.should_exit = True
         await self._task
-        forks.release(self)
+        fork_safety.release(self)
 
     async def _serve(self, listening: socket.socket) -> None:
         """Run uvicorn until __aexit__ stops it."""

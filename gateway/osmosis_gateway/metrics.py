@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from osmosis_grpc.errors import MissingExtraError, Unimplemented
 from osmosis_grpc.observability import Reading, Source
-from osmosis_grpc.observability.process import ProcessMetrics
+from osmosis_grpc.observability.process_metrics import ProcessMetrics
 
 
 class GatewayMetrics:

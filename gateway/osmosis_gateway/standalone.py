@@ -21,7 +21,7 @@ from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
@@ -88,7 +88,7 @@ class RemoteRollouts:
             await self._beginning[request.rollout_id].wait()
         usual = self._tools.get(request.rollout_id)
         own = usual is None or list(request.tools or ()) != list(usual)
-        return await trainer.chat(replace(request, own_tools=own))
+        return await trainer.chat(replace(request, tools_overridden=own))
 
     async def record(self, completion: Completion, state: bytes, credential: str) -> None:
         """A completion of the agent server's, brought to the rollout's trainer."""

@@ -4,7 +4,7 @@ from osmosis_gateway import contract
 from osmosis_gateway.calls import Base, Calls, redacted
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
-from osmosis_grpc.link.targets import Address, TargetPolicy
+from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitRequest, Outcome, TraceContext, jsontext
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_grpc.types import Ids, Logprobs, Message, RolloutMetrics
-from osmosis_grpc.types.quick import quick
+from osmosis_grpc.types.fast_init import fast_init
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionsResult:
     """One model reply, as ctx.chat returns it."""

@@ -60,7 +60,7 @@ def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence
         number, history = request.number, [*request.messages, reply]
         first = begins.pop(request.continues, number)
         if first == number:
-            known[first] = request.covered
+            known[first] = request.prefix_len
         begins[number], whole[first] = first, history
     if len(whole) < 2:
         return [(1, messages)]

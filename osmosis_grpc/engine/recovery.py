@@ -15,7 +15,7 @@ from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
 from osmosis_grpc.types import FailureReason, JournaledRollout, events
-from osmosis_grpc.types.reasons import DATA_LOSS
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
 
 
 class Recovery:

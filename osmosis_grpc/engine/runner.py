@@ -36,7 +36,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.completion import describe, told
+from osmosis_grpc.types.completion import describe, log_traceback
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import copy_of, unread_metadata
 
@@ -354,7 +354,10 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
         verdict = verdicts.raised(error)
         where = verdict.failure.where if verdict.failure else ""
         log.warning(
-            "the agent of rollout %s raised%s\n%s", context.request.rollout_id, where and f" at {where}", told(error)
+            "the agent of rollout %s raised%s\n%s",
+            context.request.rollout_id,
+            where and f" at {where}",
+            log_traceback(error),
         )
         return verdict
 
@@ -365,7 +368,7 @@ def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
     except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
-        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, told(error))
+        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, log_traceback(error))
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:

@@ -168,7 +168,7 @@ class RolloutSession:
         state, record = self._samples[sample], self._record
         try:
             plain = _plain(messages, "messages")
-            place = state.conversation.place(plain)
+            position = state.conversation.insert(plain)
             chat_tools = None if tools is None else tool_dicts(tools)
             params = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:
@@ -176,8 +176,8 @@ class RolloutSession:
         state.chats += 1
         number = state.chats
         callback = record.init.callback
-        history = state.conversation.messages(place.node)
-        known = None if record.peer.knows else state.assembler.tokens(place.continues)
+        history = state.conversation.messages(position.node)
+        known = None if record.peer.knows else state.assembler.tokens(position.continues)
         request = ChatRequest(
             rollout_id=record.rollout_id,
             attempt=record.attempt,
@@ -186,10 +186,10 @@ class RolloutSession:
             messages=history,
             params=params,
             tools=record.tools if chat_tools is None else chat_tools,
-            own_tools=chat_tools is not None,
+            tools_overridden=chat_tools is not None,
             purpose=purpose,
-            continues=place.continues,
-            covered=place.covered,
+            continues=position.continues,
+            prefix_len=position.prefix_len,
             known_ids=known if known is not None and len(known) else None,
             state=callback.state if callback else b"",
             timeout=self._timeout(),
@@ -197,8 +197,8 @@ class RolloutSession:
         asked = events.ChatRequested(
             sample=sample,
             number=number,
-            continues=place.continues,
-            messages=history[place.covered :],
+            continues=position.continues,
+            messages=history[position.prefix_len :],
             params=params,
             tools=chat_tools,
             purpose=purpose,
@@ -213,7 +213,7 @@ class RolloutSession:
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
-            prompt_ids = _assemble(state.assembler, number, place.continues, response, purpose)
+            prompt_ids = _assemble(state.assembler, number, position.continues, response, purpose)
         except CallError as error:
             self._failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
@@ -226,7 +226,7 @@ class RolloutSession:
             record.did = words
             ended = self._clock.monotonic()
             record.meter.chat_closed(ended)
-        reply = state.conversation.answer(place.node, response.message, number)
+        reply = state.conversation.answer(position.node, response.message, number)
         if purpose is ChatPurpose.POLICY:  # what a judge said is no sample
             state.newest = reply
         record.meter.answered(response, prompt_ids or 0, ended - began)
@@ -350,10 +350,10 @@ class RolloutSession:
         state = self._samples.get(name)
         if state is None:
             state = self._unsampled = _SampleState()
-        place = state.conversation.place(_plain(messages, field), field)
-        return state.conversation.messages(place.node), ChatRef(
-            name, place.continues, place.covered
-        ) if place.continues else None
+        position = state.conversation.insert(_plain(messages, field), field)
+        return state.conversation.messages(position.node), ChatRef(
+            name, position.continues, position.prefix_len
+        ) if position.continues else None
 
     def newest(self) -> Told:
         """The first sample's conversation up to its newest reply."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from osmosis_grpc.agent.tools import TOOL_TASK
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types.frames import is_installed, is_own
+from osmosis_grpc.types.stack_frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
 

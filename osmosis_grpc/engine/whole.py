@@ -58,7 +58,7 @@ def _has_referred_segments(completion: Completion) -> bool:
 
 
 def _left_out(begins: ChatRef | None) -> bool:
-    return begins is not None and not begins.covered
+    return begins is not None and not begins.prefix_len
 
 
 def _told(
@@ -68,7 +68,7 @@ def _told(
     answered: Mapping[ChatName, events.ChatAnswered],
 ) -> tuple[ChatRef | None, Sequence[Message]]:
     """A conversation with what it begins with."""
-    if begins is None or begins.covered:
+    if begins is None or begins.prefix_len:
         return begins, messages
     line, number = [begins.number], asked[begins.sample, begins.number].continues
     while number:

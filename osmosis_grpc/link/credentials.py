@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from osmosis_grpc.link.calls import Metadata
-from osmosis_grpc.link.options import Options
-from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.channel_options import Options
+from osmosis_grpc.link.client_calls import Metadata
+from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ClientTls, Pems, ServerTls, Watched, read_pems
 from osmosis_grpc.link.tokens import check_token
 

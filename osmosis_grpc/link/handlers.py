@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
-from osmosis_grpc.link.calls import DETAILS_KEY
-from osmosis_grpc.link.measured import Call, CallSink
+from osmosis_grpc.link.call_metrics import Call, CallSink
+from osmosis_grpc.link.client_calls import DETAILS_KEY
 from osmosis_grpc.wire.status import to_status
 
 log = logging.getLogger(__name__)
@@ -70,12 +70,12 @@ class _Wrapped(grpc.GenericRpcHandler):
             handler: Any = self._handlers.service(details)
             if handler is None:
                 return None
-            make, name, wrap = next(row for row in _SHAPES if getattr(handler, row[1]) is not None)
+            make, name, wrap = next(row for row in HANDLER_KINDS if getattr(handler, row[1]) is not None)
             method = _Method(
                 details.method.lstrip("/"),
                 self._guard,
                 self._calls,
-                careful(handler.request_deserializer) or bytes,
+                decode_or_mark(handler.request_deserializer) or bytes,
                 handler.response_serializer or bytes,
             )
             wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), method))
@@ -143,7 +143,7 @@ class _Answering(Call):
         self.end("OK" if self._done else "CANCELLED" if code is None else code.name)
 
 
-def careful(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """Bytes that are no message become an object that decoded() refuses; grpc.aio itself answers UNKNOWN."""
     if deserialize is None:
         return None
@@ -250,7 +250,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
     raise AssertionError("abort returns nowhere")
 
 
-_SHAPES = (
+HANDLER_KINDS = (
     (grpc.unary_unary_rpc_method_handler, "unary_unary", _unary),
     (grpc.unary_stream_rpc_method_handler, "unary_stream", _streaming),
     (grpc.stream_unary_rpc_method_handler, "stream_unary", _unary),

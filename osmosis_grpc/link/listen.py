@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import grpc
 
 from osmosis_grpc.link.credentials import server_credentials
-from osmosis_grpc.link.forks import keep_from_children
+from osmosis_grpc.link.fork_safety import keep_from_children
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.supervise import OnFailure, child, job
 

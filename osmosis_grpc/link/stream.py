@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import grpc
 
 from osmosis_grpc.errors import CallError, Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.link.calls import error_of
+from osmosis_grpc.link.call_metrics import Call, CallSink
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.handlers import careful, decoded
-from osmosis_grpc.link.measured import Call, CallSink
-from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.handlers import decode_or_mark, decoded
 from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("link.read_stream", OnFailure.RAISE)
@@ -80,7 +80,7 @@ class Dialled:
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(method)(metadata=access.metadata or None)
-        self._decode: Callable[[bytes], Any] = careful(answers.FromString) or bytes
+        self._decode: Callable[[bytes], Any] = decode_or_mark(answers.FromString) or bytes
         self._measured = Call(calls, method.lstrip("/"))
 
     async def __aenter__(self) -> "Dialled":
@@ -369,14 +369,14 @@ def _cancelled_here() -> bool:
 
 async def redial(
     connect: Callable[[], Awaitable[CallError | None]],
-    told: Callable[[CallError | None, float], None],
+    ended: Callable[[CallError | None, float], None],
     *,
     pauses: tuple[float, float] = (0.25, 10.0),
     lasted: float = 1.0,
 ) -> None:
     """Connect again and again, without end: pauses grow from the first to the last, jittered.
 
-    `connect` runs a stream to its end; `told` learns how it ended and how long the pause is. What `connect` raises
+    `connect` runs a stream to its end; `ended` learns how it ended and how long the pause is. What `connect` raises
     beside a CallError is a mistake of this side: redial raises it, and the supervisor of this job starts it again.
     """
     loop, pause = asyncio.get_running_loop(), pauses[0]
@@ -387,10 +387,10 @@ async def redial(
         except CallError as raised:
             error = raised
         except Exception as mistake:
-            told(Internal(f"this side broke off the stream: {type(mistake).__name__}: {mistake}"), pause)
+            ended(Internal(f"this side broke off the stream: {type(mistake).__name__}: {mistake}"), pause)
             raise
         if loop.time() - began > lasted:
             pause = pauses[0]
-        told(error, pause)
+        ended(error, pause)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pauses[1], pause * 2)

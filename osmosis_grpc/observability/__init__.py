@@ -1,10 +1,11 @@
 """Metrics: values that are counted in plain Python and read at a scrape.
 
-values.py has families and histograms; calls.py the RPC metrics of gRFC A66; rollouts.py a sink of the engine;
-process.py what every process has; server.py all of an agent server; exposition.py the page for Prometheus.
+metric_families.py has families and histograms. rpc_metrics.py counts RPCs as gRFC A66 says. rollout_metrics.py is a
+sink of the engine's events. server_metrics.py has the metrics of an agent server, process_metrics.py those of every
+process. exposition.py writes the page for Prometheus.
 """
 
-from osmosis_grpc.observability.calls import Calls
-from osmosis_grpc.observability.values import Family, Histogram, Reading, Source
+from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, Source
+from osmosis_grpc.observability.rpc_metrics import Calls
 
 __all__ = ["Calls", "Family", "Histogram", "Reading", "Source"]

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import Any, cast
 
 from osmosis_grpc.errors import MissingExtraError
-from osmosis_grpc.observability.values import Histogram, Reading, Source, Summary
+from osmosis_grpc.observability.metric_families import Histogram, Reading, Source, Summary
 
 try:
     from prometheus_client import CollectorRegistry, ProcessCollector

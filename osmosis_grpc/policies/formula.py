@@ -35,7 +35,7 @@ def message_ids(rollout_id: str, sample: str, position: int) -> Ids:
 
 def prompt_ids(request: ChatRequest) -> Ids:
     """The ids of a chat's prompt: uint32, shape (p,)."""
-    new = range(request.covered, len(request.messages))
+    new = range(request.prefix_len, len(request.messages))
     parts = [message_ids(request.rollout_id, request.sample, position) for position in new]
     known = request.known_ids if request.known_ids is not None else np.empty(0, dtype="<u4")
     return np.concatenate([known, *parts]).astype("<u4")

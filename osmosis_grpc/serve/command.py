@@ -69,8 +69,8 @@ serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access]":
     """Return how the server is guarded and how trainers are dialled. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
-    from osmosis_grpc.link.commandline import access_of, check_trace, security_of
-    from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+    from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
     from osmosis_grpc.settings import grpc_tracers
 
     options = settings.server

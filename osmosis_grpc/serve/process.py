@@ -24,7 +24,7 @@ from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.security import Security
-from osmosis_grpc.link.targets import is_loopback
+from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer

@@ -25,7 +25,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.server.subscriptions import Subscriptions

@@ -13,9 +13,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
+from osmosis_grpc.link.call_metrics import CallSink
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.measured import CallSink
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
@@ -75,12 +75,12 @@ class Attachments:
                 attachment = self._claim(hello, owner)
                 return await self._live(attachment, stream, hello, granted, target)
 
-        def told(error: CallError | None, pause: float) -> None:
+        def ended(error: CallError | None, pause: float) -> None:
             if self._engine.shutdown.closing:
                 return
             log.warning("the trainer at %s: %s; trying again within %g s", target, error or "it left", pause)
 
-        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, told)))
+        self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, ended)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
         """A trainer whose rollouts another process left: it has the grace period to come back."""

@@ -16,11 +16,11 @@ from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.provenance import run_name
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
-from osmosis_grpc.link.calls import DETAILS_KEY, call, error_of
+from osmosis_grpc.link.call_metrics import Asking, CallSink
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
+from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
-from osmosis_grpc.link.measured import Asking, CallSink
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, callback_options
-from osmosis_grpc.link.targets import Address, TargetPolicy
+from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome
 from osmosis_grpc.wire.rollout import completion_to_wire, fit

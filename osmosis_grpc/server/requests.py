@@ -7,7 +7,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
 from osmosis_grpc.engine import Engine, Record
 from osmosis_grpc.wire import control
-from osmosis_grpc.wire.earlier import earlier_to_wire
+from osmosis_grpc.wire.earlier_run import earlier_to_wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
 from osmosis_grpc.wire.rollout import activity_to_wire

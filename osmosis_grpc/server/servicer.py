@@ -10,7 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
@@ -20,7 +20,7 @@ from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire import control as wire
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, rollout_to_wire
 
-MAX_PAGE = 1000
+MAX_PAGE_SIZE = 1000
 
 
 def peer_address(peer: str) -> str:
@@ -77,15 +77,15 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return pb.GetRolloutResponse(rollout=rollout_to_wire(await self._engine.rollouts.info(record)))
 
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
-        rows, place = await self._engine.rollouts.page(
+        rows, last = await self._engine.rollouts.page(
             self._owner(context),
-            wire.page_from_wire(request.page_token),
-            min(request.page_size or 100, MAX_PAGE),
+            wire.parse_page_token(request.page_token),
+            min(request.page_size or 100, MAX_PAGE_SIZE),
             states=wire.states_from_wire(request.states),
             group_id=request.group_id,
             undelivered=request.undelivered,
         )
-        page_token = str(place) if place else ""
+        page_token = str(last) if last else ""
         return pb.ListRolloutsResponse(rollouts=[rollout_to_wire(row) for row in rows], next_page_token=page_token)
 
     async def StreamEvents(

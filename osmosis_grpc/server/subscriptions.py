@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.server.requests import follow
 from osmosis_grpc.supervise import OnFailure, job

@@ -5,8 +5,8 @@ A kind of background work is a Job, declared once, in the file that does the wor
 """
 
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
-from osmosis_grpc.supervise.plain import call_later, child, failures, future, thread
 from osmosis_grpc.supervise.supervisor import Supervisor
+from osmosis_grpc.supervise.unsupervised import call_later, child, failures, future, thread
 
 __all__ = [
     "Job",

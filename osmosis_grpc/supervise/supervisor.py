@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
-from osmosis_grpc.supervise.plain import BACKOFF, run_thread
+from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 
 log = logging.getLogger(__name__)
 

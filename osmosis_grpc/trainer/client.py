@@ -11,10 +11,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.callback_credentials import narrowed
-from osmosis_grpc.link.calls import call, error_of
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import call, error_of
+from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.options import client_options
-from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier import EarlierOutcomes, EndedBefore
@@ -34,7 +34,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.wire.control import cancelled_from_wire
-from osmosis_grpc.wire.earlier import earlier_from_wire
+from osmosis_grpc.wire.earlier_run import earlier_from_wire
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire

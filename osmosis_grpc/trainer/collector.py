@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.observability.process import failures
-from osmosis_grpc.observability.values import OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.observability.process_metrics import failures
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import FailureReason
 

@@ -10,12 +10,12 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.link.call_metrics import Unregistered
+from osmosis_grpc.link.channel_options import server_options
+from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.measured import Unregistered
-from osmosis_grpc.link.options import server_options
-from osmosis_grpc.link.refusals import explained
 from osmosis_grpc.link.security import Guard, Security
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
@@ -143,7 +143,7 @@ class Connections:
                 unreached.reached()
                 return await self._live(server, stream, hello, granted)
 
-        def told(error: CallError | None, pause: float) -> None:
+        def ended(error: CallError | None, pause: float) -> None:
             server.problem = error
             if self._leaving:
                 return
@@ -151,7 +151,7 @@ class Connections:
             self._pool.servers.not_reached(server, error)
 
         try:
-            await redial(connect, told, pauses=self._pauses)
+            await redial(connect, ended, pauses=self._pauses)
         finally:
             unreached.close()
 

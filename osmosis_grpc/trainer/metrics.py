@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from osmosis_grpc.observability import Calls, Histogram
-from osmosis_grpc.observability.values import CHAT_SECONDS, ROLLOUT_SECONDS
+from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SECONDS
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024

@@ -1,7 +1,7 @@
 """The answer to a chat, as it is sent."""
 
 from osmosis_grpc.errors import Internal
-from osmosis_grpc.link.options import MAX_REPLY_BYTES
+from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.trainer.samples import Asked
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.trainer import reply_bytes

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.types import InitRequest, RolloutRequest, jsontext
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_id

@@ -18,8 +18,8 @@ Samples = dict[str, SampleState]
 def kept_chat(request: ChatRequest, asked: Asked) -> ChatRow:
     """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
     question = request
-    if request.state or request.own_tools:
-        question = replace(request, state=b"", tools=None, own_tools=False)
+    if request.state or request.tools_overridden:
+        question = replace(request, state=b"", tools=None, tools_overridden=False)
     return ChatRow(
         request.rollout_id,
         request.attempt,
@@ -61,7 +61,7 @@ def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body,
         messages=sample.tree.messages(node),
         params=json.loads(params),
         purpose=purpose,
-        own_tools=False,
+        tools_overridden=False,
     )
 
 

@@ -23,14 +23,14 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.options import MAX_REPLY_BYTES
-from osmosis_grpc.link.throttled import Throttled
+from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.sampler import Sampler, versioned
 from osmosis_grpc.trainer.samples import Asked, SampleState, tools_digest
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.completion import clip, describe, printable, told
+from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +71,14 @@ class RolloutBook:
         sample = self._samples.get(request.sample)
         if sample is None:
             sample = self._samples[request.sample] = SampleState(request.sample)
-        if request.continues and not request.covered:
-            place = sample.tree.place_after(request.continues, request.messages)
-            if place is None:
+        if request.continues and not request.prefix_len:
+            position = sample.tree.insert_after(request.continues, request.messages)
+            if position is None:
                 raise UnknownChat(request.sample, request.continues)
         else:
-            place = sample.tree.place(request.messages)
+            position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
-        body = (place.node, params, self._tools_of(request), request.purpose)
+        body = (position.node, params, self._tools_of(request), request.purpose)
         known = sample.asked.get(request.number)
         if known is not None:
             if known.body != body:
@@ -91,26 +91,26 @@ class RolloutBook:
                 known.done = asyncio.get_running_loop().create_future()
                 self._write(known, known.unwritten)
             return known
-        tokens = sample.assembler.tokens(place.continues)
+        tokens = sample.assembler.tokens(position.continues)
         full = ChatRequest(
             rollout_id=request.rollout_id,
             attempt=request.attempt,
             sample=request.sample,
             number=request.number,
-            messages=sample.tree.messages(place.node),
+            messages=sample.tree.messages(position.node),
             params=request.params,
             tools=self.tools if request.tools is None else request.tools,
-            own_tools=request.own_tools,
+            tools_overridden=request.tools_overridden,
             purpose=request.purpose,
-            continues=place.continues,
-            covered=place.covered,
+            continues=position.continues,
+            prefix_len=position.prefix_len,
             known_ids=tokens if len(tokens) else None,
             state=request.state,
             credential=request.credential,
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, place.continues)
+        asked = sample.asked[request.number] = Asked(sample, request.number, body, position.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
@@ -184,7 +184,7 @@ class RolloutBook:
         """Whether a completion refers to chats that are not known here."""
         refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
         for ref in refers:
-            if ref is not None and not ref.covered:
+            if ref is not None and not ref.prefix_len:
                 kept = self._samples.get(ref.sample)
                 if kept is None or kept.tree.reply(ref.number) is None:
                     return True
@@ -252,5 +252,7 @@ def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> Ca
         text = printable(clip(str(error), MAX_LOGGED))
         failures.warn(f"the policy failed at chat {request.number} of rollout {request.rollout_id}: {text}{again}")
         return error
-    log.warning("the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, told(error))
+    log.warning(
+        "the policy failed at chat %d of rollout %s\n%s", request.number, request.rollout_id, log_traceback(error)
+    )
     return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

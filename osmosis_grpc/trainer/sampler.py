@@ -15,7 +15,7 @@ from typing import Any
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.throttled import Throttled
+from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.metrics import Metrics

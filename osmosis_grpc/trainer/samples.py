@@ -155,23 +155,23 @@ class SampleState:
         if asked.number in self.asked:
             return
         if asked.continues:
-            place = self.tree.place_after(asked.continues, asked.messages)
+            position = self.tree.insert_after(asked.continues, asked.messages)
         else:
-            place = self.tree.place(asked.messages)
-        if place is None:
+            position = self.tree.insert(asked.messages)
+        if position is None:
             return  # what it continues is no longer told: the sample stays as it was reported
-        body = (place.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
         chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
         """Take in a chat that this trainer answered before it was started anew; `tools` stand for those offered."""
-        place = None
+        position = None
         if asked.continues:
-            place = self.tree.place_after(asked.continues, asked.messages)
-        if place is None:
-            place = self.tree.place(asked.messages)
-        body = (place.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
+            position = self.tree.insert_after(asked.continues, asked.messages)
+        if position is None:
+            position = self.tree.insert(asked.messages)
+        body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
         chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
         chat.answer(response)
 
@@ -186,7 +186,7 @@ class SampleState:
     def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
         """A conversation with what it begins with put back."""
         reply = self.tree.reply(begins.number)
-        if begins.covered or reply is None:
+        if begins.prefix_len or reply is None:
             return begins, messages
         known = path(reply)
         return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]

@@ -15,11 +15,11 @@ from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import CallError, InvalidArgument, TrainerFailed, Unavailable, Unimplemented
+from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.callback_credentials import CallbackKeys
+from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.measured import Unregistered
-from osmosis_grpc.link.options import server_options
 from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer

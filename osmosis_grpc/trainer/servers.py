@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.link.refusals import is_permanent
+from osmosis_grpc.link.connection_errors import is_permanent
 from osmosis_grpc.link.stream import PARTING
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment

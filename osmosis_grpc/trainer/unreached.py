@@ -5,7 +5,7 @@ import logging
 import time
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.refusals import is_permanent
+from osmosis_grpc.link.connection_errors import is_permanent
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)

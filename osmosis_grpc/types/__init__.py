@@ -14,14 +14,14 @@ from osmosis_grpc.types.completion import (
     RolloutMetrics,
     RolloutState,
 )
-from osmosis_grpc.types.earlier import EarlierRun, EndedBy
+from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
-from osmosis_grpc.types.frames import StackFrame
+from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.reasons import FailureReason
 from osmosis_grpc.types.requests import Callback, CallbackTls, Group, InitRequest, RolloutRequest, TraceContext
-from osmosis_grpc.types.rollout import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
+from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, JournaledRollout, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
+from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tools import (
     OpenAIFunctionParametersSchema,

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpan
 
 
@@ -20,14 +20,14 @@ class ChatPurpose(StrEnum):
     """A grader's call; never trained on."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
     """Asks for one reply: what a policy is called with.
 
     `messages` is the whole history and `tools` what to offer with it, both in OpenAI's format;
     `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
-    chat. The first `covered` messages are known from chat `continues`, whose tokens, prompt and
+    chat. The first `prefix_len` messages are known from chat `continues`, whose tokens, prompt and
     reply, are `known_ids`. Nothing in it is to be changed.
     """
 
@@ -42,12 +42,12 @@ class ChatRequest(ArrayEquality):
     """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """The tools to offer; None means those of the rollout."""
-    own_tools: bool = True
+    tools_overridden: bool = True
     """Whether the tools were chosen for this chat, and are not those of the rollout."""
     purpose: ChatPurpose = ChatPurpose.POLICY
     continues: int = 0
     """The answered chat that the history continues; 0 for none."""
-    covered: int = 0
+    prefix_len: int = 0
     """How many leading messages that chat covers, its reply included; the rest is new.
 
     0 beside a `continues`: they were left out on the way, and `messages` are only what is new.
@@ -64,7 +64,7 @@ class ChatRequest(ArrayEquality):
     """The policy version that the trainer was resumed with; empty where it was given none."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
     """One reply: what a policy returns.

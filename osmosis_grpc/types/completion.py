@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError
-from osmosis_grpc.types.earlier import EarlierRun
-from osmosis_grpc.types.frames import StackFrame, own_frames
+from osmosis_grpc.types.earlier_run import EarlierRun
+from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
-from osmosis_grpc.types.reasons import FailureReason, reason_of
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import ChatRef, Sample
+from osmosis_grpc.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
 """Bytes of a Failure's message."""
@@ -91,7 +91,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an escaped exception stands for."""
-        known = _told(error)
+        known = _first_blamed(error)
         text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
         failure = cls(
             known.boundary if known else "agent",
@@ -110,7 +110,7 @@ class Failure:
         return replace(self, file=frames[-1].file, line=frames[-1].line, frames=frames)
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
     """What a rollout took: the eight counters of the HTTP contract, and four times in seconds."""
@@ -144,7 +144,7 @@ class Receipt(Protocol):
         """The completion has been used and is not needed any more. Idempotent."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The terminal report of a rollout; exactly one per attempt."""
@@ -246,7 +246,7 @@ def describe(error: BaseException) -> str:
     return _text(error) or type(error).__name__
 
 
-def told(error: BaseException) -> str:
+def log_traceback(error: BaseException) -> str:
     """Returns an exception's traceback for a log: bounded, and without characters that steer a terminal."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
@@ -281,10 +281,10 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def _told(error: BaseException) -> OsmosisRolloutError | None:
+def _first_blamed(error: BaseException) -> OsmosisRolloutError | None:
     """The exception that says whose fault it was: this one, or the first such one of a group."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_told, error.exceptions)), None)
+        return next(filter(None, map(_first_blamed, error.exceptions)), None)
     return error if isinstance(error, OsmosisRolloutError) else None
 
 

@@ -17,7 +17,7 @@ _NUMBERS = (int, float)
 
 
 class Node:
-    """One message in its place. Frozen: the message is the tree's own copy."""
+    """One message in its position. Frozen: the message is the tree's own copy."""
 
     __slots__ = ("chat", "children", "depth", "message", "numeric", "parent")
 
@@ -40,13 +40,13 @@ class Node:
         return not self.numeric or _same(self.message, message)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a history ends in the tree."""
 
     node: Node
     continues: int
     """The answered chat that it continues; 0 for none."""
-    covered: int
+    prefix_len: int
     """How many leading messages that chat covers, its reply included."""
 
 
@@ -66,8 +66,8 @@ class Conversation:
         self._line: list[Message] = []
         self._numeric: list[int] = []
 
-    def place(self, messages: Sequence[Message], field: str = "messages") -> Place:
-        """The place of a full history; messages not yet in the tree are copied into it.
+    def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
+        """The position of a full history; messages not yet in the tree are copied into it.
 
         Raises InvalidArgument when a new message may not travel; the tree is then unchanged.
         """
@@ -84,19 +84,19 @@ class Conversation:
         new = messages[known:]
         return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(new)] if new else new)
 
-    def place_after(self, chat: int, messages: Sequence[Message]) -> Place | None:
-        """The place of what follows an answered chat's reply; None when that chat is not known."""
+    def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
+        """The position of what follows an answered chat's reply; None when that chat is not known."""
         reply = self._replies.get(chat)
         if reply is None:
             return None
         return self._grow(reply, [copy_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
 
-    def answer(self, place: Node, reply: Message, chat: int) -> Node:
-        """Mark `reply`, which the tree keeps, as the reply of `chat` asked at `place`."""
-        node = self._child(place, reply)
+    def answer(self, position: Node, reply: Message, chat: int) -> Node:
+        """Mark `reply`, which the tree keeps, as the reply of `chat` asked at `position`."""
+        node = self._child(position, reply)
         node.chat = max(node.chat, chat)
         self._replies[chat] = node
-        if self._end is place:
+        if self._end is position:
             self._extend(node)
         return node
 
@@ -137,7 +137,7 @@ class Conversation:
             return False
         return all(_same(line[index], messages[index]) for index in self._numeric)
 
-    def _grow(self, node: Node, messages: Sequence[Message]) -> Place:
+    def _grow(self, node: Node, messages: Sequence[Message]) -> Position:
         if node is not self._end:
             self._turn(node)
         for message in messages:
@@ -146,7 +146,7 @@ class Conversation:
         mark = node
         while mark.parent is not None and not mark.chat:
             mark = mark.parent
-        return Place(node, mark.chat, mark.depth)
+        return Position(node, mark.chat, mark.depth)
 
     def _extend(self, node: Node) -> None:
         """The newest history goes on."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.completion import Completion, Outcome
-from osmosis_grpc.types.earlier import EndedBy
+from osmosis_grpc.types.earlier_run import EndedBy
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.requests import InitRequest
 from osmosis_grpc.types.tools import ToolDict
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The rollout was accepted."""
@@ -22,7 +22,7 @@ class Accepted:
     tools: Sequence[ToolDict] = ()
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Started:
     """Its agent began, after `queue_time` seconds."""
@@ -39,7 +39,7 @@ class Resumed:
     previous_last_number: int = 0
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequested:
     """The agent asked for a reply: `messages` follow the reply of the chat it continues."""
@@ -53,7 +53,7 @@ class ChatRequested:
     purpose: ChatPurpose = ChatPurpose.POLICY
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswered:
     """The trainer gave a reply, after `latency` seconds."""
@@ -78,7 +78,7 @@ class ChatFailed:
     will_retry: bool = False
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
     """A tool was called."""
@@ -86,7 +86,7 @@ class ToolCalled:
     call: Mapping[str, Any]
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReturned:
     """A tool returned after `latency` seconds, or raised `error`."""
@@ -106,7 +106,7 @@ class Logged:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class SampleAdded:
     """A sample began."""
@@ -141,7 +141,7 @@ class Graded:
     reward: float | None = None
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The rollout ended. On the wire only the completion's head travels."""
@@ -150,7 +150,7 @@ class Ended:
     by: EndedBy = EndedBy()
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """The delivery of the completion is settled."""
@@ -180,7 +180,7 @@ EventKind = (
 )
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class TrajectoryEvent:
     """One thing that happened."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
 
 MAX_ID_CHARS = 256
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -29,7 +29,7 @@ class Group:
     """0 when not told."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
     """A rollout as its agent sees it."""
@@ -125,7 +125,7 @@ class TraceContext:
     tracestate: str = ""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
     """A request as it arrives: the rollout, where its calls go, and what tells it from another."""

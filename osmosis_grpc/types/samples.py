@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.quick import quick
 from osmosis_grpc.types.tokens import ArrayEquality, Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment(ArrayEquality):
     """A stretch of a sample whose tokens only grow. Made by assembly.Assembler."""
@@ -69,7 +69,7 @@ class Segment(ArrayEquality):
             raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledChat(ArrayEquality):
     """The tokens of one chat, as the trainer's library keeps them."""
@@ -83,18 +83,18 @@ class SampledChat(ArrayEquality):
     """The reply; None when the sampler did not tell it."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRef:
     """The answered chat that a conversation begins with."""
 
     sample: str
     number: int
-    covered: int = 0
+    prefix_len: int = 0
     """How many leading messages are that chat's, its reply included; 0 where they were left out."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One conversation of a rollout."""

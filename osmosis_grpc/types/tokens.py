@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.quick import quick
 
 Ids = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
@@ -101,7 +101,7 @@ class Tensor:
             raise InvalidArgument(f"{field_path}.shape", f"the first dimension is not the number of tokens, {tokens}")
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBlock(ArrayEquality):
     """Tokens with what is known about each of them."""

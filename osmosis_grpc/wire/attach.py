@@ -12,7 +12,7 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
 from osmosis_grpc.types import Completion
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.wire.control import PROTOCOL
-from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.protobuf_encoding import head
 from osmosis_grpc.wire.rollout import MAX_COMPLETION_BYTES, fit, referring_bytes, wants_delta
 from osmosis_grpc.wire.status import from_code, to_status
 

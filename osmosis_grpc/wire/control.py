@@ -67,7 +67,7 @@ def cancelled_from_wire(row: pb.CancelResult) -> CancelResult:
     return CancelResult(row.rollout_id, row.attempt, disposition, state_from_wire(row.state))
 
 
-def page_from_wire(token: str) -> int:
+def parse_page_token(token: str) -> int:
     """The place a page begins after. Raises InvalidArgument."""
     if token and not (token.isascii() and token.isdecimal() and len(token) < 18):
         raise InvalidArgument("page_token", "is not one of this server's")

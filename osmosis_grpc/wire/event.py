@@ -23,7 +23,7 @@ from osmosis_grpc.wire.message import (
     tool_to_wire,
     tools_from_wire,
 )
-from osmosis_grpc.wire.packed import head, repeated, varint
+from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.rollout import (
     completion_from_wire,
     completion_to_wire,

@@ -10,8 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
-from osmosis_grpc.types.frames import StackFrame
-from osmosis_grpc.types.reasons import read_reason
+from osmosis_grpc.types.failure_reasons import read_reason
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
@@ -26,12 +25,13 @@ from osmosis_grpc.types.requests import (
     check_run_id,
     unread_metadata,
 )
-from osmosis_grpc.types.rollout import Activity, RolloutInfo
+from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
+from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
-from osmosis_grpc.wire.earlier import earlier_from_wire, earlier_to_wire
+from osmosis_grpc.wire.earlier_run import earlier_from_wire, earlier_to_wire
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
-from osmosis_grpc.wire.packed import remembered
+from osmosis_grpc.wire.protobuf_encoding import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
@@ -277,7 +277,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         )
         samples[name] = sample_to_wire(kept, refer=refer)
     begins = completion.begins if refer else None
-    told = () if head else completion.messages[begins.covered :] if begins else completion.messages
+    told = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
     return pb.Completion(
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,

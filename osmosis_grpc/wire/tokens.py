@@ -17,7 +17,7 @@ from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import ChatRef, Sample, Segment
 from osmosis_grpc.types.tokens import TENSOR_DTYPES, Ids, Logprobs, Tensor, TokenBlock, VersionSpan, check_logprobs
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
-from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
 _TENSOR_TYPES = {name: pb.TensorType.Value(f"TENSOR_TYPE_{name.upper()}") for name in TENSOR_DTYPES}
@@ -119,7 +119,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
-        messages=[message_to_wire(message) for message in sample.messages[begins.covered if begins else 0 :]],
+        messages=[message_to_wire(message) for message in sample.messages[begins.prefix_len if begins else 0 :]],
         messages_after=begins.number if begins else 0,
         segments=[segment(each) for each in sample.segments],
         reward=sample.reward,

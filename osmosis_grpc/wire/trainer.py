@@ -23,7 +23,7 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.packed import head, repeated, varint
+from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
     block_bytes,
     block_from_wire,
@@ -56,7 +56,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         _name(request.rollout_id, request.attempt, request.sample, request.purpose),
         varint(_NUMBER, request.number),
     ]
-    tools = request.tools if all_tools or request.own_tools else None
+    tools = request.tools if all_tools or request.tools_overridden else None
     if tools is not None or request.params or request.state:
         rest = pb.ChatRequest(
             sampling=params_to_wire(request.params) if request.params else None,
@@ -66,7 +66,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
         parts.append(rest.SerializeToString())
     if delta and request.continues:
         continues = varint(_CONTINUES, request.continues)
-        new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.covered :]))
+        new = repeated(_DELTA_MESSAGES, map(frozen_bytes, request.messages[request.prefix_len :]))
         parts += (head(_DELTA, len(continues) + len(new)), continues, new)
     else:
         whole = repeated(_FULL_MESSAGES, map(frozen_bytes, request.messages))
@@ -101,7 +101,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         messages=messages_from_wire((message.delta if delta else message.full).messages, f"{history}.messages"),
         continues=message.delta.continues if delta else 0,
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
-        own_tools=message.HasField("tools"),
+        tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
         purpose=purpose_from_wire(message.purpose),
         state=message.state,

@@ -12,7 +12,8 @@ from osmosis_grpc.trainer import Completion, Trainer
 from tests.attach.agents import ASKED, ENDED
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import REPLIED, CountingPolicy
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
+from tests.waiting import until
 
 PATIENCE = 1.0
 """Seconds that a Complete is waited for before the stream is cut all the same."""
@@ -57,7 +58,7 @@ class Breaker:
         ways = (self._with_complete_held, self._with_outcome_held, self._at_once)
         for n in range(cuts):
             due = rollouts * n // (cuts + 5)
-            await until(lambda due=due: len(self._completions) >= due, f"{due} rollouts done", seconds=60)
+            await until(lambda due=due: len(self._completions) >= due, f"{due} rollouts done", timeout=60)
             await until(self._busy, "attached, and a chat open")
             await ways[n % len(ways)]()
             if n in restarts:
@@ -110,7 +111,7 @@ class Breaker:
     @staticmethod
     async def _for(true: Callable[[], object]) -> None:
         with contextlib.suppress(AssertionError):
-            await until(true, seconds=PATIENCE)
+            await until(true, timeout=PATIENCE)
 
 
 def told(figures: Figures, completions: list[Completion], seconds: float) -> str:

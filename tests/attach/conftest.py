@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc.link import options
+from osmosis_grpc.link import channel_options
 from osmosis_grpc.link.stream import redial
 
 
@@ -12,9 +12,9 @@ from osmosis_grpc.link.stream import redial
 def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer dials again at once: pauses that grow are not what is tested here."""
 
-    async def quick(connect: Any, told: Any, **pauses: Any) -> None:
-        await redial(connect, told, pauses=(0.02, 0.2))
+    async def quick(connect: Any, ended: Any, **pauses: Any) -> None:
+        await redial(connect, ended, pauses=(0.02, 0.2))
 
     monkeypatch.setattr("osmosis_grpc.trainer.connections.redial", quick)
     for name in ("initial", "min", "max"):
-        monkeypatch.setitem(options._CLIENT, f"grpc.{name}_reconnect_backoff_ms", 200)
+        monkeypatch.setitem(channel_options._CLIENT, f"grpc.{name}_reconnect_backoff_ms", 200)

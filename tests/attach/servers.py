@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from typing import IO
 
 from tests.processes import ROOT
@@ -60,13 +59,3 @@ class ServerProcess:
         """What it logged."""
         self._log.seek(0)
         return self._log.read()
-
-
-async def until(true: Callable[[], object], what: str = "", *, seconds: float = 20.0) -> None:
-    """Wait until something holds."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not true():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"it never came to pass: {what or true}") from None

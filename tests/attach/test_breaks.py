@@ -12,7 +12,8 @@ from osmosis_grpc.trainer import Completion, attach
 from tests.attach.breaker import Breaker, Figures, told
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
+from tests.waiting import until
 
 LOST_INIT_REPLY = (
     "trainer/attachment.py _on_chat: a chat that comes before the InitReply that a cut lost is sampled without tools, "

@@ -10,7 +10,8 @@ from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, Trainer, attach
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
 

@@ -11,8 +11,8 @@ from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
-from tests.attach.servers import until
 from tests.attach.silent_chats import WAYS, SilentOnce, silent_rollout
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
 

@@ -14,6 +14,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus
 from tests.processes import server_process
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -43,11 +44,7 @@ def folder(tmp_path):
 
 
 async def attached(*trainers):
-    async with asyncio.timeout(PATIENCE):
-        while not all(server.attached for t in trainers for server in t.servers or [None] if server) or not all(
-            trainer.servers for trainer in trainers
-        ):
-            await asyncio.sleep(0.01)
+    await until(lambda: all(t.servers and all(server.attached for server in t.servers) for t in trainers))
 
 
 def within(awaitable):
@@ -71,9 +68,7 @@ async def test_it_serves_the_trainer_that_it_dials():
             assert completion.samples["main"].trainable
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
-            async with asyncio.timeout(PATIENCE):
-                while trainer.servers[0].attached:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not trainer.servers[0].attached)
 
 
 async def test_two_trainers_at_once_and_a_callback_beside_them(folder):

@@ -11,6 +11,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest, events
+from tests.waiting import until
 
 FAST = {
     "stop_again_after": (0.05, 0.1),
@@ -104,9 +105,7 @@ class Host:
 
     async def until(self, condition):
         """Wait until something is true."""
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                await asyncio.sleep(0.002)
+        await until(condition)
 
     async def until_listed(self, *ids):
         """Wait until exactly these rollouts are kept."""

@@ -49,8 +49,8 @@ class Always:
 
 
 def places(h, sample="main"):
-    """(number, continues, covered) of the chats of a sample, by number."""
-    chats = {c.number: (c.number, c.continues, c.covered) for c in h.trainer.chats if c.sample == sample}
+    """(number, continues, prefix_len) of the chats of a sample, by number."""
+    chats = {c.number: (c.number, c.continues, c.prefix_len) for c in h.trainer.chats if c.sample == sample}
     return [chats[number] for number in sorted(chats)]
 
 

@@ -32,6 +32,7 @@ from osmosis_grpc.types import (
     events,
 )
 from tests.engine.conftest import FAST, Clock, Host, Trainer
+from tests.waiting import until
 
 COPIES = itertools.count()
 PATIENCE = 20.0
@@ -113,9 +114,7 @@ class Host(Host):
         return record.completion
 
     async def until(self, condition):
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                await asyncio.sleep(0.002)
+        await until(condition)
 
     async def get(self, rollout_id="r1", attempt=0):
         """What GetRollout tells, once it is over."""
@@ -760,9 +759,9 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
 async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
     """And told one result, whatever came between."""
     asked, copy = [], await crashed(folder, Talker(6), 1)
-    for until in (2, 3, 4, 5, 6):
-        async with keeping(copy, Talker(6), policy=Until(until)) as h:
-            await h.until(lambda h=h, until=until: [c.number for c in h.trainer.chats] == [until - 1, until])
+    for last in (2, 3, 4, 5, 6):
+        async with keeping(copy, Talker(6), policy=Until(last)) as h:
+            await h.until(lambda h=h, last=last: [c.number for c in h.trainer.chats] == [last - 1, last])
             record = h.engine.rollouts.get("me", "r1")
             await h.until(lambda record=record: record.last_number == record.written)
             asked += [chat.number for chat in h.trainer.chats[:-1]]

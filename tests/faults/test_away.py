@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_whole, requests
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
+from tests.waiting import is_empty, until
 
 COUNT = 100
 SHORT, LONG = 3.0, 60.0
@@ -25,8 +26,8 @@ lengths = pytest.mark.parametrize(
 async def answered(address: str) -> None:
     """Wait until the replies have arrived: what remains to be done needs no trainer."""
     async with RolloutClient(address) as client, asyncio.timeout(30):
-        while [i async for i in client.rollouts() if i.activity.description.startswith(("chat", "queued"))]:
-            await asyncio.sleep(0.02)
+        busy = ("chat", "queued")
+        await until(lambda: is_empty(i async for i in client.rollouts() if i.activity.description.startswith(busy)))
 
 
 async def all_over(address: str, undelivered: int) -> None:
@@ -91,6 +92,4 @@ async def test_away_from_its_callbacks(stack, tmp_path, seconds):
     print(f"\ncallback: {COUNT} completions within {time.monotonic() - back:.1f} s of the return")
     for completion in completions:
         check_whole(completion, policy.replies.get, turns=1)
-    async with asyncio.timeout(20):
-        while [info async for info in client.rollouts(undelivered=True)]:
-            await asyncio.sleep(0.1)
+    await until(lambda: is_empty(client.rollouts(undelivered=True)))

@@ -19,6 +19,7 @@ from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
+from tests.waiting import until
 
 COUNT = 20
 P = 0.25
@@ -57,9 +58,7 @@ async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) 
                     await asyncio.sleep(0.02)
 
         ended = await asyncio.gather(*(one(request) for request in requests(count, set())))
-        async with asyncio.timeout(10):
-            while server.engine.capacity().undelivered:
-                await asyncio.sleep(0.05)
+        await until(lambda: not server.engine.capacity().undelivered)
         with pytest.raises(TimeoutError):  # nothing more comes
             async with asyncio.timeout(0.2):
                 await anext(trainer.completions())
@@ -113,9 +112,7 @@ async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path,
     config = EngineConfig(**QUICK, chat_silence=0.2)
     async with AgentServer(agents.loops, port=0, config=config) as server, attach(server.address, policy) as trainer:
         await gathering(trainer, COUNT, completions)
-        async with asyncio.timeout(10):
-            while server.engine.capacity().undelivered:
-                await asyncio.sleep(0.05)
+        await until(lambda: not server.engine.capacity().undelivered)
     check_equal(completions, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1))
     assert len(lost) == 4, lost

@@ -17,6 +17,7 @@ from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
 from tests.faults.soak import held, resident
+from tests.waiting import until
 
 COUNT = 20
 AGENTS = (Passenger(), Traveller())
@@ -35,8 +36,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
         async with attach(server.address, policy) as trainer:
             policy.gate.clear()
             at_work = gathering(trainer, COUNT, completions)
-            while policy.open < COUNT:
-                await asyncio.sleep(0.01)
+            await until(lambda: policy.open >= COUNT)
             ahead[0] = jump
             await asyncio.sleep(0.2)  # swept, and swept again
             policy.gate.set()
@@ -97,8 +97,7 @@ async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
         async with TrainerServer(policy, ledger=ledger) as first:
             for request in requests(COUNT, set()):
                 await client.init(request, callback=first.callback())
-            while len(policy.calls) < 3 * COUNT:
-                await asyncio.sleep(0.005)
+            await until(lambda: len(policy.calls) >= 3 * COUNT)
             old = first.address
         async with TrainerServer(policy, ledger=ledger) as second:
             assert second.address != old
@@ -125,8 +124,7 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
         async with TrainerServer(policy, tokens=TOKEN) as trainer:
             (request,) = list(requests(2, {"r0"}))
             await client.init(request, callback=trainer.callback())
-            while not policy.open:
-                await asyncio.sleep(0.005)
+            await until(lambda: policy.open)
         policy.gate.set()
         async with TrainerServer(policy, tokens=TOKEN, port=trainer.port) as trainer:
             assert (await trainer.completion("r1", 20)).status == "COMPLETED"

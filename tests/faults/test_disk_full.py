@@ -14,9 +14,10 @@ from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient, attach
 from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
 from tests.faults.disks import Limited, mounted, small_disk
 from tests.processes import run
+from tests.waiting import is_empty, until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-http", "--grpc-port", "0")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -87,9 +88,7 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     last = list(requests("last", 2))
     await running(trainer, last, completions)
     check_run([request.rollout_id for request in asked + more + last], completions, policy)
-    async with asyncio.timeout(20):
-        while [info async for info in client.rollouts(undelivered=True)]:
-            await asyncio.sleep(0.05)
+    await until(lambda: is_empty(client.rollouts(undelivered=True)))
 
 
 @pytest.mark.long

@@ -9,8 +9,9 @@ import pytest
 
 from osmosis_grpc.trainer import RolloutClient, attach
 from tests.attach.cutting_proxy import CuttingProxy
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
 from tests.faults.pure import AGENTS, Counted, check_equal, digest, gathering, passengers, undisturbed
+from tests.waiting import until
 
 LIMIT = 1
 EXIT = LIMIT + 5

@@ -318,8 +318,8 @@ async def test_ids_are_one_path_segment_and_no_file_is_named_by_them(tmp_path):
 
 DANGEROUS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "xmlrpc", "jsonpickle"}
 CALLS = {"eval", "exec", "compile", "__import__"}
-DOCUMENTED = {"osmosis_grpc/types/quick.py": {"exec"}}
-"""types/quick.py writes the constructors of its values from their fields' names."""
+DOCUMENTED = {"osmosis_grpc/types/fast_init.py": {"exec"}}
+"""types/fast_init.py writes the constructors of its values from their fields' names."""
 
 
 def test_nothing_that_comes_in_is_run_or_unpickled():

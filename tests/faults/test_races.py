@@ -13,12 +13,13 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import TrainerServer
 from osmosis_grpc.types import events
 from tests.credentials import shown
+from tests.waiting import until
 
 USER = message_pb2.Message(role="user", text="Hello")
 SOON = 20.0
@@ -147,12 +148,6 @@ async def test_of_different_bodies_at_once_one_wins(stack):
     assert told == {"STARTED": 1, "OK": 4, "ALREADY_EXISTS": 95}
     await until(lambda: trainer.completions)
     assert (agent.ran, trainer.results("r")) == ({("r", 1): 1}, 1)
-
-
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(SOON):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 27))])

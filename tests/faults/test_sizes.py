@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.link.options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
+from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.processes import server_process

@@ -10,10 +10,11 @@ import pytest
 
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
-from tests.attach.servers import ServerProcess, until
+from tests.attach.servers import ServerProcess
 from tests.faults.kill_loop.history import VARIABLE, read
 from tests.faults.pure import AGENTS, undisturbed
 from tests.processes import ROOT
+from tests.waiting import until
 
 STILL = 30.0
 

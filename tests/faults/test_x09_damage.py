@@ -33,6 +33,7 @@ from osmosis_grpc.trainer import (
     attach,
 )
 from tests.damaged import flip
+from tests.waiting import is_empty, until
 
 PATIENCE = 60.0
 DONE, LATE, OPEN = ([f"{name}-{n}" for n in range(4)] for name in ("done", "late", "open"))
@@ -127,12 +128,6 @@ def quiet_port() -> int:
     raise AssertionError("no port is free")
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 # The journal.
 
 
@@ -184,9 +179,7 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):
-        async with asyncio.timeout(PATIENCE):
-            while not all([row.end_time and not row.undelivered async for row in client.rollouts()]):
-                await asyncio.sleep(0.005)
+        await until(lambda: is_empty(i async for i in client.rollouts() if not i.end_time or i.undelivered))
         for name in DONE:
             try:
                 found[name] = (await client.get(name)).completion

@@ -13,12 +13,13 @@ from osmosis_gateway.agent_loop import HttpAgentLoop
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.options import client_options
+from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.gateway.legacy_agent import QUESTION, REPLY, OldAgentServer
+from tests.waiting import until
 
 SETTINGS = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 ENGINE = {"outbox_delay": (0.05, 0.2), "retry_delay": (0.05, 0.1), "stop_again_after": (0.05, 0.1)}
@@ -102,12 +103,6 @@ class Deployment:
         assert (await self.init("good")).started
         assert (await self.old.chat("good"))[0] == 200
         await self.finish("good")
-
-
-async def until(condition: Any, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def once(client: RolloutClient) -> RolloutClient:

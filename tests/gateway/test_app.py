@@ -21,6 +21,7 @@ from osmosis_grpc.rollout import (
 )
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -44,8 +45,7 @@ async def started(tmp_path):
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield app, f"http://127.0.0.1:{port}", called
     server.should_exit = True

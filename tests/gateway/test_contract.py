@@ -14,6 +14,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
+from tests.waiting import until
 
 QUICK = RolloutClientSettings(retry_base_delay=0.1)
 
@@ -235,9 +236,7 @@ async def test_which_results_are_sent_again():
         async with gateway() as (server, trainer, session):
             trainer.complete_statuses = [status]
             await init(session, trainer.init_body())
-            async with asyncio.timeout(10):
-                while len(trainer.keys) < 2 + tries:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(trainer.keys) >= 2 + tries)
             await _settled(server)
         assert len(trainer.keys) == 2 + tries, status
         assert len(trainer.completions) == (1 if tries == 2 else 0), status
@@ -268,9 +267,7 @@ async def test_a_result_is_given_up_after_its_time_and_counted():
     async with gateway(client=client, record_ttl=0.5) as (server, trainer, session):
         trainer.complete_statuses = [500] * 1000
         await init(session, trainer.init_body())
-        async with asyncio.timeout(10):
-            while not server.engine.capacity().expired:
-                await asyncio.sleep(0.02)
+        await until(lambda: server.engine.capacity().expired)
     assert trainer.completions == []
 
 
@@ -298,6 +295,4 @@ async def test_trace_context_goes_with_every_call():
 
 async def _settled(server):
     """Wait until everything is delivered or given up."""
-    async with asyncio.timeout(10):
-        while server.engine.capacity().undelivered or server.engine.capacity().running:
-            await asyncio.sleep(0.01)
+    await until(lambda: not (server.engine.capacity().undelivered or server.engine.capacity().running))

@@ -7,7 +7,8 @@ import pytest
 from osmosis_grpc.errors import FailedPrecondition, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.types import RolloutState
 from tests.gateway.legacy_agent import QUESTION, REPLY, TOOL, never, plays, says
-from tests.gateway.legacy_deployment import builder, closings, until, usual  # noqa: F401  # fixtures
+from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,6 +22,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.types import RolloutMetrics
+from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hi"}]
 REPLY = {"role": "assistant", "content": "there"}
@@ -472,9 +473,7 @@ async def test_what_is_no_url(url):
 
 
 async def closed(trainer: Trainer) -> None:
-    async with asyncio.timeout(2):
-        while trainer.connections:
-            await asyncio.sleep(0.01)
+    await until(lambda: not trainer.connections, timeout=2)
 
 
 async def test_without_a_context_manager(trainer):
@@ -515,9 +514,7 @@ async def test_closed_in_the_middle_of_a_chat(trainer):
     trainer.answers = [5.0]
     llm = OsmosisLLMClient(trainer.url, "r1", max_retries=1, settings=SETTINGS)
     chat = asyncio.create_task(llm.chat_completions(QUESTION))
-    async with asyncio.timeout(2):
-        while not trainer.chats:
-            await asyncio.sleep(0.01)
+    await until(lambda: trainer.chats)
     await llm.close()
     with pytest.raises(OsmosisTransportError):
         await asyncio.wait_for(chat, 3)

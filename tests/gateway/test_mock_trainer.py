@@ -14,6 +14,7 @@ from osmosis_gateway.mock_trainer import (
     fake_token_ids,
 )
 from osmosis_grpc.agent.tools import get_tool_call_info
+from tests.waiting import until
 
 USER = {"role": "user", "content": "Hello"}
 TOOL = {"role": "tool", "content": "8", "tool_call_id": "call_mock_add"}
@@ -32,8 +33,7 @@ async def trainer(stack):
             await task
 
         stack.push_async_callback(stop)
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         return await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}"))
 

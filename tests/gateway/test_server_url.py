@@ -16,7 +16,7 @@ import pytest
 from osmosis_gateway import contract
 from osmosis_gateway.calls import Base, Calls, _checked
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.link.targets import TargetPolicy
+from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.rollout import RolloutClientSettings
 from osmosis_grpc.trainer import RolloutClient
 from tests.gateway.conftest import CHAT, COMPLETED, REPLY, response

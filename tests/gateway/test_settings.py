@@ -23,6 +23,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import gateway, health, init
 from tests.processes import run
+from tests.waiting import until
 
 BOUNDS = [
     ("CLIENT_TIMEOUT_SECONDS", "300.0", "1.0", "3600.0"),
@@ -112,9 +113,7 @@ async def test_complete_rollout_retries_counts_the_quick_tries_of_a_round():
         async with gateway(client=client, outbox_delay=(60.0, 60.0)) as (_, trainer, session):
             trainer.complete_statuses = [500] * 100
             await init(session, trainer.init_body())
-            async with asyncio.timeout(10):
-                while len(trainer.keys) < 2 + retries + 1:
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(trainer.keys) >= 2 + retries + 1)
             await asyncio.sleep(0.5)
             assert len(trainer.keys) == 2 + retries + 1
             assert (await health(session))["undelivered"] == 1

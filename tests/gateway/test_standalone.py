@@ -19,6 +19,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import health, init
 from tests.processes import ROOT, run
+from tests.waiting import until
 
 QUICK = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 
@@ -88,9 +89,7 @@ async def test_ended_in_the_middle_and_started_again_every_rollout_ends_once(end
         process, ready, context = await started(server.address)
         async with aiohttp.ClientSession(f"http://{ready['http']}") as session:
             await asyncio.gather(*(init(session, trainer.init_body(f"r{i}")) for i in range(20)))
-        async with asyncio.timeout(10):
-            while len(trainer.chats) < 25:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(trainer.chats) >= 25)
         process.send_signal(end)
         await asyncio.to_thread(process.wait)
         context.__exit__(None, None, None)
@@ -98,9 +97,7 @@ async def test_ended_in_the_middle_and_started_again_every_rollout_ends_once(end
         process, again, context = await started(server.address, *ports)
         try:
             await trainer.completed(20, seconds=30)
-            async with asyncio.timeout(10):
-                while server.engine.capacity().undelivered:
-                    await asyncio.sleep(0.02)
+            await until(lambda: not server.engine.capacity().undelivered)
         finally:
             context.__exit__(None, None, None)
     assert (again["http"], again["callback"]) == (ready["http"], ready["callback"])

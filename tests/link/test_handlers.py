@@ -8,9 +8,9 @@ import pytest
 
 from osmosis_grpc import errors
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.calls import call, error_of
+from osmosis_grpc.link.channel_options import callback_options, client_options, server_options, service_config
+from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.handlers import REQUEST_ID_KEY, Registrar
-from osmosis_grpc.link.options import callback_options, client_options, server_options, service_config
 from osmosis_grpc.wire.status import CLASSES
 
 SAMPLES = {

@@ -10,22 +10,17 @@ import pytest
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
-from osmosis_grpc.observability.values import OTHER
+from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, Security
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
+from tests.waiting import until
 
 ALONE = job("test.alone", OnFailure.REPORT, "timer")
 CANARY = "canary-7b1f0c-secret"
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import ChatRequest, TrainerServer, VersionSpan, attach
 from osmosis_grpc.types import CompletionStatus
 from tests.processes import ROOT
+from tests.waiting import until
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
@@ -118,9 +119,7 @@ async def test_u05_the_trainer_opens_one_session_and_closes_it(transport):
                     await policy(ChatRequest(rollout_id="r", messages=QUESTION))
         assert len(model.connections) == 1
         await asyncio.sleep(0)
-        async with asyncio.timeout(PATIENCE):
-            while not all(transport.is_closing() for transport in model.connections):
-                await asyncio.sleep(0.01)
+        await until(lambda: all(transport.is_closing() for transport in model.connections))
 
 
 async def test_u05_a_session_that_two_share_is_closed_with_the_last_one():
@@ -169,9 +168,7 @@ async def test_u05_a_failed_chat_is_one_warning_of_the_trainer(caplog, status, s
             url = url.replace(url.rpartition(":")[2], "1/v1")
         async with agent_server() as target, attach([target], OpenAIPolicy(url, "m", api_key=KEY)) as trainer:
             rollout = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION))
-            async with asyncio.timeout(PATIENCE):
-                while not trainer.metrics()["chats/failed"]:
-                    await asyncio.sleep(0.01)
+            await until(lambda: trainer.metrics()["chats/failed"])
             rollout.cancel()
             await asyncio.wait({rollout})
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]

@@ -20,6 +20,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus
 from tests.security.conftest import TOKEN
+from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 QUICK = EngineConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
@@ -211,9 +212,7 @@ async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
         ):
             caplog.clear()
             async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
-                async with asyncio.timeout(PATIENCE):
-                    while problem not in caplog.text:
-                        await asyncio.sleep(0.01)
+                await until(lambda: problem in caplog.text)
             assert trainer.servers == []
             assert TOKEN not in caplog.text
         access = Access(token=TOKEN, tls=files.client("client"))

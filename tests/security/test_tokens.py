@@ -8,11 +8,11 @@ import pytest
 
 from osmosis_grpc.link import tokens as module
 from osmosis_grpc.link.callback_credentials import is_for, narrowed
-from osmosis_grpc.link.commandline import access_of, check_trace, security_of
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.security import Security
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.link.tokens import Tokens
+from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
 from osmosis_grpc.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 

@@ -20,6 +20,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, attach
 from tests.processes import ROOT, serving
+from tests.waiting import until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -182,13 +183,11 @@ async def test_t18_a_summary_while_there_is_load(caplog):
         async with attach([server.address], slow) as trainer:
             running = asyncio.create_task(trainer.rollout(rollout_id="r", messages=QUESTION, label="3"))
             async with rollout_log.summaries(server.engine.capacity, server.supervisor, every=0.02):
-                while not any(row.running for row in summaries()):
-                    await asyncio.sleep(0.01)
+                await until(lambda: any(row.running for row in summaries()))
                 assert not any(row.ended for row in summaries())
                 release.set()
                 await running
-                while not any(row.ended for row in summaries()):
-                    await asyncio.sleep(0.01)
+                await until(lambda: any(row.ended for row in summaries()))
                 last = summaries()[-1]
                 assert (last.running, last.queued, last.ended, last.failed, last.mean_reward) == (0, 0, 1, 0, 1.0)
                 assert last.rollouts_per_second > 0

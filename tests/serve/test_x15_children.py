@@ -11,14 +11,13 @@ import pytest
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, attach
 from tests.processes import serving
+from tests.waiting import until
 
 AGENT = ("-m", "tests.serve.forking_agent:agent_loop")
 
 
 async def appears(path):
-    async with asyncio.timeout(30):
-        while not path.exists() or not path.read_text():
-            await asyncio.sleep(0.02)
+    await until(lambda: path.exists() and path.read_text())
     return json.loads(path.read_text())
 
 

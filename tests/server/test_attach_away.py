@@ -7,6 +7,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.link import stream as link_stream
 from tests.server.attached import bystander_watcher, kinds_until
 from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
+from tests.waiting import until
 
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
 
@@ -85,9 +86,7 @@ async def test_a_completion_whose_trainer_never_comes_expires(serve):
         await trainer.answer(await trainer.chat())
         await trainer.completion()
         await trainer.stream.cut()
-        async with asyncio.timeout(1.5):
-            while not server.engine.capacity().expired:
-                await asyncio.sleep(0.02)
+        await until(lambda: server.engine.capacity().expired, timeout=1.5)
     assert server.engine.capacity().undelivered == 0
 
 

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
 from osmosis_grpc.errors import FailedPrecondition, UnknownChat
-from osmosis_grpc.link.calls import error_of
+from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.policies import ToolCallingMock
 from tests.credentials import shown
 

@@ -20,6 +20,7 @@ from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Outcome, events
 from tests.processes import server_process
 from tests.server.raw_trainer import RawTrainer, Talk, cancel, chat_reply, init, reply, subscribe
+from tests.waiting import until
 
 AGENT = """
 from osmosis_grpc.rollout import RolloutAgentLoop
@@ -128,11 +129,6 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
         async def watch():
             async for status in stub.Watch(health_pb2.HealthCheckRequest(service="")):
                 seen.append(health_pb2.HealthCheckResponse.ServingStatus.Name(status.status))
-
-        async def until(condition):
-            async with asyncio.timeout(30):
-                while not condition():
-                    await asyncio.sleep(0.01)
 
         watching = asyncio.create_task(watch())
         try:

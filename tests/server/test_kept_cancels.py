@@ -15,6 +15,7 @@ from osmosis_grpc.types import CompletionStatus
 from tests.processes import server_process
 from tests.server.raw_trainer import RawTrainer, Talk, cancel, init
 from tests.storage.disk import Disk
+from tests.waiting import until
 
 AGENT = """
 import asyncio
@@ -43,12 +44,6 @@ def disk(monkeypatch):
     disk = Disk(monkeypatch)
     yield disk
     disk.go()
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_an_rpc_is_not_answered_before_its_commit(tmp_path, disk):

@@ -15,6 +15,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, events
+from tests.waiting import until
 
 SERVICE = "osmosis.rollout.v1.RolloutService"
 
@@ -110,8 +111,7 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
     server, trainer = await serve(Odd(), Waiter()), await train(ToolCallingMock())
     async with RolloutClient(server.address) as client:
         asking = asyncio.ensure_future(client.init(rollout_id="r", agent_loop="odd", callback=trainer.callback()))
-        while not server.engine._table.live():
-            await asyncio.sleep(0.001)
+        await until(lambda: server.engine._table.live())
         closing = asyncio.ensure_future(server.engine.shutdown.close(0.0))
         with pytest.raises(Unavailable):
             await asyncio.wait_for(asking, 30)

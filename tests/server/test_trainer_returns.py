@@ -6,11 +6,12 @@ import itertools
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.link.targets import TargetPolicy
+from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import Callback, CompletionStatus, InitRequest, RolloutRequest
+from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hello"}]
 
@@ -40,10 +41,8 @@ async def test_all_completions_come_with_the_first(serve, stack):
             await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
     waiter.go.set()
     async with asyncio.timeout(30):
-        while server.engine.capacity().undelivered < len(names) or server.engine.capacity().running:
-            await asyncio.sleep(0.01)
-        while any(record.calls for record in server.engine._table._ended):
-            await asyncio.sleep(0.01)
+        await until(lambda: server.engine.capacity().undelivered == len(names) and not server.engine.capacity().running)
+        await until(lambda: not any(record.calls for record in server.engine._table._ended))
     async with TrainerServer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through

@@ -13,6 +13,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, Security
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.server.raw_trainer import ATTACH, OPTIONS, RawStream, RawTrainer, Talk, init
+from tests.waiting import until
 
 TOKENS = ["hostile=a-secret", "other=b-secret", "third=c-secret"]
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -74,9 +75,7 @@ async def hang(trainers, count):
     def answered():
         return sum(trainer.stream.count("init_reply") for trainer in trainers) >= count
 
-    async with asyncio.timeout(30):
-        while not answered():
-            await asyncio.sleep(0.01)
+    await until(answered)
 
 
 async def test_x05_three_hundred_attachments_take_no_others_window(stack, server):

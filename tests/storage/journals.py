@@ -15,6 +15,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from tests.waiting import until
 
 PATIENCE = 20.0
 
@@ -71,9 +72,7 @@ class Kept:
         return self.append(events.Delivered(Outcome.RECORDED, tries=1), rollout_id, attempt)
 
     async def until(self, condition):
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                await asyncio.sleep(0.002)
+        await until(condition)
 
     async def all_told(self):
         """Everything appended is committed, or cannot be."""

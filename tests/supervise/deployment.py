@@ -15,6 +15,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus
 from tests.server.raw_trainer import RawTrainer
+from tests.waiting import until
 
 PATIENCE = 20.0
 """Seconds after which something that should happen is taken not to happen."""
@@ -124,9 +125,7 @@ class Deployment:
 
     async def until(self, condition):
         """Wait until something is true."""
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition)
 
     async def health(self):
         """What the health check answers."""

@@ -7,6 +7,7 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure, Supervisor
+from tests.waiting import until
 
 RESTARTED = supervise.job("test.restarted", OnFailure.RESTART)
 NEEDED = supervise.job("test.needed", OnFailure.FAIL_OWNER)
@@ -86,9 +87,7 @@ async def test_a_repeated_call_goes_on_after_a_failure(supervisor):
             raise OSError("the disk")
 
     supervisor.every(SWEPT, 0.001, sweep)
-    async with asyncio.timeout(10):
-        while called.qsize() < 3:
-            await asyncio.sleep(0)
+    await until(lambda: called.qsize() >= 3)
     assert supervisor.failures["test.swept"] == 1
 
 

@@ -10,17 +10,11 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
 from tests.trainer.deployment import Deployment, Policy
+from tests.waiting import until
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 PATIENCE = 10.0
 """Seconds after which something that should happen is taken not to happen."""
-
-
-async def until(condition):
-    """Wait until something is true."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def reply(request):

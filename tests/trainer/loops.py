@@ -35,7 +35,7 @@ class Ask:
     sample: str
     new: tuple[str, ...]
     judge: bool = False
-    own_tools: bool = False
+    tools_overridden: bool = False
     temperature: float | None = None
 
 
@@ -69,7 +69,7 @@ ASKS = st.builds(
     st.sampled_from(SAMPLES),
     st.lists(st.sampled_from(["x", "y", "z"]), max_size=2).map(tuple),
     judge=st.sampled_from([False, False, False, True]),
-    own_tools=st.sampled_from([False, False, True]),
+    tools_overridden=st.sampled_from([False, False, True]),
     temperature=st.sampled_from([None, None, 0.5]),
 )
 ALONE = st.one_of(
@@ -109,7 +109,7 @@ class Planned(RolloutAgentLoop):
         async def chat(ask, history):
             number = asked[ask.sample] = asked.get(ask.sample, 0) + 1
             passed[ask.sample, number] = (copy.deepcopy(history), ask)
-            more = {"tools": OWN} if ask.own_tools else {}
+            more = {"tools": OWN} if ask.tools_overridden else {}
             if ask.temperature is not None:
                 more["temperature"] = ask.temperature
             got = await ctx.chat(history, sample=ask.sample, purpose=JUDGE if ask.judge else POLICY, **more)
@@ -189,7 +189,7 @@ class Forgetful(ChatBook):
 
     def chat(self, request, now):
         key = (request.sample, request.number)
-        if request.continues and not request.covered and request.number in self.forgets and key not in self._told:
+        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self._told:
             self._told.add(key)
             raise UnknownChat(request.sample, request.continues)
         return super().chat(request, now)

@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 

@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus, Group
-from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 

@@ -307,7 +307,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
         return data
 
     def forgetting(self, request, now):
-        if request.continues and not request.covered and request.number in forget:
+        if request.continues and not request.prefix_len and request.number in forget:
             raise UnknownChat(request.sample, request.continues)
         return chat(self, request, now)
 

@@ -7,7 +7,8 @@ import pytest
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 

@@ -13,7 +13,8 @@ import pytest
 from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
 from osmosis_grpc.types import CompletionStatus, Group
-from tests.trainer.conftest import PATIENCE, USER, Talker, reply, until
+from tests.trainer.conftest import PATIENCE, USER, Talker, reply
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 

@@ -10,7 +10,8 @@ from osmosis_grpc.trainer import TrainerServer, attach
 from osmosis_grpc.trainer import attachment as trainer_attachment
 from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, reply, talker, until
+from tests.trainer.conftest import PATIENCE, reply, talker
+from tests.waiting import until
 
 
 def within(awaitable):

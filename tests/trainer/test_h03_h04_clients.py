@@ -9,12 +9,13 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link.calls import call
+from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, inbox
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
 from tests.credentials import shown
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 
 def within(awaitable):

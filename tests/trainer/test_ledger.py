@@ -22,7 +22,8 @@ from osmosis_grpc.trainer.chatbook import ChatBook
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.damaged import signed
 from tests.processes import run
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 COMPLETED = CompletionStatus.COMPLETED
 

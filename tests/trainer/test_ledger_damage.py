@@ -11,8 +11,9 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.test_ledger import copied
+from tests.waiting import until
 
 NAMES = ("r0", "r1", "r2", "r3")
 

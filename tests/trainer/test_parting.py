@@ -8,8 +8,9 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, reply, talker, until
+from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.trainer.raw_agent_server import ACCEPT, accepted, complete, hello
+from tests.waiting import until
 
 
 class SlowReader(services_pb2_grpc.RolloutServiceServicer):

@@ -9,7 +9,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer import RolloutRequest, attach
 from osmosis_grpc.types import CompletionStatus, Group
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = CompletionStatus.CANCELLED, CompletionStatus.COMPLETED, CompletionStatus.FAILED
 

@@ -73,7 +73,7 @@ def check_asked(asked, replies, passed, *, crowded=False):
     for (sample, number), request in asked.items():
         history, ask = passed[sample, number]
         assert same(request.messages, history)
-        assert request.tools == (OWN if ask.own_tools else TOOLS)
+        assert request.tools == (OWN if ask.tools_overridden else TOOLS)
         assert request.params == ({} if ask.temperature is None else {"temperature": ask.temperature})
         assert (request.purpose == "judge") == ask.judge
         earlier = {
@@ -84,13 +84,13 @@ def check_asked(asked, replies, passed, *, crowded=False):
         continued = {n: whole for n, whole in earlier.items() if same(history[: len(whole)], whole)}
         if not crowded:
             longest = max(map(len, continued.values()), default=0)
-            assert request.covered == longest
+            assert request.prefix_len == longest
             newest = max((n for n, whole in continued.items() if len(whole) == longest), default=0)
             assert request.continues == newest
         if not request.continues:
-            assert (request.covered, request.known_ids) == (0, None)
+            assert (request.prefix_len, request.known_ids) == (0, None)
             continue
-        assert request.covered == len(continued[request.continues])
+        assert request.prefix_len == len(continued[request.continues])
         told = (
             None if passed[sample, request.continues][1].judge else prompt_and_reply(replies[sample, request.continues])
         )
@@ -145,7 +145,7 @@ QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Healt
 @example([A, Rewind("main", 1), B, A], {}, set())
 @example([A, Edit("main", 1, "other"), A, Edit("main", 0, 1), A, Edit("main", 0, 1.0), A], {}, set())
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, {2, 3})
-@example([A, Ask("second", ("y",)), A, Ask("second", (), own_tools=True)], {2: "no logprobs"}, {2})
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, {2})
 def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets):
     played = play(deployment, plan, odd, forgets=forgets)
     whole, asked, replies, _ = played["callback"]
@@ -155,7 +155,7 @@ def test_every_transport_shows_and_gives_the_same(deployment, plan, odd, forgets
         assert alike(completion) == alike(whole)
         assert its_replies == replies
         for key, request in its_asked.items():
-            assert (request.continues, request.covered) == (asked[key].continues, asked[key].covered)
+            assert (request.continues, request.prefix_len) == (asked[key].continues, asked[key].prefix_len)
 
 
 @settings(max_examples=25, **QUICK)

@@ -11,7 +11,8 @@ from osmosis_grpc.trainer import RolloutClient, subscriptions
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import TrajectoryEvent, events
 from osmosis_grpc.wire.event import event_to_wire
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.waiting import until
 
 
 class Chatty(RolloutAgentLoop):

@@ -19,8 +19,9 @@ from osmosis_grpc.trainer import unreached as unreached_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker, until
+from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.raw_agent_server import complete, init_reply, referring, status
+from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
 INJECTED = OSError("injected on purpose")

@@ -18,7 +18,8 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ClientTls, RolloutClient, ServerTls, TrainerServer, attach
 from tests.processes import ROOT, run
-from tests.trainer.conftest import talker, until
+from tests.trainer.conftest import talker
+from tests.waiting import until
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 TOKEN = "a-token-of-sixteen-characters-or-more"

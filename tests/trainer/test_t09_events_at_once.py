@@ -7,7 +7,8 @@ import pytest
 from osmosis_grpc.errors import Internal, NotFound
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import events
-from tests.trainer.conftest import USER, reply, talker, until
+from tests.trainer.conftest import USER, reply, talker
+from tests.waiting import until
 
 
 async def kinds(trainer, rollout_id):

@@ -11,7 +11,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServic
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import ChatRequest as ChatRequestMessage
 from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
-from osmosis_grpc.link.calls import call
+from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.types import (
@@ -180,7 +180,7 @@ async def test_policies_see_what_is_new_and_samples_come_from_the_trainers_own_c
     history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
     second = await ask(chat(2, history))
     seen = sampler.seen[1]
-    assert (seen.continues, seen.covered) == (1, 2)
+    assert (seen.continues, seen.prefix_len) == (1, 2)
     np.testing.assert_array_equal(seen.known_ids, np.concatenate([first.prompt_ids, first.tokens.ids]))
 
     wrong = Segment(

@@ -8,7 +8,8 @@ from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, VersionSpan
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.conftest import PATIENCE, USER, talker, until
+from tests.trainer.conftest import PATIENCE, USER, talker
+from tests.waiting import until
 
 
 class Slow:

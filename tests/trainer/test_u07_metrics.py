@@ -13,7 +13,8 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, Failure
-from tests.trainer.conftest import PATIENCE, USER, until
+from tests.trainer.conftest import PATIENCE, USER
+from tests.waiting import until
 
 
 class Mixed(RolloutAgentLoop):

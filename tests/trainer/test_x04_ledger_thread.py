@@ -9,7 +9,8 @@ from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.storage.ledger.writer import COMMIT
 from osmosis_grpc.trainer import RolloutRequest, TrainerServer
-from tests.trainer.conftest import PATIENCE, reply, talker, until
+from tests.trainer.conftest import PATIENCE, reply, talker
+from tests.waiting import until
 
 
 def within(awaitable):

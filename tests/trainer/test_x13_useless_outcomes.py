@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Internal, InvalidArgument
-from osmosis_grpc.link.calls import call
+from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.trainer import RolloutRequest, completions
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire

@@ -22,10 +22,10 @@ def said(text):
 
 def chat(tree: Conversation, number: int, history: list, reply: dict) -> tuple[int, int]:
     """Ask and answer a chat; what it continued, and how many messages that covers."""
-    place = tree.place(history)
-    assert path(place.node) == history
-    tree.answer(place.node, copy.deepcopy(reply), number)
-    return place.continues, place.covered
+    position = tree.insert(history)
+    assert path(position.node) == history
+    tree.answer(position.node, copy.deepcopy(reply), number)
+    return position.continues, position.prefix_len
 
 
 def outline(node: Node) -> list:
@@ -36,8 +36,8 @@ def outline(node: Node) -> list:
 def test_a_linear_conversation_continues_the_newest_chat():
     tree, history = Conversation(), [user("a")]
     for number in range(1, 6):
-        covered = 0 if number == 1 else len(history) - 1
-        assert chat(tree, number, history, said(f"reply {number}")) == (number - 1, covered)
+        prefix_len = 0 if number == 1 else len(history) - 1
+        assert chat(tree, number, history, said(f"reply {number}")) == (number - 1, prefix_len)
         history = [*history, said(f"reply {number}"), user(f"next {number}")]
 
 
@@ -82,70 +82,70 @@ def test_the_same_chat_twice_with_other_replies():
     tree = Conversation()
     assert chat(tree, 1, [user("a")], said("x")) == (0, 0)
     assert chat(tree, 2, [user("a")], said("y")) == (0, 0)
-    assert tree.place([user("a"), said("x"), user("b")]).continues == 1
-    assert tree.place([user("a"), said("y"), user("b")]).continues == 2
+    assert tree.insert([user("a"), said("x"), user("b")]).continues == 1
+    assert tree.insert([user("a"), said("y"), user("b")]).continues == 2
 
 
 def test_of_equal_chats_with_equal_replies_the_newest_is_continued():
     tree = Conversation()
     for number in (1, 2, 3):
         chat(tree, number, [user("a")], said("x"))
-        assert tree.place([user("a"), said("x"), user("b")])[1:] == (number, 2)
+        assert tree.insert([user("a"), said("x"), user("b")])[1:] == (number, 2)
     assert tree.reply(1) is tree.reply(2) is tree.reply(3)
 
 
 def test_the_newest_is_the_one_with_the_highest_number_whichever_was_answered_last():
     """Chats asked at the same time are answered in any order, and not in the same one at both ends."""
     tree = Conversation()
-    place = tree.place([user("a")])
+    position = tree.insert([user("a")])
     for number in (2, 3, 1):
-        tree.answer(place.node, said("x"), number)
-    assert tree.place([user("a"), said("x"), user("b")]).continues == 3
+        tree.answer(position.node, said("x"), number)
+    assert tree.insert([user("a"), said("x"), user("b")]).continues == 3
 
 
 def test_equal_histories_end_in_the_same_node():
     tree = Conversation()
-    one = tree.place([user("a"), user("b")])
-    assert tree.place([user("a"), user("b")]) == one
-    assert tree.place([user("a"), user("b", name=None)]).node is not one.node
-    assert tree.place([{"content": "a", "role": "user"}, user("b")]).node is one.node
+    one = tree.insert([user("a"), user("b")])
+    assert tree.insert([user("a"), user("b")]) == one
+    assert tree.insert([user("a"), user("b", name=None)]).node is not one.node
+    assert tree.insert([{"content": "a", "role": "user"}, user("b")]).node is one.node
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (1.0, True), (0, False), (0.0, -0.0), (0, 0.0)])
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"deep": [0, value]}], ids=["plain", "deep"])
 def test_equal_numbers_of_other_kinds_are_other_messages(one, other, wrap):
     tree = Conversation()
-    places = [tree.place([user("a", n=wrap(value))]).node for value in (one, other)]
-    assert places[0] is not places[1]
-    tree.answer(places[0], said("x"), 1)
-    assert tree.place([user("a", n=wrap(one)), said("x")]).continues == 1
-    assert tree.place([user("a", n=wrap(other)), said("x")]).continues == 0
+    positions = [tree.insert([user("a", n=wrap(value))]).node for value in (one, other)]
+    assert positions[0] is not positions[1]
+    tree.answer(positions[0], said("x"), 1)
+    assert tree.insert([user("a", n=wrap(one)), said("x")]).continues == 1
+    assert tree.insert([user("a", n=wrap(other)), said("x")]).continues == 0
 
 
 def test_changing_a_message_after_the_call_does_not_reach_the_tree():
     tree, history = Conversation(), [user(["p", {"q": [1]}])]
-    place = tree.place(history)
-    tree.answer(place.node, said("x"), 1)
+    position = tree.insert(history)
+    tree.answer(position.node, said("x"), 1)
     before = copy.deepcopy(history)
     history[0]["content"][1]["q"].append(2)
     history[0]["more"] = 1
-    assert path(place.node) == before
-    assert tree.place([*before, said("x")]).continues == 1
-    assert tree.place([*history, said("x")]).continues == 0
+    assert path(position.node) == before
+    assert tree.insert([*before, said("x")]).continues == 1
+    assert tree.insert([*history, said("x")]).continues == 0
 
 
 def test_tuples_are_lists():
     tree = Conversation()
-    assert tree.place([user(["a"])]).node is tree.place([user(("a",))]).node
+    assert tree.insert([user(["a"])]).node is tree.insert([user(("a",))]).node
 
 
 def test_an_unknown_chat_has_no_place_after_it():
     tree = Conversation()
-    assert tree.place_after(1, [user("b")]) is None
+    assert tree.insert_after(1, [user("b")]) is None
     assert tree.reply(1) is None
     chat(tree, 1, [user("a")], said("x"))
-    assert tree.place_after(1, [user("b")]) == tree.place([user("a"), said("x"), user("b")])
-    assert tree.place_after(2, [user("b")]) is None
+    assert tree.insert_after(1, [user("b")]) == tree.insert([user("a"), said("x"), user("b")])
+    assert tree.insert_after(2, [user("b")]) is None
 
 
 BAD = [
@@ -168,16 +168,16 @@ def test_a_bad_message_leaves_the_tree_as_it_was(bad):
     """Whatever stands in the tree already, equal in Python's eyes or not."""
     tree = Conversation()
     chat(tree, 1, [user("a", n=1)], said("x"))
-    tree.place([user("a")])
+    tree.insert([user("a")])
     before = copy.deepcopy(outline(tree.root))
     known = [user("a", n=1), said("x")]
     for history in ([bad], [*known, bad], [*known, user("new"), bad], [user("new"), bad, user("newer")]):
         with pytest.raises(InvalidArgument) as refusal:
-            tree.place(history, "messages")
+            tree.insert(history, "messages")
         assert refusal.value.violations[0][0].startswith(f"messages[{[m is bad for m in history].index(True)}]")
         assert outline(tree.root) == before
     with pytest.raises(InvalidArgument):
-        tree.place_after(1, [user("new"), bad])
+        tree.insert_after(1, [user("new"), bad])
     assert outline(tree.root) == before
 
 
@@ -195,19 +195,19 @@ def test_placing_in_full_equals_placing_after_the_chat(turns):
         continues = max(0, number - 1 - back)
         new = [user(text) for text in texts]
         full = histories[continues] + new
-        place = tree.place(full)
-        assert path(place.node) == full
+        position = tree.insert(full)
+        assert path(position.node) == full
         if continues:
-            assert tree.place_after(continues, new) == place
-            assert twin.place_after(continues, new)[1:] == place[1:]
+            assert tree.insert_after(continues, new) == position
+            assert twin.insert_after(continues, new)[1:] == position[1:]
         else:
-            assert twin.place(full)[1:] == place[1:]
+            assert twin.insert(full)[1:] == position[1:]
         known = [n for n, h in histories.items() if n and repr(full[: len(h)]) == repr(h)]
         longest = max((len(histories[n]) for n in known), default=0)
-        assert place.covered == longest
-        assert place.continues == max((n for n in known if len(histories[n]) == longest), default=0)
-        tree.answer(place.node, said(reply), number)
-        twin.answer(twin.place(full).node, said(reply), number)
+        assert position.prefix_len == longest
+        assert position.continues == max((n for n in known if len(histories[n]) == longest), default=0)
+        tree.answer(position.node, said(reply), number)
+        twin.answer(twin.insert(full).node, said(reply), number)
         histories[number] = [*full, said(reply)]
         assert path(tree.reply(number)) == histories[number]
     assert outline(tree.root) == outline(twin.root)

@@ -18,7 +18,7 @@ from osmosis_grpc.wire.attach import (
     trainer_frame,
 )
 from osmosis_grpc.wire.control import PROTOCOL
-from osmosis_grpc.wire.packed import head
+from osmosis_grpc.wire.protobuf_encoding import head
 from osmosis_grpc.wire.trainer import reply_bytes, reply_to_wire
 
 # The sizes at which a varint of a length takes another byte, and those around them.

@@ -21,8 +21,8 @@ from osmosis_grpc.wire.trainer import (
     reply_to_wire,
 )
 
-# The first three are found by the trainer, own_tools is whether there are tools, the rest is of the call.
-NOT_ON_THE_WIRE = {"continues", "covered", "known_ids", "own_tools", "timeout", "credential", "version"}
+# The first three are found by the trainer, tools_overridden is whether there are tools, the rest is of the call.
+NOT_ON_THE_WIRE = {"continues", "prefix_len", "known_ids", "tools_overridden", "timeout", "credential", "version"}
 CHAT = ChatRequest(
     rollout_id="r",
     attempt=2,
@@ -78,7 +78,7 @@ def test_the_fixtures_tell_every_field():
 )
 def test_a_chat_survives(chat):
     back = chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat))))
-    assert back == replace(chat, own_tools=chat.tools is not None)
+    assert back == replace(chat, tools_overridden=chat.tools is not None)
     assert chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat))), 1.5).timeout == 1.5
 
 
@@ -93,25 +93,25 @@ HISTORY = [
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_delta_holds_what_is_new(delta, continues):
     whole = replace(
-        CHAT, messages=HISTORY, continues=continues, covered=2 * continues, known_ids=np.arange(3, dtype="<u4")
+        CHAT, messages=HISTORY, continues=continues, prefix_len=2 * continues, known_ids=np.arange(3, dtype="<u4")
     )
     wire = over_the_wire(pb.ChatRequest.FromString(chat_bytes(whole, delta=delta)))
     back = chat_from_wire(wire)
     refers = bool(delta and continues)
     assert wire.WhichOneof("history") == ("delta" if refers else "full")
     assert back.continues == (1 if refers else 0)
-    assert (back.covered, back.known_ids) == (0, None)
+    assert (back.prefix_len, back.known_ids) == (0, None)
     assert list(back.messages) == (HISTORY[2:] if refers else HISTORY)
 
 
-@pytest.mark.parametrize("own_tools", [False, True])
+@pytest.mark.parametrize("tools_overridden", [False, True])
 @pytest.mark.parametrize("all_tools", [False, True])
 @pytest.mark.parametrize("tools", [None, [], CHAT.tools])
-def test_the_rollouts_tools_are_left_out_where_they_are_known(tools, all_tools, own_tools):
-    chat = replace(CHAT, tools=tools, own_tools=own_tools)
+def test_the_rollouts_tools_are_left_out_where_they_are_known(tools, all_tools, tools_overridden):
+    chat = replace(CHAT, tools=tools, tools_overridden=tools_overridden)
     back = chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat, all_tools=all_tools))))
-    assert back.tools == (tools if all_tools or own_tools else None)
-    assert back.own_tools == (back.tools is not None)
+    assert back.tools == (tools if all_tools or tools_overridden else None)
+    assert back.tools_overridden == (back.tools is not None)
 
 
 def test_what_is_unset_has_its_default():

@@ -23,7 +23,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
-from osmosis_grpc.types.reasons import DATA_LOSS
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
 
 log = logging.getLogger(__name__)
 

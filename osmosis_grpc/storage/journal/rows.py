@@ -8,7 +8,7 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.retention import EVENT_BYTES
 from osmosis_grpc.storage.sqlite.checksum import event_sum
 from osmosis_grpc.types import Completion, CompletionStatus, EventKind, Failure, FailureReason, RolloutRequest
-from osmosis_grpc.types.reasons import DATA_LOSS
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
 from osmosis_grpc.wire.event import kind_from_bytes
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
-from osmosis_grpc.types.reasons import DATA_LOSS
+from osmosis_grpc.types.failure_reasons import DATA_LOSS
 from osmosis_grpc.wire.rollout import completion_to_wire
 
 log = logging.getLogger(__name__)

@@ -86,7 +86,7 @@ class Policy:
             call = {"id": call_id, "type": "function", "function": {"name": "add", "arguments": numbers}}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
         known = [] if request.known_ids is None else [request.known_ids]
-        new = request.messages[request.covered if known else 0 :]
+        new = request.messages[request.prefix_len if known else 0 :]
         prompt = np.concatenate([*known, *(tokens_of(json.dumps(m, sort_keys=True)).ids for m in new)]).astype("<u4")
         return ChatResponse(message=message, tokens=tokens_of(name), prompt_ids=prompt, extra={"draw": draw})
 

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.link.targets import TargetPolicy, is_loopback
+from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 
 NEVER = [
     "169.254.169.254:80",

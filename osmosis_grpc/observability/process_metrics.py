@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from osmosis_grpc import __version__, supervise
-from osmosis_grpc.observability.values import Family, Reading, by_name, single
+from osmosis_grpc.observability.metric_families import Family, Reading, by_name, single
 
 BUILD = Family("osmosis_build_info", "gauge", "1. The label names the version of osmosis_grpc.", ("version",))
 FAILURES = Family(

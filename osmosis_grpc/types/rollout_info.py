@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from osmosis_grpc.types.completion import Completion, RolloutState
-from osmosis_grpc.types.earlier import EndedBy
-from osmosis_grpc.types.quick import quick
+from osmosis_grpc.types.earlier_run import EndedBy
+from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.requests import Group, InitRequest
 from osmosis_grpc.types.tools import ToolDict
 
@@ -41,7 +41,7 @@ class RolloutInfo:
     """Its result, once there is one; left out of lists."""
 
 
-@quick
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournaledRollout:
     """A rollout as a journal keeps it: what has to be known to go on with it in another process."""

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from osmosis_grpc.observability.calls import BYTES, SECONDS
 from osmosis_grpc.observability.exposition import PrometheusCollector
-from osmosis_grpc.observability.values import OTHER, Family, Histogram, Names, Summary, single
+from osmosis_grpc.observability.metric_families import OTHER, Family, Histogram, Names, Summary, single
+from osmosis_grpc.observability.rpc_metrics import BYTES, SECONDS
 from tests.observability.scrape import scrape
 
 

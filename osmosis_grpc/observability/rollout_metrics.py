@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.observability.values import (
+from osmosis_grpc.observability.metric_families import (
     CHAT_SECONDS,
     FINISH_REASONS,
     OTHER,

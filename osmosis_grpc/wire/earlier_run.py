@@ -1,7 +1,7 @@
 """rollout.proto's EarlierRun, and the names of a trainer's runs."""
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
-from osmosis_grpc.types.earlier import EarlierRun
+from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.wire import times
 
 MAX_CHANGES = 20

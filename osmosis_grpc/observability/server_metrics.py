@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.observability.calls import Calls
-from osmosis_grpc.observability.process import ProcessMetrics, failures
-from osmosis_grpc.observability.rollouts import EngineMetrics
-from osmosis_grpc.observability.values import Family, Reading, Source, Summary, single
+from osmosis_grpc.observability.metric_families import Family, Reading, Source, Summary, single
+from osmosis_grpc.observability.process_metrics import ProcessMetrics, failures
+from osmosis_grpc.observability.rollout_metrics import EngineMetrics
+from osmosis_grpc.observability.rpc_metrics import Calls
 
 ATTACHMENTS = Family("osmosis_attachments", "gauge", "Trainers that are attached.")
 DRAINING = Family("osmosis_draining", "gauge", "1 while the server drains, else 0.")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
-from osmosis_grpc.observability.values import Family, Histogram, Reading, by_name
+from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, by_name
 
 SECONDS = (
     0,
