@@ -132,7 +132,7 @@ def stop(process: "subprocess.Popen[str]") -> None:
 @functools.cache
 def serve_options() -> str:
     """What `serve --help` says."""
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-m", "osmosis_grpc.serve", "--help"],
         capture_output=True,
         text=True,
@@ -140,7 +140,7 @@ def serve_options() -> str:
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200"},
     )
-    return told.stdout
+    return ran.stdout
 
 
 @functools.cache

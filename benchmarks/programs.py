@@ -19,8 +19,8 @@ def run(name: str, *arguments: object) -> dict[str, Any]:
     """
     command = ["-m", f"benchmarks.{name}", *map(str, arguments), "--json"]
     progress(" ".join(command[1:-1]))
-    told = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
-    if told.returncode:
-        return {"missing": NOT_THERE if told.returncode == 2 else FAILED}
-    figures: dict[str, Any] = json.loads(told.stdout)
+    ran = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    if ran.returncode:
+        return {"missing": NOT_THERE if ran.returncode == 2 else FAILED}
+    figures: dict[str, Any] = json.loads(ran.stdout)
     return figures

@@ -63,7 +63,7 @@ def main() -> None:
     if given.python:
         arguments = ["-m", "benchmarks.tokens", "--tokens", str(given.tokens), "--repeat", str(given.repeat), "--json"]
         root = Path(__file__).parent.parent
-        told = subprocess.run(
+        ran = subprocess.run(
             [given.python, *arguments],
             cwd=root,
             env=os.environ | {"PYTHONPATH": str(root)},
@@ -71,9 +71,9 @@ def main() -> None:
             text=True,
             check=False,
         )
-        if told.returncode:
+        if ran.returncode:
             sys.exit(1)
-        figures = json.loads(told.stdout)
+        figures = json.loads(ran.stdout)
         print(json.dumps(figures)) if given.json else [print(f"{name:28} {value}") for name, value in figures.items()]
     else:
         show(measure(given.tokens, given.repeat), given.json)

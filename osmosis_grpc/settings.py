@@ -253,10 +253,10 @@ def problems(error: ValidationError, line: Line | None = None) -> str:
     for row in error.errors():
         name = str(row["loc"][0]) if row["loc"] else ""
         field = FIELDS.get(f"{option.PREFIX}{part}_{name}".upper())
-        told = name if field is None else field.variable
+        shown = name if field is None else field.variable
         if field is not None and line is not None and line.has(part, name):
-            told = field.option.flags[-1]
-        rows.append(f"{told}: {_plain(row, field)}")
+            shown = field.option.flags[-1]
+        rows.append(f"{shown}: {_plain(row, field)}")
     return "; ".join(rows)
 
 

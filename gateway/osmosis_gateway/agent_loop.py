@@ -55,7 +55,7 @@ class HttpAgentLoop(RolloutAgentLoop):
     """
 
     name = "legacy"
-    tells_tools = False
+    lists_tools_without_request = False
 
     def __init__(
         self,
@@ -137,12 +137,12 @@ class HttpAgentLoop(RolloutAgentLoop):
             )
         if relay.failure is not None:  # its trainer's fault, not the agent's
             raise relay.failure
-        told = body.error_message or "the legacy agent gave up without a reason"
+        reported = body.error_message or "the legacy agent gave up without a reason"
         return RolloutResult(
             status="ERROR",
             final_messages=body.final_messages,
             finish_reason=body.finish_reason or "error",
-            error_message=told,
+            error_message=reported,
             extra_fields=body.extra_fields,
         )
 
@@ -156,8 +156,8 @@ class HttpAgentLoop(RolloutAgentLoop):
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await self._calls.post(self._base.join(contract.INIT_PATH), body, key=self._key)
         except TimeoutError:
-            told = f"the legacy agent server {self._base.authority} did not answer within {ANSWER_WITHIN:g} s"
-            raise Unavailable(told, retry_after=1.0) from None
+            reported = f"the legacy agent server {self._base.authority} did not answer within {ANSWER_WITHIN:g} s"
+            raise Unavailable(reported, retry_after=1.0) from None
         except OsmosisValidationError as error:
             raise Internal(str(error)) from None
         except CallError as error:
@@ -227,15 +227,15 @@ class HttpAgentLoop(RolloutAgentLoop):
             relay = self._relay(request)
             try:
                 body, _ = await read_json(request, bounds)
-                told = contract.validated(CompletedBody, body)
+                reported = contract.validated(CompletedBody, body)
             except BodyRefused as error:
                 if error.status_code in (400, 408):  # it did not arrive: it will be sent again
                     raise
-                told = contract.unreadable(str(error))
+                reported = contract.unreadable(str(error))
             except InvalidArgument as error:
-                told = contract.unreadable(str(error))
+                reported = contract.unreadable(str(error))
             if relay is not None:
-                relay.complete(told)
+                relay.complete(reported)
             return JSONResponse({"status": "ok"})
 
         return app

@@ -22,6 +22,7 @@ from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings
+from osmosis_grpc.storage import MemoryJournal
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -54,7 +55,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         sinks = [TraceLog(debug_dir)] if debug_dir else []
-        async with Calls(known.client, checked_only=True) as calls, Engine([agent_loop], config, sinks=sinks) as engine:
+        async with (
+            Calls(known.client, checked_only=True) as calls,
+            Engine([agent_loop], config, sinks=sinks, journal=MemoryJournal()) as engine,
+        ):
             trainers = HttpTrainers(calls, TargetPolicy(loopback=False), known.client)
             app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
             app.state.metrics = ServerMetrics(engine)

@@ -192,16 +192,16 @@ class Calls:
             seconds = self._settings.timeout_seconds
             raise _Again(OsmosisTimeoutError(f"{self._whom} gave no answer within {seconds:g} s")) from None
         except (aiohttp.ClientError, OSError) as error:
-            told = f"{self._whom} cannot be reached: {type(error).__name__}"
-            raise _Again(OsmosisTransportError(told)) from None
+            text = f"{self._whom} cannot be reached: {type(error).__name__}"
+            raise _Again(OsmosisTransportError(text)) from None
         if 200 <= status < 300:
             return raw
-        told = f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}"
+        text = f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}"
         if status in (408, 429) or not 400 <= status < 500:
-            failed = OsmosisServerError(clip(told), retry_after=_seconds(retry_after))
+            failed = OsmosisServerError(clip(text), retry_after=_seconds(retry_after))
             failed.status_code = status
             raise _Again(failed)
-        refused = _REFUSED.get(status, FailedPrecondition)(clip(told))
+        refused = _REFUSED.get(status, FailedPrecondition)(clip(text))
         refused.status_code = status
         raise refused
 

@@ -160,12 +160,12 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         idempotency_key=given.idempotency_key,
         server_url=given.server_url,
     )
-    told = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
+    reported = {name: getattr(given, name) for name in InitBody.model_fields if name not in ("server_url", "api_key")}
     return InitRequest(
         request=request,
         callback=Callback(target=given.server_url, credential=given.api_key or ""),
         trace=trace,
-        digest=hashlib.sha256(jsontext.canonical(told).encode()).digest(),
+        digest=hashlib.sha256(jsontext.canonical(reported).encode()).digest(),
         size=size,
     )
 
@@ -284,7 +284,7 @@ def completion_body(completion: Completion) -> dict[str, Any]:
     reason = completion.failure.message if completion.failure else completion.finish_reason
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
     failure = completion.failure
-    told = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
+    reported = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
     return _without_nulls(
         {
             "rollout_id": completion.rollout_id,
@@ -294,7 +294,7 @@ def completion_body(completion: Completion) -> dict[str, Any]:
             "error_message": None if completed else f"{completion.status}: {reason}",
             "reward": completion.reward,
             "metrics": {name: getattr(completion.metrics, name) for name in _COUNTERS},
-            "extra_fields": told | dict(completion.extra_fields) | omitted,
+            "extra_fields": reported | dict(completion.extra_fields) | omitted,
         }
     )
 
@@ -323,8 +323,8 @@ class CompletedBody(_Body):
     @property
     def tool_calls(self) -> tuple[int, float]:
         """How many tool calls there were, and how many milliseconds they took together."""
-        told = self.metrics or {}
-        count, latency = told.get("num_tool_calls"), told.get("tool_latency_ms")
+        reported = self.metrics or {}
+        count, latency = reported.get("num_tool_calls"), reported.get("tool_latency_ms")
         return (
             count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 else 0,
             float(latency) if isinstance(latency, int | float) and 0 <= latency < 1e12 else 0.0,
@@ -333,8 +333,8 @@ class CompletedBody(_Body):
 
 def unreadable(problem: str) -> CompletedBody:
     """What stands for a completion that cannot be read."""
-    told = f"the legacy agent's completion cannot be read: {problem}"
-    return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=told)
+    reported = f"the legacy agent's completion cannot be read: {problem}"
+    return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 
 
 def validated(model: type[Model], body: Any) -> Model:
@@ -384,9 +384,9 @@ def _message(message: Any) -> dict[str, Any]:
     return _a(dict, message)
 
 
-def _usage(told: Any) -> dict[str, Any] | None:
+def _usage(reported: Any) -> dict[str, Any] | None:
     """The counts that there are. Agents add them up, so they have to be counts."""
-    counts = _without_nulls(_a(dict, told or {}))
+    counts = _without_nulls(_a(dict, reported or {}))
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         _a(int, counts.get(name, 0))
     return counts or None

@@ -158,6 +158,6 @@ class OsmosisLLMClient:
         )
 
 
-def count_of(told: object) -> int:
+def count_of(value: object) -> int:
     """A count of tokens, or 0 for what is none."""
-    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

@@ -83,7 +83,7 @@ def create_mock_trainer_app(
     It asks for a tool when the user wants something calculated, unless `tool_call_generator`
     says what it asks for. `tracker` is told of every completed rollout.
     """
-    told = RolloutCompletionTracker() if tracker is None else tracker
+    tracked = RolloutCompletionTracker() if tracker is None else tracker
     app = FastAPI(title="mock trainer")
 
     @app.post("/v1/chat/completions")
@@ -94,13 +94,13 @@ def create_mock_trainer_app(
     @app.post("/v1/rollout/completed")
     async def completed(body: _Completed) -> dict[str, str]:
         """A rollout has ended; told twice, it is recorded twice."""
-        told.record({key: value for key, value in body.model_dump().items() if value is not None})
+        tracked.record({key: value for key, value in body.model_dump().items() if value is not None})
         return {"status": "ok"}
 
     @app.get("/v1/rollout/completed/{rollout_id:path}")
     async def recorded(rollout_id: str) -> dict[str, Any]:
         """What was last told about a rollout, {} when nothing was."""
-        return next((r for r in reversed(told.responses) if r.get("rollout_id") == rollout_id), {})
+        return next((r for r in reversed(tracked.responses) if r.get("rollout_id") == rollout_id), {})
 
     @app.get("/health")
     async def health() -> dict[str, str]:

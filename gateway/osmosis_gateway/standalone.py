@@ -101,8 +101,8 @@ class RemoteRollouts:
         be a name that does not resolve for a while: nothing is given up for it.
         """
         try:
-            told = json.loads(state)
-            url, key, trace = str(told["server_url"]), str(told["api_key"]), told.get("trace")
+            given = json.loads(state)
+            url, key, trace = str(given["server_url"]), str(given["api_key"]), given.get("trace")
             context = TraceContext(*map(str, trace)) if trace else None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InvalidArgument("state", "is not of this gateway's making") from None

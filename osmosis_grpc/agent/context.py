@@ -110,8 +110,8 @@ class RolloutContext:
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
         """Add an event of your own to the trajectory. What is not JSON is logged as its repr."""
-        told = {_text(str(key)): _loggable(value) for key, value in data.items()}
-        self._session.record(events.Logged(_text(str(event_name)), told))
+        loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
+        self._session.record(events.Logged(_text(str(event_name)), loggable))
 
 
 class ModelClient:
@@ -141,12 +141,12 @@ def _loggable(value: Any, levels: int = 32) -> Any:
             return _text(value)
         return jsontext.copy(value, "data", 0)
     except InvalidArgument:
-        return _told(value)
+        return _repr(value)
     except Exception:
         return f"a {type(value).__name__} that cannot be told"
 
 
-def _told(value: Any) -> str:
+def _repr(value: Any) -> str:
     try:
         return _text(repr(value))
     except Exception:

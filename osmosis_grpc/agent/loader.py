@@ -95,8 +95,8 @@ def _suggest(found: Any) -> str:
     """Return the agent loops that a module or an object has, and a module's file."""
     loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
     file = getattr(found, "__file__", None)
-    told = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
-    return told + (f" ({file})" if isinstance(file, str) else "")
+    loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
+    return loops_found + (f" ({file})" if isinstance(file, str) else "")
 
 
 def _as_module(path: str, attribute: str) -> str:

@@ -28,7 +28,7 @@ class RolloutAgentLoop(ABC):
 
     name: ClassVar[str]
     """What trainers call it; 1 to 256 characters, unique on its server."""
-    tells_tools: ClassVar[bool] = True
+    lists_tools_without_request: ClassVar[bool] = True
     """Whether get_tools may also be called without a rollout, to tell what tools there usually are."""
     replayable: ClassVar[bool] = False
     """Whether run asks the same when it is run again on the same replies.

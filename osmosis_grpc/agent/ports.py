@@ -3,8 +3,8 @@
 A port is a Protocol; whatever has the methods is one. None of them knows a transport.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from osmosis_grpc.types import (
     ChatPurpose,
@@ -12,16 +12,10 @@ from osmosis_grpc.types import (
     ChatResponse,
     Completion,
     EventKind,
-    JournaledRollout,
     Outcome,
     RolloutInfo,
-    RolloutState,
     TrajectoryEvent,
 )
-
-T = TypeVar("T")
-Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
-"""Returns all committed events of a rollout, by its id and attempt."""
 
 
 class ChatModel(Protocol):
@@ -58,132 +52,6 @@ class EndSink(Protocol):
     """
 
     def __call__(self, rollout: RolloutInfo, /) -> None: ...
-
-
-class Store(Protocol):
-    """Where events are kept. Positions order the events of all rollouts and never repeat.
-
-    Only what is committed is shown.
-    """
-
-    journal_id: str
-    """Names this store; a store that has forgotten has another."""
-    durable: bool
-    """Whether it outlives the process; then it counts bytes by itself."""
-    problem: str
-    """Why nothing can be written now; empty while it can."""
-    committed: Callable[[Sequence[Any], bool], None]
-    """Set by whoever appends: told the tokens of what was committed, or (false) cannot be."""
-
-    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
-        """Take an event of about `size` bytes; true when it is committed already, else `committed` tells.
-
-        A rollout's first event comes with its entry.
-        """
-
-    def barrier(self, then: Callable[[bool], None]) -> None:
-        """Tell when all that was taken so far is committed, at once where it is; false when some of it cannot be."""
-
-    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        """A rollout's events with numbers above `after`; at most `limit`, or what is good to read at once."""
-
-    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
-        """All rollouts' events with positions above `after`."""
-
-    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
-        """Return read(trajectories); where that takes long, it is called off the event loop."""
-
-    def size(self, rollout_id: str, attempt: int) -> int:
-        """About how many bytes an ended rollout takes in memory."""
-
-    def forget(self, rollout_id: str, attempt: int) -> None:
-        """Drop a rollout."""
-
-    @property
-    def live_size(self) -> int:
-        """About how many bytes the rollouts that have not ended take in memory."""
-
-    @property
-    def last_position(self) -> int:
-        """The position of the newest event; 0 before the first."""
-
-    @property
-    def forgotten_position(self) -> int:
-        """The highest position ever dropped; 0 while none was."""
-
-
-class Journal(Store, Protocol):
-    """A store that outlives the process. What ended need not stay in memory: it is found here.
-
-    What reads it, the methods of Store included, raises Unavailable when the disk cannot be read;
-    forget and sweep then leave what they do not find to the next sweep.
-    """
-
-    def repoint(self, entry: JournaledRollout) -> None:
-        """A rollout's calls go elsewhere from now on."""
-
-    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
-        """A rollout's attempts, as far as they are committed."""
-
-    def named(self, owner: str, idempotency_key: str) -> str:
-        """The rollout that a key names; empty when there is none."""
-
-    async def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
-    ) -> Sequence[JournaledRollout]:
-        """The owner's rollouts in order of acceptance, from after a sequence on, without completions.
-
-        Leaves out settled rollouts in other states or, with `unsettled`, all settled ones, and rollouts whose request
-        does not have the group's id anywhere. Reads off the event loop.
-        """
-
-    def unsettled(self) -> Sequence[JournaledRollout]:
-        """The rollouts to which something is still to happen, in order of acceptance."""
-
-    crashed: bool
-    """Whether the process before ended without closing the journal."""
-
-    def elapsed(self, entry: JournaledRollout) -> float:
-        """Returns for how many seconds a rollout has been accepted, without the time in which no process had it."""
-
-    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
-        """Set how often the server's process died while a rollout's agent ran, since its last new reply."""
-
-    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
-        """Remember for so many seconds a cancel whose Init may still come; 0 forgets it."""
-
-    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """Returns the cancels of add_tombstone(), with the seconds that are left for each."""
-
-    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
-        """Keep what an agent's version is made of; the newest 64 are kept."""
-
-    def version(self, digest: str) -> Mapping[str, str]:
-        """What an agent's version is made of; empty where it is not known."""
-
-    def sweep(self) -> None:
-        """Drop what is past its time, and the oldest settled rollouts beyond the budget, in slices.
-
-        Time is that of processes that have the journal: no jump of the wall clock makes a rollout older.
-        """
-
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another rollout, because undelivered ones fill it."""
-
-    def has_room(self, owner: str) -> bool:
-        """Whether an owner may add a rollout: it is not full, or the owner has less than a share."""
-
-    @property
-    def last_sequence(self) -> int:
-        """The highest place in the order of acceptance that was ever given."""
 
 
 class Clock(Protocol):

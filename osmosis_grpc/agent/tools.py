@@ -105,7 +105,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     run = ToolRun(clip(call_id or "unknown"), clip(name))
     current_run.set(run)  # in this task alone
     if session:
-        _tell_call(session, call)
+        _record_call(session, call)
     done = session.tool_running(run.name) if session else _stopwatch()
     answered = run.call_id
     try:
@@ -145,7 +145,7 @@ def _stopwatch() -> Callable[[str], float]:
     return lambda call_id: time.monotonic() - began
 
 
-def _tell_call(session: Session, call: Any) -> None:
+def _record_call(session: Session, call: Any) -> None:
     """Record a call. One that cannot be sent came from no model; there is nothing to tell."""
     if isinstance(call, Mapping):
         with contextlib.suppress(InvalidArgument):

@@ -132,8 +132,8 @@ class AgentLoopValidationError(OsmosisRolloutError):
         self.result = result
         """All that was found, warnings too."""
         self.errors = result.errors
-        told = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
-        super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{told}")
+        lines = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
+        super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
 
 
 def validate_agent_loop(agent_loop: object) -> ValidationResult:

@@ -18,14 +18,14 @@ def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None =
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-    async def tell() -> None:
+    async def announce() -> None:
         try:
             future.set_result(await main())
         except BaseException as error:
             future.set_exception(error)
 
     def run() -> bool:
-        asyncio.run(tell())
+        asyncio.run(announce())
         return False
 
     def failed(error: BaseException) -> None:

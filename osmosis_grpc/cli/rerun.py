@@ -86,7 +86,7 @@ class Recorded:
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
-                isinstance(kind, events.ChatFailed) and not kind.will_retry and _told_to_agent(kind)
+                isinstance(kind, events.ChatFailed) and not kind.will_retry and _raised_in_agent(kind)
             ):
                 self._ends[kind.sample, kind.number] = kind
 
@@ -126,13 +126,13 @@ class Recorded:
 class _Replaying:
     """The trainer of the rollout: knows what was recorded, and sees what happens now."""
 
-    def __init__(self, recorded: Recorded, until_turn: int | None, tell: Callable[[Row], None]) -> None:
+    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
         import asyncio
 
         self._recorded = recorded
         self._until = until_turn
-        self._tell = tell
-        self._told = 0
+        self._show = show
+        self._shown = 0
         self._callers: dict[str, Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
@@ -176,9 +176,9 @@ class _Replaying:
 
     def flush(self) -> None:
         """Tell the chats that are over with."""
-        for row in self.rows[self._told :]:
-            self._tell(row)
-        self._told = len(self.rows)
+        for row in self.rows[self._shown :]:
+            self._show(row)
+        self._shown = len(self.rows)
 
     async def _stop(self, why: str) -> NoReturn:
         """Leave the agent waiting: the engine's end cancels it."""
@@ -191,16 +191,17 @@ class _Replaying:
 
 
 async def rerun(
-    agent_loop: "RolloutAgentLoop", recorded: Recorded, until_turn: int | None, tell: Callable[[Row], None]
+    agent_loop: "RolloutAgentLoop", recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
 ) -> Rerun:
-    """Run the agent on the recording; `tell` gets every chat. Raises Internal when get_tools fails."""
+    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails."""
     from osmosis_grpc.engine import Engine, EngineConfig, Peer
+    from osmosis_grpc.storage import MemoryJournal
     from osmosis_grpc.types import InitRequest
 
-    replaying = _Replaying(recorded, until_turn, tell)
+    replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
-    async with Engine([agent_loop], config, sinks=[replaying.see]) as engine:
+    async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
         await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, knows=True))
         stopped, completion = await replaying.over
     replaying.flush()
@@ -261,7 +262,7 @@ def tokens(completion: "Completion") -> int:
     return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
 
 
-def _told_to_agent(kind: "events.ChatFailed") -> bool:
+def _raised_in_agent(kind: "events.ChatFailed") -> bool:
     """An aborted chat ends its rollout; the agent learns nothing of it."""
     from osmosis_grpc.errors import Aborted
 

@@ -178,6 +178,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
     import asyncio
 
     from osmosis_grpc.engine import Engine, EngineConfig, Peer
+    from osmosis_grpc.storage import MemoryJournal
     from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest
 
     loop = asyncio.get_running_loop()
@@ -191,7 +192,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
     # The watchdog is sure to see what blocks for twice its limit.
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
     agent_loop: Any = watched
-    async with Engine([agent_loop], config) as engine:
+    async with Engine([agent_loop], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)
         pulse = _Pulse(loop, engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]

@@ -135,10 +135,10 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
     try:
         found = load_object(spec)
     except LoadError as error:
-        told = _told_by(error.__cause__)
-        if told is None:
+        result = _result_of(error.__cause__)
+        if result is None:
             raise _NotLoadedError(_why(spec, error)) from error
-        report.add(spec, told)
+        report.add(spec, result)
         return
     items = list(found) if isinstance(found, list | tuple) else [found]
     if not items:
@@ -186,7 +186,7 @@ def _why(spec: str, error: "LoadError") -> str:
     return f"{spec}: the module cannot be imported: {cause.code}: class {cause} at {file}:{line}; {HINTS[cause.code]}"
 
 
-def _told_by(error: BaseException | None) -> "ValidationResult | None":
+def _result_of(error: BaseException | None) -> "ValidationResult | None":
     """What an exception out of a user's module says about an agent class; None when it says nothing."""
     from osmosis_grpc.agent.loop import RolloutAgentLoop
     from osmosis_grpc.agent.validator import validate_agent_loop

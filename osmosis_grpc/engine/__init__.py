@@ -5,7 +5,7 @@ Knows no transport: what it calls are the ports of osmosis_grpc.agent.
 
 from osmosis_grpc.engine.acceptance import settled
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.engine import CancelRow, Engine
+from osmosis_grpc.engine.engine import Engine
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 
-__all__ = ["CancelRow", "Engine", "EngineConfig", "Peer", "Record", "Tenant", "settled"]
+__all__ = ["Engine", "EngineConfig", "Peer", "Record", "Tenant", "settled"]

@@ -12,15 +12,16 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import failpoints, verdicts
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
-from osmosis_grpc.engine.runner import Runner, let_go, own_copy
+from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
@@ -45,7 +46,7 @@ class Acceptance:
         self,
         agent_loops: Mapping[str, RolloutAgentLoop],
         config: EngineConfig,
-        journal: Journal | None,
+        journal: Journal,
         table: RecordTable,
         tombstones: Tombstones,
         admission: Admission,
@@ -181,7 +182,7 @@ class Acceptance:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
-        if self._journal is not None and not record.settled:
+        if not record.settled:
             self._journal.repoint(record.entry())
         tenant = peer.tenant or self._callbacks(record.owner)
         if tenant is not record.tenant and record.live:
@@ -226,8 +227,7 @@ class Acceptance:
             self._refuse(record, error)
             return
         self._table.accept(record)
-        entry = record.entry() if self._journal is not None else None
-        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=entry)
+        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=record.entry())
 
     def _accepted(self, record: Record) -> None:
         """A rollout is committed, and runs or waits from here on."""
@@ -262,7 +262,7 @@ class Acceptance:
             record.tenant.open -= 1
         try:
             self._table.remove(record)
-            let_go(self._agent_loops[record.agent_loop], record)
+            notify_ended(self._agent_loops[record.agent_loop], record)
             self._shutdown.changed()
         finally:  # the caller waits
             if not record.accepted.done():

@@ -8,18 +8,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, EndSink, EventSink, Journal
+from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
 from osmosis_grpc.engine import verdicts
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.eventlog import EventLog, Then
-from osmosis_grpc.engine.memory import MemoryStore
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.provenance import SUMMED, Provenance
 from osmosis_grpc.engine.record import Peer, Record, Tenant
@@ -33,7 +33,7 @@ from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Capacity, CompletionStatus, InitRequest, RolloutState
+from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +48,8 @@ class SystemClock:
     time = staticmethod(time.time)
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRow:
-    """What a cancel met. `state` is None when the rollout is unknown."""
-
-    rollout_id: str
-    attempt: int = 0
-    cancelled: bool = False
-    state: RolloutState | None = None
-
-
 class Engine:
-    """Hosts agent loops. Used as `async with Engine(loops) as engine`.
+    """Hosts agent loops. Used as `async with Engine(loops, journal=MemoryJournal()) as engine`.
 
     `supervisor` is that of the server; an engine without a server has one of its own.
     """
@@ -69,7 +59,7 @@ class Engine:
         agent_loops: Iterable[RolloutAgentLoop],
         config: EngineConfig | None = None,
         *,
-        journal: Journal | None = None,
+        journal: Journal,
         clock: Clock | None = None,
         sinks: Sequence[EventSink] = (),
         supervisor: Supervisor | None = None,
@@ -82,14 +72,14 @@ class Engine:
         self.clock = clock = clock or SystemClock()
         self._owns_supervisor = supervisor is None
         self.supervisor = supervisor = supervisor or Supervisor("the engine")
-        self.log = log = EventLog(journal or MemoryStore(), clock, sinks, config.idle_interval, supervisor)
+        self.log = log = EventLog(journal, clock, sinks, config.idle_interval, supervisor)
         log.on_failed = self._failed
         self.watchdog = Watchdog(config.blocked_after)
         self._stalls = Stalls(config.stalled_after)
         self.outbox = outbox = Outbox(config, log, clock, self._delivered, supervisor)
         self.resends = Resends(config, log, supervisor)
         """Sends completions again whose rollouts are asked for after their end."""
-        self._table = table = RecordTable(config, log.store, journal, clock)
+        self._table = table = RecordTable(config, journal, clock)
         self._tombstones = tombstones = Tombstones(config, journal, clock)
         self._admission = admission = Admission(
             config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner
@@ -117,7 +107,7 @@ class Engine:
 
         self.rollouts = Rollouts(table, log)
         """What may be asked about them."""
-        self.shutdown = Shutdown(loops, journal is not None, table, runner, outbox, clock, self.capacity)
+        self.shutdown = Shutdown(loops, journal.durable, table, runner, outbox, clock, self.capacity)
         """How the engine finishes."""
         self.recovery = Recovery(loops, journal, table, tombstones, admission, runner, outbox, log, clock, callbacks)
         """What another process left."""
@@ -176,7 +166,7 @@ class Engine:
 
     def cancel(
         self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
-    ) -> list[CancelRow]:
+    ) -> list[CancelResult]:
         """Cancel one rollout, a group, or, with neither given, all of the owner's.
 
         It holds at once, and over this process's end once `log.flush()` is over. Raises
@@ -197,17 +187,19 @@ class Engine:
         if known is None or known.owner != owner:
             if not pending:
                 self._tombstones.add(owner, rollout_id, attempt)
-                return [CancelRow(rollout_id)]
+                return [CancelResult(rollout_id)]
             return [self._cancel(record, reason) for record in pending]
         if attempt and attempt < known.attempt:
             older = self._table.find(rollout_id, attempt)
-            return [CancelRow(rollout_id, attempt, state=older.state if older else None)]
+            if older is None:
+                return [CancelResult(rollout_id, attempt)]
+            return [CancelResult(rollout_id, attempt, "ALREADY_ENDED", older.state)]
         rows = [self._cancel(record, reason) for record in [known, *pending]]
         if attempt > known.attempt and not pending:
             self._tombstones.add(owner, rollout_id, attempt)
         return rows
 
-    def _cancel(self, record: Record, reason: str) -> CancelRow:
+    def _cancel(self, record: Record, reason: str) -> CancelResult:
         decided = record.verdict
         if not record.accepted.done():
             self._tombstones.add(record.owner, record.rollout_id, record.attempt)
@@ -220,7 +212,8 @@ class Engine:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
         if cancelled and not record.journaled:  # its events are written no more: the next process asks the tombstone
             self._tombstones.add(record.owner, record.rollout_id, record.attempt)
-        return CancelRow(record.rollout_id, record.attempt, cancelled, record.state)
+        disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
+        return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
         """A trainer stayed away for too long: what is unfinished of its rollouts ends FAILED (trainer, retryable)."""

@@ -8,7 +8,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
 
-from osmosis_grpc.agent.ports import Clock, EventSink, Store
+from osmosis_grpc.agent.ports import Clock, EventSink
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -28,16 +29,16 @@ BATCH = 256
 
 
 class EventLog:
-    """Writes to a Store and follows it."""
+    """Writes to a Journal and follows it."""
 
     def __init__(
-        self, store: Store, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+        self, store: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
         self.store = store
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
         """Called when what follows the commit of a rollout's event has raised."""
         self._supervisor = supervisor
-        store.committed = self._committed
+        store.on_commit = self._committed
         self._clock = clock
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
         self.dropped = 0
@@ -82,11 +83,11 @@ class EventLog:
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
 
-        def told(ok: bool) -> None:
+        def report(ok: bool) -> None:
             why = f"the journal cannot be written: {self.store.problem}"
             then(None if ok else Unavailable(f"{why}; what was asked holds in this process", retry_after=5.0))
 
-        self.store.barrier(told)
+        self.store.barrier(report)
 
     async def flush(self) -> None:
         """Wait for the same. Raises Unavailable."""

@@ -131,5 +131,5 @@ class Meter:
         self._last = now
 
 
-def _count(told: object, fallback: int) -> int:
-    return told if isinstance(told, int) and 0 <= told < _MOST else fallback
+def _count(value: object, fallback: int) -> int:
+    return value if isinstance(value, int) and 0 <= value < _MOST else fallback

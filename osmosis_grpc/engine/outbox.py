@@ -145,7 +145,7 @@ class Outbox:
         delay, longest = self._config.outbox_delay
         tries, woken = 1, False
         while True:
-            reached, told = False, False
+            reached, asked_to_wait = False, False
             try:
                 outcome = await call
                 reached = True
@@ -160,7 +160,7 @@ class Outbox:
                 return self._settle(record, events.Delivered(None, clip(f"refused: {describe(error)}"), tries))
             except Exception as error:
                 retry_after = getattr(error, "retry_after", None)
-                told = retry_after is not None
+                asked_to_wait = retry_after is not None
                 pause = delay * random.uniform(0.5, 1.0) if retry_after is None else min(retry_after, longest)
                 if tries == 1:
                     log.warning(
@@ -181,7 +181,7 @@ class Outbox:
             delay = min(longest, delay * 2)
             if record.peer is peer and not record.dropped:
                 # Who was told how long to wait does so; who was woken in vain waits out the next pause.
-                trainer = None if told or woken else peer.trainer
+                trainer = None if asked_to_wait or woken else peer.trainer
                 woken = await self.absences.wait(record, min(pause, left), trainer)
             if record.peer is not peer or record.dropped:  # that trainer is not tried again
                 self.absences.tried(record, peer.trainer, reached=False)

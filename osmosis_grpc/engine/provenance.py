@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Mapping
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Journal
 from osmosis_grpc.agent.version import AgentVersion, changes
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.types import EarlierRun, EndedBy
@@ -25,17 +25,16 @@ SUMMED = 2.0
 class Provenance:
     """Who runs here: this process and the versions of its agent loops."""
 
-    def __init__(self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal | None) -> None:
+    def __init__(self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
         """Drawn anew at every start of the process."""
         self._versions = {name: AgentVersion.of(loop) for name, loop in agent_loops.items()}
         self._journal = journal
         self._count = 0
         self._changed: dict[str, str] = {}
-        if journal is not None:
-            for version in self._versions.values():
-                if version.digest:
-                    journal.keep_version(version.digest, version.parts)
+        for version in self._versions.values():
+            if version.digest:
+                journal.keep_version(version.digest, version.parts)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -67,7 +66,7 @@ class Provenance:
         )
 
     def _changes(self, then: str, now: AgentVersion) -> tuple[str, ...]:
-        if not then or then == now.digest or self._journal is None:
+        if not then or then == now.digest:
             return ()
         try:
             parts = self._journal.version(then)

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import verdicts
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recording import Recording
@@ -27,7 +28,7 @@ class Recovery:
     def __init__(
         self,
         agent_loops: Mapping[str, RolloutAgentLoop],
-        journal: Journal | None,
+        journal: Journal,
         table: RecordTable,
         tombstones: Tombstones,
         admission: Admission,
@@ -51,12 +52,12 @@ class Recovery:
 
     def left_over(self) -> Sequence[JournaledRollout]:
         """What another process left in the journal, in order of acceptance; go_on takes each."""
-        return self._journal.unsettled() if self._journal is not None else ()
+        return self._journal.unsettled()
 
     def go_on(self, entry: JournaledRollout, peer: Peer) -> str:
         """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
         now = self._clock.monotonic()
-        elapsed = self._journal.elapsed(entry) if self._journal is not None else 0.0
+        elapsed = self._journal.elapsed(entry)
         record = Record.of(entry, peer, peer.tenant or self._callbacks(entry.owner), now, elapsed)
         self._table.restore(record)
         newest = self._table.highest(record.rollout_id)
@@ -125,10 +126,9 @@ class Recovery:
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
         """Returns how often the process died while this agent ran, since its last new reply, and records it."""
         deaths = 0 if recording.progressed else entry.deaths
-        if self._journal is not None:
-            deaths += recording.ran and self._journal.crashed
-            if deaths != entry.deaths:
-                self._journal.count_deaths(entry, deaths)
+        deaths += recording.ran and self._journal.crashed
+        if deaths != entry.deaths:
+            self._journal.count_deaths(entry, deaths)
         return deaths
 
     def _admit(self, record: Record) -> None:

@@ -328,7 +328,7 @@ class Runner:
                 completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
             )
             record.end_time, record.ended = self._clock.time(), self._clock.monotonic()
-            let_go(self._agent_loops.get(record.agent_loop), record)
+            notify_ended(self._agent_loops.get(record.agent_loop), record)
         self._on_end(record)
         if free:
             self._free_slot(record)
@@ -362,7 +362,7 @@ async def _outcome(agent: RolloutAgentLoop, context: RolloutContext) -> Verdict:
         return verdict
 
 
-def let_go(agent: RolloutAgentLoop | None, record: Record) -> None:
+def notify_ended(agent: RolloutAgentLoop | None, record: Record) -> None:
     """Tell an agent loop that a rollout is over."""
     try:
         if agent is not None:

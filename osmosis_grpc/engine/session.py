@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 CHAT = job("engine.chat", OnFailure.RAISE)
 
-Told = tuple[list[Message], ChatRef | None]
+ConversationStart = tuple[list[Message], ChatRef | None]
 """A conversation, and the answered chat that it begins with."""
 
 
@@ -344,7 +344,7 @@ class RolloutSession:
                 ),
             )
 
-    def frozen(self, messages: Sequence[Any], field: str) -> Told:
+    def frozen(self, messages: Sequence[Any], field: str) -> ConversationStart:
         """Messages as this run's own copies. Raises InvalidArgument."""
         name = "main" if "main" in self._samples else next(iter(self._samples), "")
         state = self._samples.get(name)
@@ -355,10 +355,10 @@ class RolloutSession:
             name, position.continues, position.prefix_len
         ) if position.continues else None
 
-    def newest(self) -> Told:
+    def newest(self) -> ConversationStart:
         """The first sample's conversation up to its newest reply."""
         name, state = next(iter(self._samples.items()), ("", None))
-        return _told(name, state.newest) if state and state.newest else ([], None)
+        return _up_to(name, state.newest) if state and state.newest else ([], None)
 
     @property
     def turns(self) -> int:
@@ -391,7 +391,7 @@ class RolloutSession:
             if state.newest is not None:
                 assembler, refer = state.assembler, self._record.peer.refers
                 reason = assembler.reason
-                messages, begins = _told(name, state.newest)
+                messages, begins = _up_to(name, state.newest)
                 made[name] = Sample(
                     messages=messages,
                     begins=begins,
@@ -418,7 +418,7 @@ def _assemble(
         raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
 
-def _told(name: str, reply: Node) -> Told:
+def _up_to(name: str, reply: Node) -> ConversationStart:
     messages = path(reply)
     return messages, ChatRef(name, reply.chat, len(messages))
 

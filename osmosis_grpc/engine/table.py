@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from osmosis_grpc.agent.ports import Clock, Journal, Store
+from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
@@ -20,8 +21,6 @@ SLICE = 200
 """Records dropped before the event loop goes on."""
 PAGE = 256
 """Entries read from the journal at once."""
-STEP = 1000
-"""Records in memory that are looked at before the event loop has its turn."""
 
 
 async def _nobody(asked: Any, /) -> Any:
@@ -34,14 +33,13 @@ _NOBODY = Peer(_nobody, _nobody)
 class RecordTable:
     """All records, and their aliases."""
 
-    def __init__(self, config: EngineConfig, store: Store, journal: Journal | None, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
         self._config = config
-        self._store = store
         self._journal = journal
         self._clock = clock
         self._records: dict[str, dict[int, Record]] = {}
         self._by_sequence: dict[int, Record] = {}
-        self._last_sequence = journal.last_sequence if journal is not None else 0
+        self._last_sequence = journal.last_sequence
         self._live: dict[Record, int] = {}
         """With the bytes that each takes beside its events."""
         self._live_size = 0
@@ -75,8 +73,6 @@ class RecordTable:
 
     def _cold(self, rollout_id: str) -> list[Record]:
         """The attempts that only the journal knows."""
-        if self._journal is None:
-            return []
         known = self._records.get(rollout_id, {})
         return [_record_of(e) for e in self._journal.find(rollout_id) if e.init.request.attempt not in known]
 
@@ -103,18 +99,13 @@ class RecordTable:
 
         Leaves out some of those that have another state or group, or are settled where `unsettled` is asked for.
         """
-        if self._journal is None:
-            for count, (number, record) in enumerate(list(self._by_sequence.items()), 1):
-                if number > sequence and record.owner == owner:
-                    yield record
-                if count % STEP == 0:
-                    await asyncio.sleep(0)
-            return
         filters: dict[str, Any] = {"states": states, "group_id": group_id, "unsettled": unsettled}
         while page := await self._journal.entries(owner, sequence, min(PAGE, limit), **filters):
             for entry in page:
                 sequence = entry.sequence
-                yield self._by_sequence.get(sequence) or _record_of(entry)
+                record = self._by_sequence.get(sequence)
+                if record is not None or self._journal.durable:  # else it was forgotten meanwhile
+                    yield record or _record_of(entry)
 
     def live(self) -> list[Record]:
         """Records that have not ended."""
@@ -143,21 +134,21 @@ class RecordTable:
 
     def remove(self, record: Record) -> None:
         """Forget a record."""
-        self._let_go(record)
-        self._store.forget(record.rollout_id, record.attempt)
+        self._evict(record)
+        self._journal.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
         """Drop a record to which nothing more can happen, if the journal has it."""
         if record.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
-        if self._journal is not None and record.journaled and record.settled:
+        if self._journal.durable and record.journaled and record.settled:
             attempts = self._records.get(record.rollout_id, {}).values()
             if all(other.settled and other.journaled for other in attempts):
                 for other in list(attempts):
-                    self._let_go(other)
+                    self._evict(other)
         self.make_room()
 
-    def _let_go(self, record: Record) -> None:
+    def _evict(self, record: Record) -> None:
         attempts = self._records.get(record.rollout_id, {})
         attempts.pop(record.attempt, None)
         if not attempts:
@@ -179,12 +170,12 @@ class RecordTable:
         """Refuse a key that names another rollout, and a rollout that has another key."""
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
-        if key and named is None and self._journal is not None:
-            named = self._journal.named(owner, key) or None
+        if key and named is None:
+            named = self._journal.find_by_key(owner, key) or None
         if named is not None and named != request.rollout_id:
             raise AlreadyExists(f"the idempotency_key names rollout {named}", rollout_id=named)
         has = self._keys.get((owner, request.rollout_id))
-        if key and has is None and self._journal is not None:
+        if key and has is None:
             keys = (e.init.request.idempotency_key for e in self._journal.find(request.rollout_id) if e.owner == owner)
             has = next(filter(None, keys), None)
         if key and has is not None and has != key:
@@ -203,7 +194,7 @@ class RecordTable:
         """A record ended: it counts against the budget from now on."""
         live = self._live.pop(record, 0)
         self._live_size -= live
-        size = self._store.size(record.rollout_id, record.attempt)
+        size = self._journal.size(record.rollout_id, record.attempt)
         self._sizes.add(record.owner, size - self._ended.get(record, 0) - live)
         self._ended[record] = size
         self.settled(record)
@@ -216,20 +207,20 @@ class RecordTable:
         self.make_room()
         budget = self._config.memory_budget
         if self._memory > budget and self._sizes.has_its_part(owner):
-            live = self._live_size + self._store.live_size
+            live = self._live_size + self._journal.live_size
             raise ResourceExhausted(
                 f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
                 f"undelivered outcomes {self._memory - live}",
                 retry_after=5.0,
             )
-        if self._journal is not None and not self._journal.has_room(owner):
+        if not self._journal.has_room(owner):
             raise ResourceExhausted(
                 "the disk_budget is full: live rollouts and undelivered outcomes take it all", retry_after=5.0
             )
 
     @property
     def _memory(self) -> int:
-        return self._sizes.total + self._store.live_size
+        return self._sizes.total + self._journal.live_size
 
     def make_room(self) -> None:
         """Drop settled records while the budget is overdrawn; undelivered ones never.
@@ -256,8 +247,7 @@ class RecordTable:
                 if record in self._ended:
                     self.remove(record)
             await asyncio.sleep(0)
-        if self._journal is not None:
-            self._journal.sweep()
+        self._journal.sweep()
 
 
 def _record_of(entry: JournaledRollout) -> Record:

@@ -4,8 +4,9 @@ A cancel that was answered holds, so none is dropped for another's sake: an owne
 is refused further ones.
 """
 
-from osmosis_grpc.agent.ports import Clock, Journal
+from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
 
@@ -17,13 +18,13 @@ _ANY_ATTEMPT = 2**32
 class Tombstones:
     """By owner and rollout id: up to which attempt it is cancelled, and until when. In the journal, too."""
 
-    def __init__(self, config: EngineConfig, journal: Journal | None, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
         self._config = config
         self._journal = journal
         self._clock = clock
         self._owners: dict[str, dict[str, tuple[int, float]]] = {}
         now = clock.monotonic()
-        for owner, rollout_id, attempt, seconds in journal.tombstones() if journal is not None else ():
+        for owner, rollout_id, attempt, seconds in journal.tombstones():
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
@@ -37,8 +38,7 @@ class Tombstones:
         before, until = kept.get(rollout_id, (0, 0.0))
         upto = max(attempt or _ANY_ATTEMPT, before if until > now else 0)
         kept[rollout_id] = (upto, now + ttl)
-        if self._journal is not None:
-            self._journal.add_tombstone(owner, rollout_id, upto, ttl)
+        self._journal.add_tombstone(owner, rollout_id, upto, ttl)
 
     def take(self, record: Record) -> bool:
         """Whether a cancel came before this rollout was accepted; it is used up."""
@@ -47,8 +47,7 @@ class Tombstones:
         if not kept or attempt < record.attempt or until <= self._clock.monotonic():
             return False
         del kept[record.rollout_id]
-        if self._journal is not None:
-            self._journal.add_tombstone(record.owner, record.rollout_id, attempt, 0.0)
+        self._journal.add_tombstone(record.owner, record.rollout_id, attempt, 0.0)
         return True
 
     def sweep(self, now: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.record import Record, Verdict
-from osmosis_grpc.engine.session import RolloutSession, Told
+from osmosis_grpc.engine.session import ConversationStart, RolloutSession
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import (
     Completion,
@@ -86,8 +86,8 @@ def returned(result: Any) -> Verdict:
     if not isinstance(result, RolloutResult):
         return invalid(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
     if result.status == "ERROR":
-        told = _text(result.error_message) or "the agent gave up without a reason"
-        verdict = failed("agent", told, reason=FailureReason.AGENT_ERROR)
+        message = _text(result.error_message) or "the agent gave up without a reason"
+        verdict = failed("agent", message, reason=FailureReason.AGENT_ERROR)
         if isinstance(result.error_message, BaseException) and verdict.failure:
             verdict = replace(verdict, failure=verdict.failure.raised_at(result.error_message))
         return replace(verdict, finish_reason=_text(result.finish_reason) or "error", result=result)
@@ -152,7 +152,7 @@ def bare(record: Record, verdict: Verdict, result_id: str) -> Completion:
     )
 
 
-def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[Told, dict[str, Any]]:
+def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[ConversationStart, dict[str, Any]]:
     result = verdict.result
     if session is None:
         return ([], None), {}
@@ -162,8 +162,8 @@ def _report(verdict: Verdict, session: RolloutSession | None) -> tuple[Told, dic
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
     gave_up = result.status == "ERROR" and not result.final_messages
-    told = session.newest() if gave_up else session.frozen(result.final_messages, "final_messages")
-    return told, jsontext.copy(dict(extra), "extra_fields")
+    message = session.newest() if gave_up else session.frozen(result.final_messages, "final_messages")
+    return message, jsontext.copy(dict(extra), "extra_fields")
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from osmosis_grpc.agent.ports import Store
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
 
@@ -32,15 +32,15 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
             answered[kind.sample, kind.number] = kind
     made = {}
     for name, sample in completion.samples.items():
-        begins, messages = _told(sample.begins, sample.messages, asked, answered)
+        begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
             made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
-    begins, messages = _told(completion.begins, completion.messages, asked, answered)
+    begins, messages = _resolved(completion.begins, completion.messages, asked, answered)
     return replace(completion, samples=made, begins=begins, messages=messages)
 
 
-async def read_whole(completion: Completion, store: Store) -> Completion:
+async def read_whole(completion: Completion, store: Journal) -> Completion:
     """The same. Long trajectories are read and decoded off the event loop."""
     if not refers(completion):
         return completion
@@ -61,7 +61,7 @@ def _left_out(begins: ChatRef | None) -> bool:
     return begins is not None and not begins.prefix_len
 
 
-def _told(
+def _resolved(
     begins: ChatRef | None,
     messages: Sequence[Message],
     asked: Mapping[ChatName, events.ChatRequested],

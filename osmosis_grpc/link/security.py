@@ -158,9 +158,9 @@ def check_for_rollout(credential: str, rollout_id: str) -> None:
         raise PermissionDenied("the credential was made for another rollout")
 
 
-def certificate_owner(identities: Sequence[bytes] | None, told: Any) -> str:
+def certificate_owner(identities: Sequence[bytes] | None, auth_context: Any) -> str:
     """The name in a caller's certificate. Raises Unauthenticated for one that names nobody."""
-    names = [*(identities or ()), *told.get("x509_common_name", ())]
+    names = [*(identities or ()), *auth_context.get("x509_common_name", ())]
     if not names or not names[0]:
         raise Unauthenticated("the certificate names nobody: it has neither a common name nor an alternative one")
     return f"cert:{names[0].decode(errors='replace')}"

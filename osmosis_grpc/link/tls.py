@@ -102,10 +102,10 @@ class Watched(Generic[_T]):
 
 def _stamp(file: File) -> tuple[int, int, int] | None:
     try:
-        told = os.stat(file)
+        stat = os.stat(file)
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:

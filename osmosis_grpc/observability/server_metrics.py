@@ -1,7 +1,6 @@
 """The metrics of an agent server's process, beside those of its engine and of its calls."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.observability.metric_families import Family, Reading, Source, Summary, single
@@ -16,30 +15,14 @@ JOURNAL_COMMITS = Family("osmosis_journal_commit_seconds", "summary", "Transacti
 JOURNAL_FAILING = Family("osmosis_journal_failing", "gauge", "1 while the journal cannot be written, else 0.")
 
 
-class JournalFigures(Protocol):
-    """What a journal tells."""
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def commits(self) -> int: ...
-
-    @property
-    def commit_seconds(self) -> float: ...
-
-
 class ServerMetrics:
     """All metrics of an agent server: of its process, its calls, its engine and its journal."""
 
-    def __init__(
-        self, engine: Engine, *, attached: Callable[[], int] = int, journal: Callable[[], JournalFigures] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, *, attached: Callable[[], int] = int) -> None:
         self.answered, self.made = Calls("server"), Calls("client")
         """The calls that the server answers, and those that it makes."""
         self._engine = engine
         self._attached = attached
-        self._journal = journal
         self._parts: tuple[Source, ...] = (ProcessMetrics(), EngineMetrics(engine), self.answered, self.made)
 
     def read(self) -> Iterator[Reading]:
@@ -49,7 +32,7 @@ class ServerMetrics:
         yield failures(self._engine.supervisor.failures)
         yield single(ATTACHMENTS, self._attached())
         yield single(DRAINING, float(self._engine.shutdown.draining))
-        figures = self._journal() if self._journal is not None else None
+        figures = self._engine.log.store.figures()
         yield JOURNAL_BYTES, [] if figures is None else [((), figures.bytes)]
         yield JOURNAL_COMMITS, [] if figures is None else [((), Summary(figures.commits, figures.commit_seconds))]
         yield JOURNAL_FAILING, [] if figures is None else [((), float(bool(self._engine.log.store.problem)))]

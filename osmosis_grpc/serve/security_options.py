@@ -80,5 +80,5 @@ def check_trace(tracers: str) -> None:
     """Refuse tracers of gRPC that may print what callers show; `tracers` is what GRPC_TRACE says."""
     named = {name.strip() for name in tracers.split(",") if name.strip() and not name.strip().startswith("-")}
     if named - HARMLESS_TRACERS:
-        told = ",".join(sorted(named - HARMLESS_TRACERS))
-        raise ValueError(f"GRPC_TRACE={told} may print bearer tokens; unset it, or say --unsafe-trace")
+        names = ",".join(sorted(named - HARMLESS_TRACERS))
+        raise ValueError(f"GRPC_TRACE={names} may print bearer tokens; unset it, or say --unsafe-trace")

@@ -17,6 +17,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine import Engine, EngineConfig, settled
+from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
@@ -29,7 +30,7 @@ from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
-from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
@@ -38,9 +39,9 @@ from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
 
-TELL_HEALTH = job("server.tell_health", OnFailure.RESTART)
+UPDATE_HEALTH = job("server.update_health", OnFailure.RESTART)
 SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
-USUAL_TOOLS = job("server.usual_tools", OnFailure.RAISE)
+DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
@@ -107,25 +108,21 @@ class AgentServer:
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
-        self._journal: SqliteJournal | None = None
-        if state_dir is not None:
-            self._journal = SqliteJournal(
-                state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor
-            )
+        self._journal: Journal = (
+            MemoryJournal()
+            if state_dir is None
+            else SqliteJournal(state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor)
+        )
+        self._journal.on_problem = lambda problem: self._set_health()
         try:
             self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, max_metadata_bytes)
             """Trainers that speak over one stream."""
-            self.metrics = ServerMetrics(
-                self.engine,
-                attached=lambda: self.attachments.attached,
-                journal=self._journal.figures if self._journal is not None else None,
-            )
+            self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
             """What /metrics shows."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
-            if self._journal is not None:
-                self._journal.close()
+            self._journal.close()
             raise
 
     @property
@@ -134,9 +131,7 @@ class AgentServer:
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "AgentServer":
-        if self._journal is not None:
-            self._stack.callback(self._journal.close)
-            self._journal.on_problem = lambda problem: self._set_health()
+        self._stack.callback(self._journal.close)
         self._stack.push_async_callback(self.supervisor.close)
         try:
             return await self._start()
@@ -154,7 +149,7 @@ class AgentServer:
             self.callbacks,
             self.attachments,
             max_metadata_bytes=self.max_metadata_bytes,
-            tools={name: await _usual_tools(loop) for name, loop in self.engine.agent_loops.items()},
+            tools={name: await _default_tools(loop) for name, loop in self.engine.agent_loops.items()},
             on_drain=self._set_draining,
             owner=guard or _nobody,
             check_admin=self.security.check_admin,
@@ -175,13 +170,13 @@ class AgentServer:
             left_over[self.engine.recovery.go_on(entry, peer)] += 1
         self.engine.recovery.suspects.begin()
         if left_over:
-            told = ", ".join(f"{count} {what}" for what, count in left_over.items())
-            log.info("rollouts of the process before: %s", told)
+            summary = ", ".join(f"{count} {what}" for what, count in left_over.items())
+            log.info("rollouts of the process before: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
         await self._health.set(LIVENESS, _Status.SERVING)
-        await self._tell_health()
+        await self._update_health()
         for target in self._connect:
             self.attachments.dial(target, self.trainers)
         return self
@@ -207,7 +202,7 @@ class AgentServer:
             log.info("draining: no new rollouts from now on", extra=_left(left))
             self.engine.shutdown.drain()
             self.attachments.drain()
-            await self._tell_health()
+            await self._update_health()
 
     async def end_drain(self) -> None:
         """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
@@ -217,16 +212,16 @@ class AgentServer:
             log.info("the drain has ended: new rollouts are taken again")
             self.engine.shutdown.end_drain()
             self.attachments.end_drain()
-            await self._tell_health()
+            await self._update_health()
 
     async def _set_draining(self, draining: bool) -> None:
         await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
         """The journal can be written no longer, or again, or the server has failed."""
-        self.supervisor.start(TELL_HEALTH, self._tell_health)
+        self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
-    async def _tell_health(self) -> None:
+    async def _update_health(self) -> None:
         ready = not (self.engine.shutdown.draining or self.engine.log.store.problem or self.supervisor.failure)
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
@@ -251,14 +246,14 @@ def _nobody(context: Any) -> str:
     return ""
 
 
-async def _usual_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
+async def _default_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     """The tools for a request that says nothing in particular; none when the agent wants to know more."""
-    if not loop.tells_tools:
+    if not loop.lists_tools_without_request:
         return []
     try:
         tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = child(USUAL_TOOLS, settled(tools))
+            task = child(DEFAULT_TOOLS, settled(tools))
             done, _ = await asyncio.wait({task}, timeout=2)
             if not done or task.cancelled():
                 task.cancel()

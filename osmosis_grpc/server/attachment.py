@@ -36,8 +36,8 @@ from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
-ACCEPTED = job("server.tell_accepted", OnFailure.REPORT, "callback")
-CANCELLED = job("server.tell_cancelled", OnFailure.REPORT, "callback")
+ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
+CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 _TICK = 5.0
 MAX_ASKED = 64
@@ -96,7 +96,7 @@ class Attachment:
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
-        self._told_again: set[ResultKey] = set()
+        self._resent: set[ResultKey] = set()
         """Completions that the trainer has asked for on this stream."""
         self._accepting: Counter[Record] = Counter()
         """How often the answer to an Init that is not accepted yet is waited for."""
@@ -170,9 +170,9 @@ class Attachment:
             self._stream.end(Aborted("another stream with this attachment id took over"))
             self.leave(self._stream)
         self._stream = stream
-        self._delta = wants_delta(hello.history, "hello.history", usual=True)
+        self._delta = wants_delta(hello.history, "hello.history", default=True)
         self.tenant.lost = False
-        self._told_again.clear()
+        self._resent.clear()
         self._chat_window = hello.max_open_chats
         self._rollout_window = self._largest_rollout_window = granted
         for result in self._results.values():
@@ -201,7 +201,7 @@ class Attachment:
             self._largest_rollout_window = max(window, self._largest_rollout_window)
             self._send("window", pb.ServerWindow(max_open_rollouts=window))
 
-    def tell_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
+    def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
         """The server finishes; `kept` are the rollouts that stay in its journal."""
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
@@ -249,7 +249,7 @@ class Attachment:
         if self._stream is not None:
             self._stream.send(server_frame(kind, message))
 
-    def _tell(self, kind: str, message: Any) -> None:
+    def _answer(self, kind: str, message: Any) -> None:
         """Answer what may be asked without end."""
         if self._stream is not None:
             self._stream.answer(server_frame(kind, message))
@@ -258,7 +258,7 @@ class Attachment:
         unknown = [
             ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
         ]
-        self._tell("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        self._answer("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
@@ -284,36 +284,36 @@ class Attachment:
             self._refuse_init(rollout_id, attempt, error)
             return
         if record.accepted.done():
-            self._tell_accepted(record, started)
+            self._answer_init(record, started)
             return
         if self._accepting[record] >= MAX_ASKED:
             self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
             return
         self._accepting[record] += 1
         call, failed = self._engine.supervisor.call, self._failed
-        record.accepted.add_done_callback(lambda _: call(ACCEPTED, self._tell_accepted, record, started, report=failed))
+        record.accepted.add_done_callback(lambda _: call(ACCEPTED, self._answer_init, record, started, report=failed))
 
-    def _tell_accepted(self, record: Record, started: bool) -> None:
+    def _answer_init(self, record: Record, started: bool) -> None:
         self._accepting.pop(record, None)
         error = None if record.accepted.cancelled() else record.accepted.exception()
         if isinstance(error, CallError):
             self._refuse_init(record.rollout_id, record.attempt, error)
             return
         response = init_answer(record, started)
-        tell = self._send if started else self._tell
-        tell("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
+        send = self._send if started else self._answer
+        send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
         if record.completion is not None and not record.undelivered:  # delivered: whoever asks again is told again
-            self._tell_again(record.completion)
+            self._resend_completion(record.completion)
 
-    def _tell_again(self, completion: Completion) -> None:
+    def _resend_completion(self, completion: Completion) -> None:
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         if key not in self._results:  # else its answer is awaited
-            told = self.complete(completion, again=key in self._told_again)
-            told.add_done_callback(lambda told: told.cancelled() or told.exception())
-            self._told_again.add(key)
+            resent = self.complete(completion, again=key in self._resent)
+            resent.add_done_callback(lambda call: call.cancelled() or call.exception())
+            self._resent.add(key)
 
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
-        self._tell("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
+        self._answer("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
     def _on_cancel(self, ask: pb.CancelAsk) -> None:
         reply = pb.CancelReply(id=ask.id)
@@ -322,14 +322,14 @@ class Attachment:
                 raise ResourceExhausted("answers to cancels wait for the journal", retry_after=1.0)
             reply.response.CopyFrom(cancel(self._engine, self.owner, ask.request))
         except CallError as error:
-            self._tell_cancelled(reply, error)
+            self._answer_cancel(reply, error)
             return
         size = reply.ByteSize()
         self._cancelling += size
 
         def committed(error: CallError | None) -> None:
             self._cancelling -= size
-            self._engine.supervisor.call(CANCELLED, self._tell_cancelled, reply, error, report=self._failed)
+            self._engine.supervisor.call(CANCELLED, self._answer_cancel, reply, error, report=self._failed)
 
         self._engine.log.barrier(committed)
 
@@ -338,10 +338,10 @@ class Attachment:
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log tells more"))
 
-    def _tell_cancelled(self, reply: pb.CancelReply, error: CallError | None) -> None:
+    def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
         if error is not None:
             reply.status.CopyFrom(refusal(error))
-        self._tell("cancel_reply", reply)
+        self._answer("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
@@ -358,12 +358,12 @@ class Attachment:
             except InvalidArgument as error:
                 chat.future.set_exception(ReplyUnreadable(f"the trainer's reply cannot be read: {error}"))
         else:
-            told = refused(reply.status)
-            if chat.delta and chat.request.continues and isinstance(told, UnknownChat):
+            refusal_error = refused(reply.status)
+            if chat.delta and chat.request.continues and isinstance(refusal_error, UnknownChat):
                 chat.delta = False
                 self._waiting.appendleft(chat)
             else:
-                chat.future.set_exception(told)
+                chat.future.set_exception(refusal_error)
         self._open.pop(key, None)
         if self._waiting:
             self._ask()

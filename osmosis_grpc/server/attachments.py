@@ -99,7 +99,7 @@ class Attachments:
         """No new rollouts from now on."""
         self._grant()
         for attachment in self._open():
-            attachment.tell_draining()
+            attachment.notify_draining()
 
     def end_drain(self) -> None:
         """Take new rollouts again: the windows open."""
@@ -109,7 +109,7 @@ class Attachments:
         """Say so, and let the streams end."""
         parked = self._engine.shutdown.parked
         for attachment in self._open():
-            attachment.tell_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
+            attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
         if self._open():

@@ -208,7 +208,7 @@ class _Asking:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
-                error = _told(failed, self._trainer.credential)
+                error = _chat_error(failed, self._trainer.credential)
                 unknown = self._delta and isinstance(error, UnknownChat)
                 stood = _cut(failed) and time.monotonic() - asked >= HELD
                 # The call after a cut may be sent on the connection that was cut: its failure says nothing more.
@@ -230,11 +230,11 @@ class _Asking:
 
 def _cut(failed: grpc.aio.AioRpcError) -> bool:
     """Whether what lies between has ended a call, and not the trainer."""
-    told = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
-    return not told and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    answered_by_peer = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+    return not answered_by_peer and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-def _told(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
+def _chat_error(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
     """What a chat was answered. CANCELLED by grpc itself is a cut: a trainer that stops cancels its handlers."""
     if failed.code() is grpc.StatusCode.CANCELLED and _cut(failed):
         return Unavailable("the chat was cut off by the trainer")

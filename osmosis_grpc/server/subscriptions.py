@@ -58,8 +58,8 @@ class Subscriptions:
             self.end(subscription_id)
 
     def _failed(self, stream: FrameStream, subscription_id: str, error: BaseException) -> None:
-        told = refusal(Internal("the events cannot be read; the server's log tells more"))
-        stream.send_event(server_frame("unsubscribed", pb.Unsubscribed(id=subscription_id, status=told)))
+        status = refusal(Internal("the events cannot be read; the server's log tells more"))
+        stream.send_event(server_frame("unsubscribed", pb.Unsubscribed(id=subscription_id, status=status)))
 
     def _over(self, subscription_id: str, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(subscription_id) is task:

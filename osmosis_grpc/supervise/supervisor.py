@@ -66,7 +66,7 @@ class Supervisor:
         A call that raises is logged and counted; the next one comes after the same pause.
         """
 
-        async def again() -> None:
+        async def rerun() -> None:
             while True:
                 await asyncio.sleep(seconds)
                 try:
@@ -77,7 +77,7 @@ class Supervisor:
                 except Exception as error:
                     self._count(job, error, f"runs again in {seconds:g} s")
 
-        return self.start(job, again)
+        return self.start(job, rerun)
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None) -> T | None:
         loop, pause = asyncio.get_running_loop(), BACKOFF[0]
@@ -131,14 +131,14 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
 
-        def tell(call: Callable[..., None], *args: Any) -> None:
+        def call_on_loop(call: Callable[..., None], *args: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(call, *args)
 
-        def again(error: BaseException, pause: float) -> None:
-            tell(self._count, job, error, f"runs again in {pause:.1f} s")
+        def rerun(error: BaseException, pause: float) -> None:
+            call_on_loop(self._count, job, error, f"runs again in {pause:.1f} s")
 
-        return run_thread(job, step, again, lambda error: tell(self.failed, job, error, report))
+        return run_thread(job, step, rerun, lambda error: call_on_loop(self.failed, job, error, report))
 
     # Failures.
 

@@ -50,7 +50,7 @@ def thread(
     its thread, and calls `failed` with the error, on the thread.
     """
 
-    def again(error: BaseException, pause: float) -> None:
+    def rerun(error: BaseException, pause: float) -> None:
         failures[job.name] += 1
         log.error("%s failed; runs again in %.1f s", job.name, pause, exc_info=error)
 
@@ -60,16 +60,16 @@ def thread(
         if failed is not None:
             failed(error)
 
-    return run_thread(job, step, again, ended)
+    return run_thread(job, step, rerun, ended)
 
 
 def run_thread(
     job: Job,
     step: Callable[[], bool],
-    again: Callable[[BaseException, float], None],
+    rerun: Callable[[BaseException, float], None],
     ended: Callable[[BaseException], None],
 ) -> threading.Thread:
-    """Start a thread that calls `step()`; `again` and `ended` are called on it after a step has raised."""
+    """Start a thread that calls `step()`; `rerun` and `ended` are called on it after a step has raised."""
 
     def run() -> None:
         pause = BACKOFF[0]
@@ -83,7 +83,7 @@ def run_thread(
                 if job.on_failure is not OnFailure.RESTART:
                     ended(error)
                     return
-                again(error, pause)
+                rerun(error, pause)
                 time.sleep(pause)
                 pause = min(BACKOFF[1], pause * 2)
 

@@ -8,6 +8,7 @@ from typing import Any
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import ChatModel
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.types import Completion, InitRequest, Message, Outcome, RolloutRequest, TrajectoryEvent
 
 
@@ -35,7 +36,7 @@ async def collect_rollout(
         return Outcome.RECORDED
 
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5))
-    async with Engine([agent_loop], config, sinks=[seen.append]) as engine:
+    async with Engine([agent_loop], config, sinks=[seen.append], journal=MemoryJournal()) as engine:
         init = InitRequest(request=RolloutRequest(messages=list(messages), **request))
         await engine.init(init, owner="", peer=Peer(policy, sink))
         completion = await done

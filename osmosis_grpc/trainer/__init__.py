@@ -19,13 +19,12 @@ or by callbacks:
         completion = await trainer.completion("r1")
 """
 
-from osmosis_grpc.trainer import core_log  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
 
 # isort: split
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
-from osmosis_grpc.trainer.attach import Trainer, attach
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
 from osmosis_grpc.trainer.client import RolloutClient, Started
 from osmosis_grpc.trainer.evaluate import Evaluation
@@ -33,6 +32,7 @@ from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
+from osmosis_grpc.trainer.trainer import Trainer, attach
 from osmosis_grpc.types import (
     Callback,
     CallbackTls,

@@ -19,9 +19,9 @@ from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, L
 from osmosis_grpc.link.stream import FrameStream
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.cancels import Cancels
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.trainer.open_chats import OpenChats
-from osmosis_grpc.trainer.restore import init_bytes
 from osmosis_grpc.trainer.rollout import Owner, Pin, Rollout, RolloutKey
 from osmosis_grpc.trainer.subscriptions import Subscriptions
 from osmosis_grpc.types import Completion, InitRequest, Outcome
@@ -45,7 +45,7 @@ class Attachment:
         self,
         name: str,
         owner: Owner,
-        book: ChatBook,
+        cache: ChatCache,
         *,
         delta: bool = True,
         place: str = "",
@@ -73,11 +73,11 @@ class Attachment:
         self.used = False
         """Whether it was ever attached."""
         self._owner = owner
-        self._book = book
+        self._cache = cache
         self._delta = delta
         self._stream: FrameStream | None = None
         self._window = 0
-        self.chats = OpenChats(book, self._unopened)
+        self.chats = OpenChats(cache, self._unopened)
         self.cancels = Cancels(self._send, owner.changed)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
@@ -144,7 +144,7 @@ class Attachment:
         self.used = True
         self._window = hello.max_open_rollouts
         self.chats.take(stream, granted)
-        self.cancels.tell_leaving()
+        self.cancels.resend_leaving()
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
             self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
@@ -155,8 +155,8 @@ class Attachment:
                 self._send_init(rollout)
             else:
                 self._owner.restart(rollout, "the server has less room than before")
-        self.cancels.again()
-        self.subscriptions.again()
+        self.cancels.resend_all()
+        self.subscriptions.resend_all()
         self._owner.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
@@ -178,7 +178,7 @@ class Attachment:
             *rollout.key,
             init_bytes(rollout.request),
             self.place,
-            rollout.together,
+            rollout.affinity_key,
             partial(self._placed, rollout, rollout.key),
         )
 
@@ -197,8 +197,8 @@ class Attachment:
         """A rollout is there, or is going to be."""
         rollout.server = self
         self.rollouts[rollout.key] = rollout
-        if rollout.together:
-            pin = self.pinned.setdefault(rollout.together, Pin())
+        if rollout.affinity_key:
+            pin = self.pinned.setdefault(rollout.affinity_key, Pin())
             pin.open += 1
             pin.started += 1
 
@@ -206,12 +206,12 @@ class Attachment:
         """A rollout is over, or goes on elsewhere."""
         if self.rollouts.pop(rollout.key, None) is None:
             return
-        pin = self.pinned.get(rollout.together)
+        pin = self.pinned.get(rollout.affinity_key)
         if pin is not None:
             group = rollout.request.group
             pin.open -= 1
             if not pin.open and pin.started >= (group.size if group else 0):
-                del self.pinned[rollout.together]
+                del self.pinned[rollout.affinity_key]
 
     def let_go(self, rollout: Rollout) -> None:
         """A rollout goes on elsewhere, or anew: what runs there is to end."""
@@ -233,7 +233,7 @@ class Attachment:
         self.cancels.lost(self.rollouts)
         self.close(error)
 
-    def tell_outcome(self, completion: Completion, outcome: Outcome | CallError) -> None:
+    def send_outcome(self, completion: Completion, outcome: Outcome | CallError) -> None:
         """Answer a completion."""
         reply = pb.CompleteReply(
             rollout_id=completion.rollout_id, attempt=completion.attempt, result_id=completion.result_id
@@ -242,7 +242,7 @@ class Attachment:
             reply.status.CopyFrom(refusal(outcome))
         else:
             reply.outcome = outcome_to_wire(outcome)
-        self._tell("complete_reply", reply)
+        self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
         """Whether the answer to a rollout's Init is still to come."""
@@ -253,7 +253,7 @@ class Attachment:
         if self._stream is not None:
             self._stream.send(trainer_frame(kind, message))
 
-    def _tell(self, kind: str, message: Any) -> None:
+    def _answer(self, kind: str, message: Any) -> None:
         if self._stream is not None:
             self._stream.answer(trainer_frame(kind, message))
 
@@ -279,7 +279,7 @@ class Attachment:
             rollout.set_opened()
             try:
                 tools = tools_from_wire(reply.response.tools, "tools")
-                self._book.rollout(*rollout.key, time.monotonic()).tools = tools
+                self._cache.rollout(*rollout.key, time.monotonic()).tools = tools
                 if self._ledger is not None:
                     self._ledger.opened(*rollout.key, message_pb2.Tools(tools=reply.response.tools).SerializeToString())
             except CallError as unreadable:
@@ -303,16 +303,16 @@ class Attachment:
         try:
             completion = completion_from_wire(message.completion, "completion")
         except InvalidArgument as error:
-            told = message.completion
-            bare = pb.CompleteReply(rollout_id=told.rollout_id, attempt=told.attempt, result_id=told.result_id)
+            raw = message.completion
+            bare = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
             bare.status.CopyFrom(refusal(error))
-            self._tell("complete_reply", bare)
-            self._owner.unusable(self, told.rollout_id, told.attempt, error)
+            self._answer("complete_reply", bare)
+            self._owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
         try:
             self._owner.completed(self, completion, message.completion)
         except CallError as error:
-            self.tell_outcome(completion, error)
+            self.send_outcome(completion, error)
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self._window = message.max_open_rollouts

@@ -36,7 +36,7 @@ class Cancels:
     def leave(self, key: RolloutKey) -> None:
         """A rollout goes on elsewhere, or anew: what runs there is to end."""
         self.leaving.add(key)
-        self._tell(*key)
+        self._send_cancel(*key)
 
     def lost(self, keys: Iterable[RolloutKey]) -> None:
         """The server is lost: should it come back, these are to end there."""
@@ -46,12 +46,12 @@ class Cancels:
         """The server has forgotten what it ran."""
         self.leaving.clear()
 
-    def tell_leaving(self) -> None:
+    def resend_leaving(self) -> None:
         """Tell on a new stream what runs elsewhere."""
         for key in self.leaving:
-            self._tell(*key)
+            self._send_cancel(*key)
 
-    def again(self) -> None:
+    def resend_all(self) -> None:
         """Ask on a new stream what was not answered."""
         for ask, _ in self._asked.values():
             self._send("cancel", ask)
@@ -84,6 +84,6 @@ class Cancels:
         else:
             future.set_exception(refused(reply.status))
 
-    def _tell(self, rollout_id: str, attempt: int) -> None:
+    def _send_cancel(self, rollout_id: str, attempt: int) -> None:
         elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
         self._send("cancel", pb.CancelAsk(id=f"{rollout_id} {attempt}", request=elsewhere))

@@ -17,10 +17,10 @@ from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Access
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer.earlier import EarlierOutcomes, EndedBefore
+from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.inbox import read_elsewhere
-from osmosis_grpc.trainer.requests import checked
-from osmosis_grpc.trainer.unreached import Unreached
+from osmosis_grpc.trainer.request_check import checked
+from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
     Callback,

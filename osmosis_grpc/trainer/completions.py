@@ -17,7 +17,7 @@ from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, U
 from osmosis_grpc.storage.ledger.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.rollout import Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
@@ -50,7 +50,7 @@ class Completions:
 
     def __init__(
         self,
-        book: ChatBook,
+        cache: ChatCache,
         rollouts: Mapping[str, Rollout],
         over: Callable[[Rollout, Completion], None],
         refused: Callable[[Rollout, CallError], None],
@@ -58,7 +58,7 @@ class Completions:
         *,
         keeps_chats: bool,
     ) -> None:
-        self._book = book
+        self._cache = cache
         self._rollouts = rollouts
         self._over = over
         self._refused = refused
@@ -69,28 +69,28 @@ class Completions:
         """One for each rollout with an outcome that cannot be recorded yet."""
         self._room_taken: Counter[Attachment] = Counter()
 
-    def record(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+    def record(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """Record a completion, once the rollout's events were read where that is needed, and tell its server.
 
         Raises Aborted for a lower attempt, Unavailable where nobody here waits for the rollout, or where too many
         of the server's completions wait for events.
         """
         rollout = self._rollouts.get(completion.rollout_id)
-        if rollout is None and not self._book.knows(completion.rollout_id):
+        if rollout is None and not self._cache.knows(completion.rollout_id):
             raise _unclaimed(completion)
-        book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if rollout is not None and completion.attempt < rollout.request.attempt:
             raise Aborted(
                 f"rollout {completion.rollout_id} is at attempt {rollout.request.attempt}",
                 rollout_id=completion.rollout_id,
                 attempt=rollout.request.attempt,
             )
-        if book.result_id is None and rollout is None:
+        if cache.result_id is None and rollout is None:
             raise _unclaimed(completion)
-        if book.result_id is None and book.lacks(completion):
-            self._read(server, completion, told)
+        if cache.result_id is None and cache.lacks(completion):
+            self._read(server, completion, raw)
         else:
-            self._record(server, completion, told)
+            self._record(server, completion, raw)
 
     def close(self) -> None:
         """Read no more events."""
@@ -100,27 +100,27 @@ class Completions:
             timer.cancel()
 
     def _record(
-        self, server: Attachment, completion: Completion, told: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
+        self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
     ) -> None:
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
             rollout = self._rollouts.get(completion.rollout_id)
             if recorded is not None and rollout is not None:
                 self._over(rollout, recorded)
-            server.tell_outcome(completion, outcome)
+            server.send_outcome(completion, outcome)
 
         rollout = self._rollouts.get(completion.rollout_id)
         if rollout is not None and rollout.request.evaluation and not completion.evaluation:
-            # An older server does not echo the field. The ledger keeps `told`, so it is set there too.
-            completion, told.evaluation = replace(completion, evaluation=True), True
+            # An older server does not echo the field. The ledger keeps `raw`, so it is set there too.
+            completion, raw.evaluation = replace(completion, evaluation=True), True
         given_up = rollout is not None and rollout.given_up and not rollout.waiters
-        self._book.record(completion, told, done, given_up=given_up, chats=chats)
+        self._cache.record(completion, raw, done, given_up=given_up, chats=chats)
 
-    def _read(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+    def _read(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """Begin to read the rollout's events, unless they are being read."""
         key = (server, completion.rollout_id, completion.attempt, completion.result_id)
         if key in self._reading:
             return
-        room = told.ByteSize() + READING_COST
+        room = raw.ByteSize() + READING_COST
         if self._room_taken[server] + room > READING_ROOM:
             raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
 
@@ -132,7 +132,7 @@ class Completions:
 
         self._room_taken[server] += room
         self._reading[key] = self._supervisor.start(
-            READ, partial(self._recover, server, completion, told), partial(self.fail, server, completion, READ)
+            READ, partial(self._recover, server, completion, raw), partial(self.fail, server, completion, READ)
         )
         self._reading[key].add_done_callback(read)
         self._limit(server, completion)
@@ -161,7 +161,7 @@ class Completions:
                 if tuple(of) == key:
                     task.cancel()
             self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
-            server.tell_outcome(completion, InvalidArgument("completion", problem))
+            server.send_outcome(completion, InvalidArgument("completion", problem))
 
         def fail(error: BaseException) -> None:
             end()
@@ -176,9 +176,9 @@ class Completions:
         rollout = self._rollouts.get(completion.rollout_id)
         if rollout is not None and rollout.key == (completion.rollout_id, completion.attempt):
             self._refused(rollout, problem)
-        server.tell_outcome(completion, problem)
+        server.send_outcome(completion, problem)
 
-    async def _recover(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+    async def _recover(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """Read what a completion refers to from the rollout's events, and record it then."""
         subscription = Subscription(completion.rollout_id, completion.attempt, 0, tokens=True)
         try:
@@ -188,13 +188,13 @@ class Completions:
                 trajectory.append(event)
                 if isinstance(event.kind, events.Ended):
                     break
-            book = self._book.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-            book.restore(trajectory)
-            chats = book.kept(completion.rollout_id) if self._keeps_chats else ()
-            self._record(server, completion, told, chats)
+            cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+            cache.restore(trajectory)
+            chats = cache.kept(completion.rollout_id) if self._keeps_chats else ()
+            self._record(server, completion, raw, chats)
         except CallError as error:
             problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
-            server.tell_outcome(completion, problem)
+            server.send_outcome(completion, problem)
         finally:
             server.subscriptions.end(subscription)
 

@@ -21,8 +21,8 @@ from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.pool import Pool
-from osmosis_grpc.trainer.unreached import Unreached
+from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
@@ -46,7 +46,7 @@ class Connections:
 
     def __init__(
         self,
-        pool: Pool,
+        scheduler: Scheduler,
         attach: Attach,
         targets: Sequence[str],
         *,
@@ -54,7 +54,7 @@ class Connections:
         security: Security,
         pauses: tuple[float, float],
     ) -> None:
-        self._pool = pool
+        self._scheduler = scheduler
         self._attach = attach
         self._targets = targets
         self._access = access
@@ -68,9 +68,9 @@ class Connections:
     def listen(self, address: str) -> str:
         """Take the port, told as bound; nobody is served before begin(). Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
-        self._pool.servers.more_may_come = True
+        self._scheduler.servers.more_may_come = True
         guard = self._security.guard()
-        calls = self._pool.book.metrics.answered_calls
+        calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
@@ -79,16 +79,16 @@ class Connections:
     def await_servers(self, kept: Iterable[LedgerRollout]) -> None:
         """Those at the targets, and those that dialled in and have rollouts in the ledger."""
         self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
-        self._pool.servers.add(*self._dialled)
+        self._scheduler.servers.add(*self._dialled)
         if self._server is not None:
             places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
-            self._pool.servers.add(*(self._attach(place, place) for place in places))
+            self._scheduler.servers.add(*(self._attach(place, place) for place in places))
 
     async def begin(self) -> None:
         """Serve and dial."""
         if self._server is not None:
             await start(self._server)
-        self._tasks += [self._pool.supervisor.start(DIAL, partial(self._dial, server)) for server in self._dialled]
+        self._tasks += [self._scheduler.supervisor.start(DIAL, partial(self._dial, server)) for server in self._dialled]
 
     def leave(self) -> None:
         """Streams that end from now on end in good order."""
@@ -104,7 +104,7 @@ class Connections:
 
     async def accept(self, call: Duplex, peer: str, credential: str) -> None:
         """An agent server has dialled in. What one has run is not told to another credential."""
-        servers = self._pool.servers
+        servers = self._scheduler.servers
         stream = FrameStream(call, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)
         check_protocol(hello)
@@ -124,7 +124,7 @@ class Connections:
             raise error
 
     async def _dial(self, server: Attachment) -> None:
-        unreached = Unreached(server.name, self._pool.supervisor)
+        unreached = Unreached(server.name, self._scheduler.supervisor)
 
         async def connect() -> CallError | None:
             unreached.trying()
@@ -134,10 +134,10 @@ class Connections:
                 raise await explained(server.name, self._access, error) from None
 
         async def attach() -> CallError | None:
-            calls = self._pool.book.metrics.made_calls
+            calls = self._scheduler.cache.metrics.made_calls
             async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access, calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
-                granted = self._pool.servers.share(server)
+                granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))
                 hello = await stream.hello(opener=False)
                 unreached.reached()
@@ -148,7 +148,7 @@ class Connections:
             if self._leaving:
                 return
             unreached.failed(error)
-            self._pool.servers.not_reached(server, error)
+            self._scheduler.servers.not_reached(server, error)
 
         try:
             await redial(connect, ended, pauses=self._pauses)
@@ -163,8 +163,8 @@ class Connections:
         loops, version = ", ".join(hello.agent_loops), hello.version
         try:
             server.take(stream, hello, granted=granted)
-            self._pool.servers.arrived(server)
-            self._pool.changed()
+            self._scheduler.servers.arrived(server)
+            self._scheduler.changed()
             log.info(
                 "attached to server %s: agent loops %r, version %r", server.name, clip(loops, 300), clip(version, 64)
             )
@@ -174,7 +174,7 @@ class Connections:
             raise
         finally:
             server.leave(stream, problem)
-            self._pool.servers.left(server)
+            self._scheduler.servers.left(server)
         return problem
 
 

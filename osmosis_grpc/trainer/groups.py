@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
-from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.run import Requests, Run, reason_of
+from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus
 
 log = logging.getLogger(__name__)
@@ -97,11 +97,11 @@ class Grouping:
 
     def __init__(
         self,
-        pool: Pool,
+        scheduler: Scheduler,
         *,
         group_size: int,
         max_in_flight: int,
-        together: bool,
+        colocate_groups: bool,
         retries: int,
         on_failure: OnFailure,
         counts: Counter[str],
@@ -111,17 +111,17 @@ class Grouping:
             raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
-        self._pool = pool
+        self._scheduler = scheduler
         self._size = group_size
         self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
         self._counts = counts
         self._hints = on_failure == "drop_group" and group_size > MIN_MEMBERS
         self._open: dict[str, _Open] = {}
         self._run = Run(
-            pool,
+            scheduler,
             group_size=group_size,
             max_in_flight=max_in_flight,
-            together=together,
+            colocate_groups=colocate_groups,
             retries=retries,
             counts=counts,
             progress=progress,
@@ -186,7 +186,7 @@ class Grouping:
 
     def _close(self, name: str) -> None:
         del self._open[name]
-        self._pool.unpin(name)
+        self._scheduler.unpin(name)
 
 
 def _in_order(members: dict[int, Completion]) -> tuple[Completion, ...]:

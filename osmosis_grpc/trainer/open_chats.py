@@ -1,6 +1,6 @@
-"""The chats that an agent server has open over its attachment: answered from the book, within its window.
+"""The chats that an agent server has open over its attachment: answered from the cache, within its window.
 
-What is open is open on a stream. After a break the server asks again, and the book joins or repeats.
+What is open is open on a stream. After a break the server asks again, and the cache joins or repeats.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
 from osmosis_grpc.link.stream import FrameStream
-from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.rollout import RolloutKey
-from osmosis_grpc.trainer.samples import Asked
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
 
@@ -28,8 +28,8 @@ ChatKey = tuple[str, int, str, int]
 class OpenChats:
     """Those of one agent server. `unopened` tells whether the answer to a rollout's Init is still to come."""
 
-    def __init__(self, book: ChatBook, unopened: Callable[[RolloutKey], bool]) -> None:
-        self._book = book
+    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool]) -> None:
+        self._cache = cache
         self._unopened = unopened
         self._stream: FrameStream | None = None
         self._granted = self._largest_granted = 0
@@ -79,11 +79,11 @@ class OpenChats:
             return
         try:
             request = chat_from_wire(message)
-            if not self._book.knows(request.rollout_id):
+            if not self._cache.knows(request.rollout_id):
                 raise NotFound(
                     f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
                 )
-            asked = self._book.chat(request, time.monotonic())
+            asked = self._cache.chat(request, time.monotonic())
         except CallError as error:
             self._reply(key, error)
             return
@@ -94,13 +94,13 @@ class OpenChats:
         asked.done.add_done_callback(partial(self._answered, self._stream, key, asked, request.continues))
 
     def _answered(
-        self, stream: FrameStream | None, key: ChatKey, asked: Asked, continues: int, _: "asyncio.Future[None]"
+        self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int, _: "asyncio.Future[None]"
     ) -> None:
         if stream is self._stream:  # on another stream the server asks again
             self._open.discard(key)
             self._answer(key, asked, continues)
 
-    def _answer(self, key: ChatKey, asked: Asked, continues: int) -> None:
+    def _answer(self, key: ChatKey, asked: PendingChat, continues: int) -> None:
         error = asked.done.exception()
         if isinstance(error, CallError):
             self._reply(key, error)

@@ -22,7 +22,7 @@ class Rollout:
 
     request: RolloutRequest
     done: "asyncio.Future[Completion]"
-    together: str = ""
+    affinity_key: str = ""
     """Kept on one server with others of this group."""
     server: "Attachment | None" = None
     """Where it was sent."""
@@ -102,8 +102,8 @@ class Owner(Protocol):
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
         """A rollout's Init could not be committed."""
 
-    def completed(self, server: "Attachment", completion: Completion, told: rollout_pb2.Completion) -> None:
-        """Record a completion and tell its server, now or later; `told` is how it came. Raises CallError."""
+    def completed(self, server: "Attachment", completion: Completion, raw: rollout_pb2.Completion) -> None:
+        """Record a completion and tell its server, now or later; `raw` is how it came. Raises CallError."""
 
     def unusable(self, server: "Attachment", rollout_id: str, attempt: int, problem: BaseException) -> None:
         """End a rollout whose outcome the server was told for good that it is of no use."""

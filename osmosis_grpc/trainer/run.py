@@ -9,10 +9,10 @@ from typing import Any
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.pool import Pool
 from osmosis_grpc.trainer.progress import Progress
-from osmosis_grpc.trainer.requests import checked
+from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.rollout import Rollout, job_failed
+from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,11 @@ class Run:
 
     def __init__(
         self,
-        pool: Pool,
+        scheduler: Scheduler,
         *,
         group_size: int,
         max_in_flight: int,
-        together: bool,
+        colocate_groups: bool,
         retries: int = 0,
         counts: Counter[str] | None = None,
         changes: Mapping[str, Any] | None = None,
@@ -48,9 +48,9 @@ class Run:
             raise ValueError("group_size and max_in_flight are at least 1")
         if retries < 0:
             raise ValueError(f"retries: {retries} is negative")
-        self._pool = pool
+        self._scheduler = scheduler
         self._group_size = group_size
-        self._together = together
+        self._colocate_groups = colocate_groups
         self._progress = progress
         self._name = name
         self._raises_known = raises_known
@@ -68,16 +68,16 @@ class Run:
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yields requests with their completions, in order of their ends. See Trainer.run()."""
         report = self._finished.put_nowait
-        feeder = self._pool.supervisor.start(
+        feeder = self._scheduler.supervisor.start(
             FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
         )
-        self._pool.runs.add(report)
+        self._scheduler.runs.add(report)
         try:
             fed = False
             while self._started or not fed or not self._finished.empty():
                 finished = await self._finished.get()
-                if self._pool.failure is not None:
-                    raise self._pool.failure
+                if self._scheduler.failure is not None:
+                    raise self._scheduler.failure
                 if isinstance(finished, BaseException):
                     raise finished
                 if finished is None:
@@ -88,8 +88,8 @@ class Run:
                         self._slots.release()
                         yield finished.request, completion
         finally:
-            self._pool.runs.discard(report)
-            self._pool.earlier.report()
+            self._scheduler.runs.discard(report)
+            self._scheduler.earlier.report()
             feeder.cancel()
             for rollout in list(self._started):
                 self._leave(rollout)
@@ -142,9 +142,12 @@ class Run:
     def _start(self, request: RolloutRequest) -> None:
         """Start a rollout. It has a slot until its end is taken. Raises AlreadyExists, Aborted with `raises_known`."""
         try:
-            rollout = self._pool.submit(request, together=request.group.id if self._together and request.group else "")
+            affinity_key = request.group.id if self._colocate_groups and request.group else ""
+            rollout = self._scheduler.submit(request, affinity_key=affinity_key)
         except CallError as error:
-            known = isinstance(error, AlreadyExists | Aborted) and not self._pool.book.is_restored(request.rollout_id)
+            known = isinstance(error, AlreadyExists | Aborted) and not self._scheduler.cache.is_restored(
+                request.rollout_id
+            )
             if known and self._raises_known:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
@@ -178,10 +181,10 @@ class Run:
         return _ended(rollout)
 
     def _leave(self, rollout: Rollout) -> None:
-        """Wait for a rollout no longer. The pool cancels it when nobody else waits."""
+        """Wait for a rollout no longer. The scheduler cancels it when nobody else waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
-            self._pool.give_up(rollout)
+            self._scheduler.give_up(rollout)
 
 
 def reason_of(completion: Completion) -> str:
@@ -206,20 +209,20 @@ def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
     return not refused or (completion.failure is not None and completion.failure.retryable)
 
 
-async def left_over(pool: Pool) -> AsyncGenerator[Completion, None]:
+async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
     """See Trainer.unconfirmed()."""
-    held = pool.held
+    held = scheduler.held
     if held is None:
         return
     left = list(held.left)
-    running = {pool.rollouts[name].done: pool.rollouts[name] for name in left if name in pool.rollouts}
+    running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
     for rollout_id in left:
-        if rollout_id in held.left and rollout_id not in pool.rollouts and held.holds(rollout_id, 1):
+        if rollout_id in held.left and rollout_id not in scheduler.rollouts and held.holds(rollout_id, 1):
             yield await held.fetch(rollout_id)
     while running:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if pool.failure is not None:
-            raise pool.failure
+        if scheduler.failure is not None:
+            raise scheduler.failure
         for done in [done for done in running if done.done()]:
             rollout = running.pop(done)
             if held.left.pop(rollout.request.rollout_id, "") is None:

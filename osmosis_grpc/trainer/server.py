@@ -27,12 +27,12 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
+from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
-from osmosis_grpc.trainer.earlier import EarlierOutcomes
+from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
 from osmosis_grpc.trainer.inbox import Inbox
-from osmosis_grpc.trainer.replies import reply_of
-from osmosis_grpc.trainer.sampler import entered
 from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
@@ -112,7 +112,7 @@ class TrainerServer:
         self._earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self._supervisor = Supervisor("the callback trainer")
-        self._book = ChatBook(policy, None, self._supervisor)
+        self._cache = ChatCache(policy, None, self._supervisor)
         self._inbox = Inbox(self._handed_out, self._expects)
         self._server: grpc.aio.Server
         self._resources: AsyncExitStack
@@ -173,15 +173,15 @@ class TrainerServer:
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
-        sampler = self._book.sampler
-        return self._book.metrics.read(
-            open_rollouts=self._book.open, open_chats=sampler.in_flight, version=sampler.version
+        sampler = self._cache.sampler
+        return self._cache.metrics.read(
+            open_rollouts=self._cache.open, open_chats=sampler.in_flight, version=sampler.version
         )
 
     @property
     def source(self) -> TrainerMetrics:
         """The same by family, with histograms and the RPCs, as collector() has them."""
-        return TrainerMetrics(self._book.metrics, self.metrics, self._supervisor.failures)
+        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
         """Returns a collector for prometheus_client; see Trainer.collector. Raises MissingExtraError."""
@@ -200,15 +200,15 @@ class TrainerServer:
 
     async def _begin(self) -> None:
         if self._ledger is not None:
-            self._book = ChatBook(self._policy, self._ledger, self._supervisor)
-            self._book.restore(self._ledger.take_restored(), time.monotonic())
+            self._cache = ChatCache(self._policy, self._ledger, self._supervisor)
+            self._cache.restore(self._ledger.take_restored(), time.monotonic())
             self._run_id = self._ledger.callback_run()
             if not self._security.tokens:
                 self._keys = CallbackKeys([self._ledger.callback_secret()])
         self._inbox.open(UnconfirmedOutcomes(self._ledger) if self._ledger is not None else None)
         self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
-        calls = self._book.metrics.answered_calls
+        calls = self._cache.metrics.answered_calls
         services: Any = Registrar(self._server, CallbackGuard(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
@@ -221,7 +221,7 @@ class TrainerServer:
         self._untrainable.count(completion)
 
     def _expects(self, rollout_id: str) -> bool:
-        return self._recorder is None and self._book.expects(rollout_id)
+        return self._recorder is None and self._cache.expects(rollout_id)
 
     def _failed(self, error: BaseException) -> None:
         self._inbox.fail(TrainerFailed(self._supervisor.failed_job, error))
@@ -231,7 +231,7 @@ class TrainerServer:
             await self._inbox.settle(SETTLING)
             await self._server.stop(0.5)
         finally:
-            self._book.close()
+            self._cache.close()
             await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
@@ -240,34 +240,34 @@ class TrainerServer:
         self._inbox.close()
 
     def _sweep(self) -> None:
-        self._book.sweep(time.monotonic() - self._ttl)
+        self._cache.sweep(time.monotonic() - self._ttl)
 
     async def _complete(
-        self, completion: Completion, told: rollout_pb2.Completion, state: bytes, credential: str
+        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
         if self._ledger is not None:
-            outcome = await self._commit(completion, told)
+            outcome = await self._commit(completion, raw)
         else:
             outcome = await self._keep(completion, state, credential)
         if outcome is Outcome.RECORDED:
-            self._book.metrics.ended(completion, self._book.sampler.version)
+            self._cache.metrics.ended(completion, self._cache.sampler.version)
         if outcome is Outcome.ALREADY_RECORDED and self._recorder is None:
             self._inbox.came_again(completion)
         return outcome
 
     async def _keep(self, completion: Completion, state: bytes, credential: str) -> Outcome:
         """Record a completion in memory, or with the recorder."""
-        if self._book.is_new(completion, time.monotonic()):
+        if self._cache.is_new(completion, time.monotonic()):
             if self._recorder is None:
                 self._inbox.check_room(completion.rollout_id)
             else:
                 await self._record_elsewhere(self._recorder, completion, state, credential)
-        outcome, recorded = self._book.complete(completion, time.monotonic())
+        outcome, recorded = self._cache.complete(completion, time.monotonic())
         if recorded is not None and self._recorder is None:
             self._inbox.put(recorded)
         return outcome
 
-    async def _commit(self, completion: Completion, told: rollout_pb2.Completion) -> Outcome:
+    async def _commit(self, completion: Completion, raw: rollout_pb2.Completion) -> Outcome:
         """Record a completion in the ledger."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -281,7 +281,7 @@ class TrainerServer:
             else:
                 future.set_result(outcome)
 
-        self._book.record(completion, told, done)
+        self._cache.record(completion, raw, done)
         return await future
 
     async def _record_elsewhere(
@@ -301,7 +301,7 @@ class TrainerServer:
 
 
 class _Servicer(services_pb2_grpc.TrainerServiceServicer):
-    """The RPCs: from the wire, ask the book, to the wire."""
+    """The RPCs: from the wire, ask the cache, to the wire."""
 
     def __init__(self, trainer: TrainerServer) -> None:
         self._trainer = trainer
@@ -310,7 +310,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
         credential = bearer(metadata_value(context, "authorization"))
         chat = chat_from_wire(request, context.time_remaining(), credential)
         check_for_rollout(credential, chat.rollout_id)
-        asked = self._trainer._book.chat(chat, time.monotonic())
+        asked = self._trainer._cache.chat(chat, time.monotonic())
         if not asked.done.done():
             await asyncio.wait({asked.done})
         asked.done.result()

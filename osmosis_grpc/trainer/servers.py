@@ -62,9 +62,9 @@ class Servers:
         self._lost_after = lost_after
         self._max_open_chats = max_open_chats
         self._supervisor = supervisor
-        self._tell_lost = lost
-        self._tell_stuck = stuck
-        self._tell_nobody = nobody
+        self._on_lost = lost
+        self._on_stuck = stuck
+        self._on_none_attached = nobody
         self._timers: dict[Attachment, asyncio.TimerHandle] = {}
         self._nobody: asyncio.TimerHandle | None = None
         self._wait_for_any()
@@ -192,7 +192,7 @@ class Servers:
     def _wait_for(self, server: Attachment) -> None:
         self._stop_waiting(server)
         self._timers[server] = self._supervisor.call_later(
-            LOST, self._lost_after, self._lost, server, report=partial(self._tell_stuck, server)
+            LOST, self._lost_after, self._lost, server, report=partial(self._on_stuck, server)
         )
 
     def _wait_for_any(self) -> None:
@@ -209,8 +209,8 @@ class Servers:
             log.warning("server %s is lost; its %d rollouts go elsewhere", server.name, len(server.rollouts))
         why = f"server {server.name} was away for {self._lost_after:g} s"
         server.lost(Unavailable(why))
-        self._tell_lost(server, why)
+        self._on_lost(server, why)
 
     def _nobody_came(self) -> None:
         self._nobody = None
-        self._tell_nobody(self.nobody_there())
+        self._on_none_attached(self.nobody_there())

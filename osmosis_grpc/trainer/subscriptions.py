@@ -90,7 +90,7 @@ class Subscriptions:
         if self._open.pop(subscription.subscription_id, None) is not None:
             self._send("unsubscribe", pb.Unsubscribe(id=subscription.subscription_id))
 
-    def again(self) -> None:
+    def resend_all(self) -> None:
         """Ask for all of them on a new stream."""
         for subscription in self._open.values():
             self._send("subscribe", subscription.message())

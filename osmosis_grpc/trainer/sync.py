@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
-from osmosis_grpc.trainer.attach import Trainer, attach
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.servers import Server
+from osmosis_grpc.trainer.trainer import Trainer, attach
 from osmosis_grpc.types.completion import Receipt
 
 if TYPE_CHECKING:

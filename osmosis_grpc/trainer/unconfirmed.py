@@ -10,8 +10,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
 from osmosis_grpc.storage.ledger.rows import data_loss
-from osmosis_grpc.trainer.restore import completion_of, init_bytes, tools_of
-from osmosis_grpc.trainer.rollout_book import RolloutBook
+from osmosis_grpc.trainer.chats.attempt import AttemptCache
+from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, tools_of
+from osmosis_grpc.trainer.receipt import LedgerReceipt
 from osmosis_grpc.types import Completion, RolloutRequest
 from osmosis_grpc.types.completion import clip, describe
 
@@ -83,48 +84,15 @@ class UnconfirmedOutcomes:
         return data_loss(kept.rollout_id, kept.attempt, kept.result_id or "", damage)
 
 
-class LedgerReceipt:
-    """Confirms one completion."""
-
-    __slots__ = ("_ledger", "_name")
-
-    def __init__(self, ledger: Ledger, completion: Completion | LedgerRollout) -> None:
-        self._ledger = ledger
-        self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
-
-    async def confirm(self) -> None:
-        """See Completion.confirm."""
-        await self._ledger.confirm(*self._name)
-
-    def __copy__(self) -> "LedgerReceipt":
-        return self
-
-    def __deepcopy__(self, memo: object) -> "LedgerReceipt":
-        return self
-
-    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
-        return DetachedReceipt, ()
-
-
-class DetachedReceipt:
-    """What becomes of a receipt in another process."""
-
-    __slots__ = ()
-
-    async def confirm(self) -> None:
-        """Raises LedgerError."""
-        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
-
-
 def whole(kept: LedgerRollout) -> Completion:
     """A completion with what it refers to, as it was when it was recorded."""
-    book = RolloutBook(kept.attempt)
-    book.tools = tools_of(kept)
-    book.learn(kept.chats)
+    entry = AttemptCache(kept.attempt)
+    entry.tools = tools_of(kept)
+    entry.learn(kept.chats)
     completion = completion_of(kept)
-    if book.refers_beyond(completion):
+    if entry.refers_beyond(completion):
         raise LedgerError("a chat that it refers to is missing")
-    return book.complete(completion)
+    return entry.complete(completion)
 
 
 def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:

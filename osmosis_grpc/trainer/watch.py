@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.unreached import Unreached
+from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
 _Get = Callable[[str, int], Awaitable[RolloutInfo]]

@@ -136,26 +136,26 @@ class Assembler:
         length = self.prompt_length(continues, response)
         if purpose is ChatPurpose.JUDGE:
             return length
-        told, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
+        new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
         lacks = _lacks(response)
         if lacks:
             self.reason = self.reason or f"chat {number}: {lacks}"
-        if told is None or tokens is None:
+        if new_ids is None or tokens is None:
             return length
         before = self._ends.get(continues)
         end = before.end if before else 0
         shared = prefix
         if before is not None and prefix < end:
-            shared += _common(before.segment.ids(prefix, end), told)
+            shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end == before.segment.length:
             segment = before.segment
-            segment.append(told[end - prefix :] if end > prefix else told, mask=0)
+            segment.append(new_ids[end - prefix :] if end > prefix else new_ids, mask=0)
         else:
             segment = _Growing(shared if shared < end else None)
             self._segments.append(segment)
             if before is not None and prefix:
                 segment.append(before.segment.ids(0, prefix), mask=0)
-            segment.append(told, mask=0)
+            segment.append(new_ids, mask=0)
         prompt_end = segment.length
         segment.append(tokens.ids, mask=1)
         logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs

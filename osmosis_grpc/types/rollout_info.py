@@ -77,14 +77,19 @@ class JournaledRollout:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What a cancel met in one rollout."""
+    """What a cancel did to one rollout."""
 
     rollout_id: str
-    attempt: int
-    """0 when the rollout is unknown."""
-    disposition: Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"]
-    state: RolloutState | None
-    """Where it stands; None when it is unknown."""
+    attempt: int = 0
+    """0 if the rollout is unknown."""
+    disposition: Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"] = "UNKNOWN"
+    state: RolloutState | None = None
+    """The rollout's state; None if it is unknown."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the rollout ends by this cancel."""
+        return self.disposition == "CANCELLED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

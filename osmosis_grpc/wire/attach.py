@@ -91,7 +91,7 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
     check_text(hello.attachment_id, "hello.attachment_id")
     if not hello.attachment_id.isprintable():
         raise InvalidArgument("hello.attachment_id", "holds a control character")
-    wants_delta(hello.history, "hello.history", usual=True)
+    wants_delta(hello.history, "hello.history", default=True)
     check_protocol(hello)
 
 

@@ -1,7 +1,7 @@
 """control.proto: what may be asked about rollouts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
@@ -16,17 +16,11 @@ PROTOCOL = (1, 1)
 """The lowest and the highest protocol version that is spoken here."""
 
 
-class CancelRow(Protocol):
-    """What a cancel met, as the engine tells it."""
-
-    @property
-    def rollout_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def cancelled(self) -> bool: ...
-    @property
-    def state(self) -> RolloutState | None: ...
+_DISPOSITIONS: dict[Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"], pb.CancelDisposition.ValueType] = {
+    "CANCELLED": pb.CANCEL_DISPOSITION_CANCELLED,
+    "ALREADY_ENDED": pb.CANCEL_DISPOSITION_ALREADY_ENDED,
+    "UNKNOWN": pb.CANCEL_DISPOSITION_UNKNOWN,
+}
 
 
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
@@ -43,28 +37,20 @@ def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
     return {kind: name}
 
 
-def cancelled_to_wire(row: CancelRow) -> pb.CancelResult:
-    """What a cancel met."""
-    disposition = pb.CANCEL_DISPOSITION_UNKNOWN
-    if row.state is not None:
-        disposition = pb.CANCEL_DISPOSITION_CANCELLED if row.cancelled else pb.CANCEL_DISPOSITION_ALREADY_ENDED
+def cancelled_to_wire(row: CancelResult) -> pb.CancelResult:
+    """Return what a cancel did, as a message."""
     return pb.CancelResult(
         rollout_id=row.rollout_id,
         attempt=row.attempt,
-        disposition=disposition,
+        disposition=_DISPOSITIONS[row.disposition],
         state=STATES[row.state] if row.state else 0,  # type: ignore[arg-type]
     )
 
 
 def cancelled_from_wire(row: pb.CancelResult) -> CancelResult:
-    """What a cancel met. A disposition of a newer protocol is read as UNKNOWN."""
-    dispositions: dict[int, Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"]] = {
-        pb.CANCEL_DISPOSITION_CANCELLED: "CANCELLED",
-        pb.CANCEL_DISPOSITION_ALREADY_ENDED: "ALREADY_ENDED",
-        pb.CANCEL_DISPOSITION_UNKNOWN: "UNKNOWN",
-    }
-    disposition = dispositions.get(row.disposition, "UNKNOWN")
-    return CancelResult(row.rollout_id, row.attempt, disposition, state_from_wire(row.state))
+    """Return what a cancel did. A disposition of a newer protocol is read as UNKNOWN."""
+    names = {number: name for name, number in _DISPOSITIONS.items()}
+    return CancelResult(row.rollout_id, row.attempt, names.get(row.disposition, "UNKNOWN"), state_from_wire(row.state))
 
 
 def parse_page_token(token: str) -> int:

@@ -189,7 +189,7 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
         target=callback.target,
         credential=callback.credential,
         state=callback.state,
-        delta=wants_delta(callback.history, "callback.history", usual=False),
+        delta=wants_delta(callback.history, "callback.history", default=False),
         tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
         run_id=callback.run_id,
     )
@@ -200,10 +200,10 @@ def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
     return CallbackTls(tls.server_name)
 
 
-def wants_delta(form: int, field: str, *, usual: bool) -> bool:
+def wants_delta(form: int, field: str, *, default: bool) -> bool:
     """Whether a trainer wants histories as deltas. Raises InvalidArgument for a form that is not known."""
     forms = {
-        int(pb.HISTORY_FORM_UNSPECIFIED): usual,
+        int(pb.HISTORY_FORM_UNSPECIFIED): default,
         int(pb.HISTORY_FORM_FULL): False,
         int(pb.HISTORY_FORM_DELTA): True,
     }
@@ -277,7 +277,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         )
         samples[name] = sample_to_wire(kept, refer=refer)
     begins = completion.begins if refer else None
-    told = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
+    messages = () if head else completion.messages[begins.prefix_len :] if begins else completion.messages
     return pb.Completion(
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
@@ -285,7 +285,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         status=_STATUSES[completion.status],
         finish_reason=completion.finish_reason,
         failure=failure_to_wire(completion.failure) if completion.failure else None,
-        messages=[message_to_wire(message) for message in told],
+        messages=[message_to_wire(message) for message in messages],
         messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
         group=group_to_wire(completion.group) if completion.group else None,
         reward=completion.reward,

@@ -16,7 +16,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.usefixtures("quick_redial")
 
 LEFT_RUNNING = (
-    "trainer/pool.py _lost, renew(): what a lost server ran is cancelled when it comes back, but its completions "
+    "trainer/scheduler.py _lost, renew(): what a lost server ran is cancelled when it comes back, but its completions "
     "belong to the attachment that nobody opens again: undelivered until their TTL, and a drain waits for them"
 )
 
@@ -194,7 +194,7 @@ async def test_a_server_that_starts_later_is_found():
     asked = list(requests("later", 5))
     async with attach([server.address], policy, lost_after=60) as trainer:
         running = gathering(trainer, asked, completions)
-        await until(lambda: next(iter(trainer._pool.servers)).problem, "dialled in vain")
+        await until(lambda: next(iter(trainer._scheduler.servers)).problem, "dialled in vain")
         async with server:
             await running
     check_run(names(asked), completions, policy)

@@ -299,10 +299,10 @@ def test_what_cannot_be_replayed(folder):
                 database.execute(f"PRAGMA application_id = {JOURNAL.application_id(99)}")
     (folder / "corrupt" / "journal.db").write_bytes(b"this is no database at all" * 100)
     (folder / "raising.py").write_text("raise ValueError('not today')")
-    usual = {"-m": "agents:agents", "--state-dir": "state"}
+    defaults = {"-m": "agents:agents", "--state-dir": "state"}
     commands = []
     for arguments, changes, _ in MISTAKES:
-        options = [[name, value] for name, value in (usual | changes).items() if value]
+        options = [[name, value] for name, value in (defaults | changes).items() if value]
         commands.append([*arguments, *(text for option in options for text in option)])
     done = run("-c", ONE_AFTER_ANOTHER, json.dumps(commands), cwd=folder)
     rows = json.loads(done.stdout)

@@ -10,6 +10,7 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.types import InitRequest, Outcome, RolloutRequest, events
 from tests.waiting import until
 
@@ -143,7 +144,9 @@ async def _hosting(*agents, get_tools=lambda request: [], sinks=(), **config):
     escaped = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: escaped.append(context))
     clock, loops = Clock(), [as_loop(agent, get_tools) for agent in agents]
-    async with Engine(loops, EngineConfig(**{**FAST, **config}), clock=clock, sinks=sinks) as engine:
+    async with Engine(
+        loops, EngineConfig(**{**FAST, **config}), clock=clock, sinks=sinks, journal=MemoryJournal()
+    ) as engine:
         yield Host(engine, clock, escaped)
     for _ in range(10):
         await asyncio.sleep(0)

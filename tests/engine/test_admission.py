@@ -39,7 +39,7 @@ class Gates:
     def _gate(self, name):
         return self._gates.setdefault(name, asyncio.Event())
 
-    def let_go(self, *names):
+    def release(self, *names):
         for name in names:
             self._gate(name).set()
 
@@ -61,10 +61,10 @@ async def test_no_more_than_max_concurrent_run(hosting):
         assert [r.state for r in records] == [RolloutState.RUNNING] * 2 + [RolloutState.QUEUED] * 3
         assert counts(h) == (2, 3)
         assert records[2].activity().description == "queued"
-        gates.let_go("r1")
+        gates.release("r1")
         await h.until(lambda: gates.started == ["r0", "r1", "r2"])
         assert counts(h) == (2, 2)
-        gates.let_go("r0", "r2", "r3", "r4")
+        gates.release("r0", "r2", "r3", "r4")
         for record in records:
             assert (await h.settled(record)).status is CompletionStatus.COMPLETED
             h.check_whole(record)
@@ -79,7 +79,7 @@ async def test_priority_leaves_the_queue_first_then_arrival(hosting):
         await h.start("first")
         for name, priority in [("a", 0), ("b", 5), ("c", 5), ("d", 1), ("e", -1), ("f", 0)]:
             await h.start(name, priority=priority)
-        gates.let_go(*"abcdef", "first")
+        gates.release(*"abcdef", "first")
         await h.until(lambda: len(gates.started) == 7)
         assert gates.started == ["first", "b", "c", "d", "a", "f", "e"]
 
@@ -106,7 +106,7 @@ async def test_beyond_the_queue_a_rollout_is_refused_and_nothing_kept(hosting, m
         assert await kept(h) == names
         assert counts(h) == (2, room - 2)
         assert (await h.init("r0"))[1] is False
-        gates.let_go(*names, "late")
+        gates.release(*names, "late")
         await h.until(lambda: counts(h) == (0, 0))
         assert (await h.run("late", idempotency_key="k")).status is CompletionStatus.COMPLETED
 
@@ -125,7 +125,7 @@ async def test_waiting_counts_against_the_timeout(hosting):
         assert completion.metrics.queue_time > 0
         assert [type(kind) for kind in h.kinds(record)] == [events.Accepted, events.Ended, events.Delivered]
         assert counts(h) == (1, 0)
-        gates.let_go("busy")
+        gates.release("busy")
         await h.until(lambda: counts(h) == (0, 0))
         assert gates.started == ["busy"]
         h.check_whole(record)
@@ -137,7 +137,7 @@ async def test_a_rollout_that_waited_has_the_rest_of_its_time(hosting):
         await h.start("busy")
         record = await h.start("late", agent_timeout=0.1)
         await asyncio.sleep(0.02)
-        gates.let_go("busy")
+        gates.release("busy")
         await h.until(lambda: record.state is RolloutState.RUNNING)
         completion = await h.settled(record)
         assert completion.status is CompletionStatus.DEADLINE_EXCEEDED
@@ -155,7 +155,7 @@ async def test_a_cancelled_rollout_leaves_its_place_in_the_queue(hosting):
         h.engine.cancel("me", rollout_id="waiting")
         assert counts(h) == (1, 0)
         following = await h.start("next")
-        gates.let_go("busy", "next")
+        gates.release("busy", "next")
         assert (await h.settled(following)).status is CompletionStatus.COMPLETED
         assert (await h.settled(waiting)).status is CompletionStatus.CANCELLED
         assert gates.started == ["busy", "next"]
@@ -193,7 +193,7 @@ async def test_x07_what_runs_counts_and_does_not_go(hosting):
     gates = Gates()
     async with hosting(gates, memory_budget=140_000) as h:
         for n in range(6):
-            gates.let_go(f"r{n}")
+            gates.release(f"r{n}")
             await h.run(f"r{n}", messages=[TEXT])
         record = await h.start("live", messages=[TEXT] * 10)
         await h.start("also", messages=[TEXT] * 10)
@@ -201,12 +201,12 @@ async def test_x07_what_runs_counts_and_does_not_go(hosting):
             await h.init("more", messages=[TEXT])
         assert await kept(h) == ["live", "also"]
         assert raised.value.retry_after > 0
-        gates.let_go("live")
-        gates.let_go("also")
+        gates.release("live")
+        gates.release("also")
         await h.until(lambda: len(h.trainer.completions) == 8)
         assert record.completion.status is CompletionStatus.COMPLETED
         assert h.trainer.results("live") == [record.completion.result_id]
-        gates.let_go("more")
+        gates.release("more")
         assert (await h.run("more", messages=[TEXT])).status is CompletionStatus.COMPLETED
 
 
@@ -280,7 +280,7 @@ async def test_what_lives_has_no_such_time(hosting):
         h.clock.ahead += 1000.0
         await asyncio.sleep(0.06)
         assert await kept(h) == ["running", "queued"]
-        gates.let_go("running", "queued")
+        gates.release("running", "queued")
         for record in (running, queued):
             assert (await h.settled(record)).status is CompletionStatus.COMPLETED
 
@@ -343,11 +343,11 @@ async def test_a_free_slot_goes_to_the_tenant_with_the_fewest_running(hosting):
         await h.until(lambda: len(gates.started) == 4)
         assert crowd.running == {"a": 4, "b": 0, "c": 0}
         for freed, following in (("a0", "b0"), ("a1", "c0"), ("a2", "a4"), ("b0", "b1"), ("c0", "b2"), ("b1", "a5")):
-            gates.let_go(freed)
+            gates.release(freed)
             await h.until(lambda following=following: gates.started[-1] == following)
         assert crowd.running == {"a": 3, "b": 1, "c": 0}
         assert gates.most == 4
-        gates.let_go(*(f"{name}{n}" for name in "abc" for n in range(8)))
+        gates.release(*(f"{name}{n}" for name in "abc" for n in range(8)))
         await h.until(lambda: counts(h) == (0, 0))
         assert len(gates.started) == 12
         assert crowd.running == crowd.open == {"a": 0, "b": 0, "c": 0}
@@ -362,11 +362,11 @@ async def test_within_a_tenant_priority_counts_and_between_equals_too(hosting):
         for name, priority in (("a1", 0), ("b1", 1), ("a2", 5), ("b2", 0)):
             await crowd.start(name[0], name, priority=priority)
         await h.until(lambda: len(gates.started) == 2)
-        gates.let_go("first-a")
+        gates.release("first-a")
         await h.until(lambda: gates.started[-1] == "a2")
-        gates.let_go("first-b")
+        gates.release("first-b")
         await h.until(lambda: gates.started[-1] == "b1")
-        gates.let_go("a1", "a2", "b1", "b2")
+        gates.release("a1", "a2", "b1", "b2")
         await h.until(lambda: counts(h) == (0, 0))
 
 
@@ -382,11 +382,11 @@ async def test_a_rollout_that_is_pointed_elsewhere_counts_there(hosting):
             assert (await crowd.start("b", name))[1] is False
         assert (crowd.running, crowd.open) == ({"a": 0, "b": 2}, {"a": 1, "b": 3})
         await crowd.start("b", "b0", priority=9)
-        gates.let_go("a0")
+        gates.release("a0")
         await h.until(lambda: gates.started[-1] == "a2")  # the only one of a tenant that has none running
-        gates.let_go("a1")
+        gates.release("a1")
         await h.until(lambda: gates.started[-1] == "b0")
-        gates.let_go("a2", "a3", "b0")
+        gates.release("a2", "a3", "b0")
         await h.until(lambda: counts(h) == (0, 0))
         assert sorted(gates.started) == ["a0", "a1", "a2", "a3", "b0"]
         assert crowd.running == crowd.open == {"a": 0, "b": 0}
@@ -402,7 +402,7 @@ async def test_one_that_waits_may_be_pointed_back_and_forth(hosting):
             await crowd.start(name, "waits")
         assert crowd.open == {"a": 1, "b": 1}
         assert counts(h) == (1, 1)
-        gates.let_go("busy", "waits")
+        gates.release("busy", "waits")
         await h.until(lambda: counts(h) == (0, 0))
         assert gates.started == ["busy", "waits"]
         assert crowd.running == crowd.open == {"a": 0, "b": 0}
@@ -414,13 +414,13 @@ async def test_one_that_has_ended_is_counted_nowhere_however_it_is_pointed(hosti
         crowd = Crowd(h, "a", "b")
         record, _ = await crowd.start("a", "over")
         queued = [(await crowd.start("a", f"a{n}"))[0] for n in range(3)]
-        gates.let_go("over")
+        gates.release("over")
         await h.settled(record)
         await crowd.start("b", "over")
         h.engine.cancel("me", rollout_id="a2")
         await h.settled(queued[2])
         await crowd.start("b", "a2")
         assert crowd.open == {"a": 2, "b": 0}
-        gates.let_go("a0", "a1")
+        gates.release("a0", "a1")
         await h.until(lambda: counts(h) == (0, 0))
         assert crowd.running == crowd.open == {"a": 0, "b": 0}

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from osmosis_grpc.engine import CancelRow
 from osmosis_grpc.errors import Internal
-from osmosis_grpc.types import CompletionStatus, Group, Outcome, RolloutState, events
+from osmosis_grpc.types import CancelResult, CompletionStatus, Group, Outcome, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 
@@ -44,7 +43,7 @@ async def test_a_running_rollout(hosting):
         record = await h.start()
         await h.until(lambda: record.state is RolloutState.RUNNING)
         rows = h.engine.cancel("me", rollout_id="r1", reason="no longer needed")
-        assert rows == [CancelRow("r1", 1, True, RolloutState.RUNNING)]
+        assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.RUNNING)]
         await h.settled(record)
         check_cancelled(h, record, "no longer needed")
         assert h.engine.capacity().running == 0
@@ -74,7 +73,7 @@ async def test_a_rollout_that_is_stopped_for_its_deadline_is_not_cancelled(hosti
         record = await h.start(agent_timeout=0.02)
         await stopping.wait()
         rows = h.engine.cancel("me", rollout_id="r1")
-        assert rows == [CancelRow("r1", 1, False, RolloutState.RUNNING)]
+        assert rows == [CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.RUNNING)]
         release.set()
         assert (await h.settled(record)).status is CompletionStatus.DEADLINE_EXCEEDED
         assert h.kinds(record, events.CancelAsked) == []
@@ -124,7 +123,7 @@ async def test_a_queued_rollout(hosting):
         await h.start("busy")
         record = await h.start()
         rows = h.engine.cancel("me", rollout_id="r1", reason="why")
-        assert rows == [CancelRow("r1", 1, True, RolloutState.CANCELLED)]
+        assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.CANCELLED)]
         await h.settled(record)
         check_cancelled(h, record, "why")
         assert [type(kind) for kind in h.kinds(record)] == [
@@ -142,7 +141,7 @@ async def test_an_ended_rollout_stays_as_it_is(hosting, agent):
         record = await h.start(agent_timeout=0.03)
         completion = await h.settled(record)
         newest = record.last_number
-        row = CancelRow("r1", 1, False, RolloutState(completion.status))
+        row = CancelResult("r1", 1, "ALREADY_ENDED", RolloutState(completion.status))
         assert h.engine.cancel("me", rollout_id="r1") == [row]
         assert record.completion is completion
         assert record.last_number == newest
@@ -162,11 +161,13 @@ async def test_twice(hosting):
         await asyncio.sleep(0.01)
         assert h.engine.cancel("me", rollout_id="r1", reason="first")[0].cancelled
         rows = h.engine.cancel("me", rollout_id="r1", reason="second")
-        assert rows == [CancelRow("r1", 1, True, RolloutState.RUNNING)]
+        assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.RUNNING)]
         assert record.activity().description == "stopping"
         release.set()
         await h.settled(record)
-        assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 1, False, RolloutState.CANCELLED)]
+        assert h.engine.cancel("me", rollout_id="r1") == [
+            CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.CANCELLED)
+        ]
         check_cancelled(h, record, "first")
 
 
@@ -182,7 +183,7 @@ async def test_while_get_tools_runs(hosting):
         asking = asyncio.create_task(h.init())
         await h.until(lambda: calls)
         rows = h.engine.cancel("me", rollout_id="r1", reason="early")
-        assert rows == [CancelRow("r1", 1, True, RolloutState.ACCEPTED)]
+        assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.ACCEPTED)]
         gate.set()
         record, started = await asking
         assert started
@@ -237,7 +238,7 @@ async def test_what_is_being_accepted_is_cancelled_by_its_owner_and_attempt_only
 async def test_a_cancel_may_come_before_its_init(hosting):
     runs = []
     async with hosting(counting(runs)) as h:
-        assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 0, False, None)]
+        assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1", 0)]
         record = await h.start()
         await h.settled(record)
         check_cancelled(h, record)
@@ -350,7 +351,7 @@ async def test_another_owner_learns_nothing_and_changes_nothing(hosting):
     async with hosting(run) as h:
         record = await h.start()
         assert h.engine.cancel("another", rollout_id="r1") == h.engine.cancel("another", rollout_id="r1", attempt=1)
-        assert h.engine.cancel("another", rollout_id="r1") == [CancelRow("r1", 0, False, None)]
+        assert h.engine.cancel("another", rollout_id="r1") == [CancelResult("r1", 0)]
         assert h.engine.cancel("another") == []
         release.set()
         assert (await h.settled(record)).status is CompletionStatus.COMPLETED
@@ -374,8 +375,10 @@ async def test_a_lower_attempt_is_history(hosting):
         first = await h.start(attempt=1)
         record = await h.start(attempt=3)
         await h.settled(first)
-        assert h.engine.cancel("me", rollout_id="r1", attempt=1) == [CancelRow("r1", 1, False, RolloutState.CANCELLED)]
-        assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelRow("r1", 2, False, None)]
+        assert h.engine.cancel("me", rollout_id="r1", attempt=1) == [
+            CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.CANCELLED)
+        ]
+        assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelResult("r1", 2)]
         release.set()
         assert (await h.settled(record)).status is CompletionStatus.COMPLETED
 

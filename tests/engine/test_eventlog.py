@@ -4,21 +4,21 @@ from types import SimpleNamespace
 
 from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.memory import MemoryStore
+from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import TrajectoryEvent, events
 
 
 def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
     supervisor = Supervisor("the test")
-    log, told = EventLog(MemoryStore(), SystemClock(), (), 15.0, supervisor), []
+    log, told = EventLog(MemoryJournal(), SystemClock(), (), 15.0, supervisor), []
     records = [SimpleNamespace(rollout_id=name, journaled=True, waiters=set(), last_number=0) for name in "ab"]
 
     def fail(record):
         raise RuntimeError("trouble")
 
     event = TrajectoryEvent("x", 1, 1, 0.0, events.Started())
-    log.store.committed([(records[0], event, fail), (records[1], event, told.append)], True)
+    log.store.on_commit([(records[0], event, fail), (records[1], event, told.append)], True)
     assert told == [records[1]]
     assert [record.last_number for record in records] == [1, 1]
     assert "trouble" in caplog.text

@@ -15,13 +15,14 @@ import pytest
 
 import osmosis_grpc.storage.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import CancelRow, Engine, EngineConfig, Peer
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.whole import whole
 from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.types import (
+    CancelResult,
     CompletionStatus,
     FailureReason,
     Group,
@@ -226,7 +227,7 @@ async def check_found(h, completion):
         told = [event.number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
         assert told == list(range(after + 1, info.last_number + 1))
     assert h.engine.rollouts.was_asked("me", "r1", 1, "main", 1)
-    assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 1, False, RolloutState.COMPLETED)]
+    assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.COMPLETED)]
     assert info.last_number == len(h.names())
     assert h.in_memory == []
 
@@ -291,7 +292,7 @@ async def test_a_cursor_holds_over_a_restart(folder):
 
 async def test_a_cancel_that_came_too_early(folder):
     async with keeping(folder, Talker()) as h:
-        assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelRow("r1")]
+        assert h.engine.cancel("me", rollout_id="r1", attempt=2) == [CancelResult("r1")]
         await h.run("other")  # committed after it
         copy = h.crash()
     agent = Talker()

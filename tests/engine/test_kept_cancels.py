@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.engine import CancelRow
 from osmosis_grpc.errors import ResourceExhausted, Unavailable
-from osmosis_grpc.types import CompletionStatus, RolloutState
+from osmosis_grpc.types import CancelResult, CompletionStatus, RolloutState
 from tests.engine.test_journal import Talker, Until, keeping
 from tests.storage.disk import Disk
 
@@ -52,7 +51,7 @@ async def check_cancelled(folder, *, known):
 async def test_it_is_not_answered_before_its_commit(folder, disk):
     async with keeping(folder, Talker()) as h:
         disk.hold()
-        assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1")]
+        assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1")]
         answered = asyncio.create_task(h.engine.log.flush())
         await h.until(lambda: disk.held)
         before = h.crash()
@@ -92,7 +91,7 @@ async def test_of_a_rollout_that_is_being_accepted(folder):
     async with keeping(folder, slow) as h:
         asking = asyncio.create_task(h.init())
         await h.until(lambda: slow.asked)
-        assert h.engine.cancel("me", rollout_id="r1") == [CancelRow("r1", 1, True, RolloutState.ACCEPTED)]
+        assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1", 1, "CANCELLED", RolloutState.ACCEPTED)]
         await h.engine.log.flush()
         copy = h.crash()
         slow.go.set()
@@ -181,7 +180,7 @@ async def test_one_owners_are_bounded(hosting):
         with pytest.raises(ResourceExhausted, match="3 cancels wait for their Inits") as refused:
             h.engine.cancel("me", rollout_id="d")
         assert refused.value.retry_after
-        assert h.engine.cancel("another", rollout_id="d") == [CancelRow("d")]
+        assert h.engine.cancel("another", rollout_id="d") == [CancelResult("d")]
         ends = Counter([(await h.run(name)).status for name in ("a", "b", "c", "d")])
         assert ends == {CompletionStatus.CANCELLED: 3, CompletionStatus.COMPLETED: 1}
         h.engine.cancel("me", rollout_id="e")  # those three are used up

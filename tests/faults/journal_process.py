@@ -39,7 +39,7 @@ async def main(folder: str) -> None:
         for name in filter(None, tokens):
             os.write(1, f"open {name}\n".encode())
 
-    store.committed = committed
+    store.on_commit = committed
     for number in itertools.count(store.last_sequence + 1):
         name, now = f"j{number}", time.time()
         init = InitRequest(request=RolloutRequest(rollout_id=name, messages=[]), digest=b"d")

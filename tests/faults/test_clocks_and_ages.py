@@ -54,8 +54,8 @@ async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
     expected = await undisturbed(tmp_path, COUNT)
     old = {"grpc.max_connection_age_ms": 250, "grpc.max_connection_age_grace_ms": 50}
     for module in (server_app, trainer_server):
-        usual = module.server_options()
-        monkeypatch.setattr(module, "server_options", lambda usual=usual: (*usual, *old.items()))
+        defaults = module.server_options()
+        monkeypatch.setattr(module, "server_options", lambda defaults=defaults: (*defaults, *old.items()))
     policy, completions = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server:
         if way == "attach":

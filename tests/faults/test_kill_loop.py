@@ -43,7 +43,7 @@ ENDED = {"status": "COMPLETED", "reason": "stop", "digest": "d"}
 
 def history(path: Path, *lines: tuple) -> Evidence:
     for who, op, name, key, outcome in lines:
-        History(path, who).tell(op, name, *key, outcome=outcome)
+        History(path, who).note(op, name, *key, outcome=outcome)
     recorded = [(1.0, events.Delivered(Outcome.RECORDED, "", 1))]
     return Evidence(list(read(path)), [Kept("r", 1, 0.0, 0.5, True, recorded)], {"r": "d"}, {"r"})
 

@@ -281,7 +281,7 @@ class Steps(RolloutAgentLoop):
         await self._at("get_tools")
         return []
 
-    tells_tools: ClassVar[bool] = False
+    lists_tools_without_request: ClassVar[bool] = False
 
     async def run(self, ctx: Any) -> Any:
         await self._at("first line")

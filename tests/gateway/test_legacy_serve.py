@@ -9,6 +9,7 @@ import pytest
 from osmosis_gateway.agent_loop import HttpAgentLoop
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.gateway.legacy_agent import QUESTION, TOOL, OldAgentServer, never, plays, says
 from tests.gateway.legacy_deployment import SETTINGS, Policy, left_over
@@ -84,7 +85,7 @@ async def test_a_taken_port(old):
 async def test_two_of_one_name(old):
     async with HttpAgentLoop(old.url) as one, HttpAgentLoop(old.url) as two:
         with pytest.raises(ValueError, match="names of their own: old, old"):
-            Engine([one, two])
+            Engine([one, two], journal=MemoryJournal())
 
 
 async def serve(*arguments: str) -> str:

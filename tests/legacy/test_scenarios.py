@@ -171,9 +171,10 @@ async def test_a_failure_before_the_first_chat(how, play):
 async def test_an_old_trainer_gets_what_the_contract_says(name, play):
     played = await play(BY_NAME[name])
     scenario, trainer = played.scenario, played.trainer
-    usual = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512, "logprobs": True}
+    defaults = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512, "logprobs": True}
     assert trainer.chats == [
-        usual | {"rollout_id": scenario.name, "messages": history} | scenario.params for history in scenario.histories
+        defaults | {"rollout_id": scenario.name, "messages": history} | scenario.params
+        for history in scenario.histories
     ]
     [got] = trainer.completions
     assert set(got) <= set(RolloutResponse.model_fields)

@@ -120,14 +120,14 @@ async def test_the_mock_calls_two_tools_at_once_and_then_one():
         assert len({c["id"] for c in calls}) == len(calls)
         return [(name, arguments["a"], arguments["b"]) for name, arguments in asked]
 
-    def tell(*values):
+    def note(*values):
         for call, value in zip(messages[-1]["tool_calls"], values, strict=True):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(value)})
 
     assert await turn(1) == [("add", 2, 3), ("add", 4, 5)]
-    tell(5, 9.0)
+    note(5, 9.0)
     assert await turn(2) == [("multiply", 5.0, 9.0)]
-    tell("45")
+    note("45")
     response = await mock(chat(messages, 3))
     assert response.message["content"].endswith("#### 45")
     assert response.finish_reason == "stop"

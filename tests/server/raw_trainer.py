@@ -169,7 +169,7 @@ class RawTrainer:
 
     def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
         """Who it is."""
-        usual = {
+        defaults = {
             "attachment_id": self.attachment_id,
             "process_uuid": "raw",
             "version": "raw 1",
@@ -177,7 +177,7 @@ class RawTrainer:
             "protocol_max": 1,
             "max_open_chats": 100,
         }
-        return attach_pb2.TrainerFrame(hello=attach_pb2.TrainerHello(**(usual | fields)))
+        return attach_pb2.TrainerFrame(hello=attach_pb2.TrainerHello(**(defaults | fields)))
 
     async def send(self, *frames: Any) -> None:
         """Send on the newest stream."""

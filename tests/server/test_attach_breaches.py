@@ -148,8 +148,8 @@ async def test_a_refused_hello_does_not_replace_the_stream_there_is(serve):
 
 
 def unasked(**fields: Any) -> attach_pb2.TrainerFrame:
-    usual: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "number": 2}
-    return attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**(usual | fields), response=reply("hm")))
+    defaults: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "number": 2}
+    return attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**(defaults | fields), response=reply("hm")))
 
 
 AFTER_HELLO: dict[str, tuple[Sent, str]] = {

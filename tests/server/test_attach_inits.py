@@ -16,7 +16,7 @@ async def test_started_is_true_in_one_answer_over_all_streams(serve):
     gate = asyncio.Event()
 
     class Slow(Talk):
-        tells_tools = False
+        lists_tools_without_request = False
 
         async def get_tools(self, request):
             await gate.wait()

@@ -27,7 +27,7 @@ async def test_h05_a_server_that_cannot_start_lets_go_of_folder_and_port(tmp_pat
     async def fail(self):
         raise OSError("no health")
 
-    monkeypatch.setattr(AgentServer, "_tell_health", fail)
+    monkeypatch.setattr(AgentServer, "_update_health", fail)
     with pytest.raises(OSError, match="no health"):
         async with server:
             pass

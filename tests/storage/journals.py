@@ -25,7 +25,7 @@ class Kept:
 
     def __init__(self, folder, **options):
         self.store = SqliteJournal(folder, **options)
-        self.store.committed = self._committed
+        self.store.on_commit = self._committed
         self.told = []
         """(token, ok) in the order in which they came."""
         self.numbers = {}

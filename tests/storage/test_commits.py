@@ -25,12 +25,12 @@ from osmosis_grpc.types import events
 
 async def main(folder):
     kept = Kept(Path(folder))
-    told = kept.store.committed
+    told = kept.store.on_commit
     def tell(tokens, ok):
         told(tokens, ok)
         sys.stdout.write("".join(f"{token}\\n" for token in tokens if ok))
         sys.stdout.flush()
-    kept.store.committed = tell
+    kept.store.on_commit = note
     for name in range(10_000):
         kept.accept(f"r{name}")
         for number in range(20):
@@ -71,16 +71,16 @@ async def test_what_was_told_survives_kill_9(tmp_path, tokens):
 
 async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
     async with keeping(tmp_path) as kept:
-        told = kept.store.committed
+        told = kept.store.on_commit
         seen = []
 
-        def tell(tokens, ok):
+        def note(tokens, ok):
             told(tokens, ok)
             reader = Reader.look(tmp_path)  # another connection sees them: they are committed
             seen.append((max(tokens), reader.number("SELECT max(position) FROM events")))
             reader.close()
 
-        kept.store.committed = tell
+        kept.store.on_commit = note
         kept.accept()
         for number in range(300):
             kept.append(events.Logged(str(number)))

@@ -149,7 +149,11 @@ async def test_find_named_and_entries(tmp_path):
             assert [entry.init.request.attempt for entry in store.find("r2")] == [1, 2]
             assert store.find("r9") == []
             assert store.find("r0")[0].completion.result_id == "x"
-            assert (store.named("me", "k2"), store.named("you", "k2"), store.named("me", "k9")) == ("r2", "", "")
+            assert (store.find_by_key("me", "k2"), store.find_by_key("you", "k2"), store.find_by_key("me", "k9")) == (
+                "r2",
+                "",
+                "",
+            )
             mine = await store.entries("me", 0, 10)
             assert [(entry.sequence, entry.init.request.rollout_id) for entry in mine] == [
                 (1, "r0"),
@@ -294,7 +298,7 @@ async def test_x01_a_budget_holds_without_a_sweep_and_before_the_ttl(tmp_path):
         names = listed(kept)
         assert names == [*(f"u{n}" for n in range(4)), *(f"r{n}" for n in range(60 - len(names) + 4, 60))]
         assert len(names) > 4 + 6
-        assert not kept.store.full
+        assert kept.store.has_room("me")
 
 
 async def test_x01_only_what_is_not_settled_fills_the_budget(tmp_path):
@@ -304,20 +308,20 @@ async def test_x01_only_what_is_not_settled_fills_the_budget(tmp_path):
             settle(kept, f"r{number}", "x" * 200_000)
         await kept.all_told()
         for number in range(6):
-            assert not kept.store.full
+            assert kept.store.has_room("me")
             kept.accept(f"u{number}")
             kept.append(events.Logged("x" * 200_000), f"u{number}")
             kept.end(f"u{number}")
         await kept.until(lambda: listed(kept) == [f"u{n}" for n in range(6)])
-        assert kept.store.full
+        assert not kept.store.has_room("me")
     async with keeping(tmp_path, budget=budget) as kept:
         assert len(kept.store.unsettled()) == 6
-        assert kept.store.full
+        assert not kept.store.has_room("me")
         kept.numbers = {(f"u{n}", 1): 3 for n in range(6)}
         for number in range(6):
             kept.deliver(f"u{number}")
         await kept.all_told()
-        assert not kept.store.full
+        assert kept.store.has_room("me")
 
 
 async def test_x01_rows_that_are_read_while_they_are_deleted_are_gone(tmp_path):

@@ -127,7 +127,7 @@ async def follow_events(h, fail):
         assert (await stream.next("unsubscribed")).status.code == 13
 
 
-async def tell_accepted(h, fail):
+async def answer_init(h, fail):
     async with h.raw() as raw:
         stream = await raw.attach()
         fail()
@@ -139,7 +139,7 @@ async def tell_accepted(h, fail):
         await raw.finish()
 
 
-async def tell_cancelled(h, fail):
+async def answer_cancel(h, fail):
     async with h.raw() as raw:
         stream = await raw.attach()
         fail()
@@ -164,7 +164,7 @@ async def not_serving(h):
             await asyncio.sleep(0.01)
 
 
-async def tell_health(h, fail):
+async def update_health(h, fail):
     fail()
     h.supervisor.failed(supervise.declared()["server.serve_grpc"], OSError("for the health"))
     await not_serving(h)
@@ -181,7 +181,7 @@ async def trainer_grace(h, fail):
         assert (await raw.completion()).failure.message.startswith("the trainer was away")
 
 
-async def usual_tools(h, fail):
+async def default_tools(h, fail):
     fail()
     async with AgentServer([SlowTools()], port=0) as server:
         assert server.address
@@ -222,12 +222,12 @@ SCENARIOS = {
     "server.dial": dial,
     "server.follow_events": follow_events,
     "server.serve_grpc": serve_grpc,
-    "server.tell_accepted": tell_accepted,
-    "server.tell_cancelled": tell_cancelled,
-    "server.tell_health": tell_health,
+    "server.answer_init": answer_init,
+    "server.answer_cancel": answer_cancel,
+    "server.update_health": update_health,
     "server.trainer_grace": trainer_grace,
-    "server.usual_tools": usual_tools,
+    "server.default_tools": default_tools,
 }
 """By job: makes it run after fail(), and checks what its failure does to those who wait."""
-ENDS_BADLY = {"server.tell_health"}
+ENDS_BADLY = {"server.update_health"}
 """Jobs whose scenario makes the owner fail by another job."""

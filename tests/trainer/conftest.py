@@ -40,7 +40,7 @@ class Talker(RolloutAgentLoop):
         for name in names:
             self.gates[name] = asyncio.Event()
 
-    def let_go(self, *names):
+    def release(self, *names):
         for name in names or list(self.gates):
             self.gates[name].set()
 

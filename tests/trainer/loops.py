@@ -18,7 +18,7 @@ from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -182,7 +182,7 @@ class Sampler:
         return made
 
 
-class Forgetful(ChatBook):
+class Forgetful(ChatCache):
     """A book that says of some chats that it does not know what they continue."""
 
     forgets = frozenset()
@@ -221,12 +221,12 @@ async def open_transports(stack: AsyncExitStack):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
             return await trainer.completion(request.rollout_id, PATIENCE)
 
-        trainer._book.__class__ = Forgetful
+        trainer._cache.__class__ = Forgetful
         transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(attach([server.address], sampler))
-    attached._book.__class__ = Forgetful
+    attached._cache.__class__ = Forgetful
 
     async def through(request):
         async with asyncio.timeout(PATIENCE):

@@ -74,8 +74,8 @@ class RawAgentServer:
 
     def hello(self, **fields: Any) -> attach_pb2.ServerFrame:
         """Who it is."""
-        usual = {"journal_id": self.journal_id}
-        return hello(**(usual | fields))
+        defaults = {"journal_id": self.journal_id}
+        return hello(**(defaults | fields))
 
     async def send(self, *frames: Any) -> None:
         """Send on the newest stream."""
@@ -100,7 +100,7 @@ class RawAgentServer:
 
 def hello(**fields: Any) -> attach_pb2.ServerFrame:
     """Who an agent server is."""
-    usual = {
+    defaults = {
         "process_uuid": "raw",
         "version": "raw 1",
         "protocol_min": 1,
@@ -108,7 +108,7 @@ def hello(**fields: Any) -> attach_pb2.ServerFrame:
         "max_open_rollouts": 10,
         "agent_loops": ["talk"],
     }
-    return attach_pb2.ServerFrame(hello=attach_pb2.ServerHello(**(usual | fields)))
+    return attach_pb2.ServerFrame(hello=attach_pb2.ServerHello(**(defaults | fields)))
 
 
 def accepted(request: rollout_pb2.InitRequest, *tools: message_pb2.Tool) -> attach_pb2.ServerFrame:
@@ -127,15 +127,15 @@ def init_reply(request: rollout_pb2.InitRequest, **result: Any) -> attach_pb2.Se
 
 def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ServerFrame:
     """Asks a chat: the rollout's question in full where nothing else is said."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
         "sample": "main",
         "number": number,
     }
     if not {"full", "delta"} & fields.keys():
-        usual["full"] = trainer_pb2.FullHistory(messages=request.messages)
-    return attach_pb2.ServerFrame(chat=trainer_pb2.ChatRequest(**(usual | fields)))
+        defaults["full"] = trainer_pb2.FullHistory(messages=request.messages)
+    return attach_pb2.ServerFrame(chat=trainer_pb2.ChatRequest(**(defaults | fields)))
 
 
 def delta(continues: int, *texts: str) -> trainer_pb2.DeltaHistory:
@@ -146,14 +146,14 @@ def delta(continues: int, *texts: str) -> trainer_pb2.DeltaHistory:
 
 def complete(request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.ServerFrame:
     """Reports the end of a rollout."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,
         "result_id": f"result of {request.rollout_id}",
         "status": rollout_pb2.COMPLETION_STATUS_COMPLETED,
         "finish_reason": "stop",
     }
-    completion = rollout_pb2.Completion(**(usual | fields))
+    completion = rollout_pb2.Completion(**(defaults | fields))
     return attach_pb2.ServerFrame(complete=trainer_pb2.CompleteRequest(completion=completion))
 
 

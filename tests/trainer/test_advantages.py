@@ -17,8 +17,8 @@ REWARDS = st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_si
 
 def outcome(number, reward, samples=("main",), **fields):
     named = dict.fromkeys(samples, Sample(trainable=True)) if not isinstance(samples, dict) else samples
-    usual = {"status": CompletionStatus.COMPLETED, "group": Group("g", number, 0)}
-    return Completion(rollout_id=f"g-{number}", reward=reward, samples=named, **(usual | fields))
+    defaults = {"status": CompletionStatus.COMPLETED, "group": Group("g", number, 0)}
+    return Completion(rollout_id=f"g-{number}", reward=reward, samples=named, **(defaults | fields))
 
 
 def group(*rewards, **fields):

@@ -52,7 +52,7 @@ async def test_a_trainer_and_its_servers(serve, attach_to):
     [seen] = trainer.servers
     assert (seen.name, seen.attached, seen.open, seen.agent_loops) == (server.address, True, 1, ("talker",))
     assert seen.window == 300
-    agent.let_go()
+    agent.release()
     completion = await running
     assert (completion.status, completion.reward, completion.rollout_id) == (COMPLETED, 1.0, "r1")
     assert [m["content"] for m in completion.messages] == [USER["content"], "main 1", "after 1"]
@@ -70,7 +70,7 @@ async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
     third = start(trainer.rollout(rollout_id="r1", messages=[USER]))
     with pytest.raises(AlreadyExists):
         await trainer.rollout(request, label="another")
-    agent.let_go()
+    agent.release()
     assert await first is await second is await third
     assert agent.started == ["r1"]
 
@@ -192,7 +192,7 @@ async def test_cancelling_the_last_one_who_waits_cancels_the_rollout(serve, atta
     await until(lambda: agent.ended_ones == ["r2"])
     assert server.engine.capacity().running == 1
     assert agent.running["r1"] == 1
-    agent.let_go("r1")
+    agent.release("r1")
     assert (await two).status is COMPLETED
     await until(lambda: trainer.servers[0].open == 0)
 
@@ -295,11 +295,11 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
     trainer = await attach_to(policy, await serve(talker()))
     running = start(trainer.rollout(rollout_id="r"))
     await until(lambda: asked == [1])
-    (rollout,) = trainer._pool.rollouts.values()
+    (rollout,) = trainer._scheduler.rollouts.values()
     rollout.server._stream = None  # nothing goes out any more
     cancelling = asyncio.ensure_future(trainer.cancel("r"))
     await asyncio.sleep(0)
-    trainer._pool.restart(rollout, "the server has forgotten it")
+    trainer._scheduler.restart(rollout, "the server has forgotten it")
     completion = await running
     assert (completion.status, completion.attempt) == (CANCELLED, 1)
     assert asked == [1]

@@ -80,7 +80,7 @@ async def test_u08_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
     async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(1.0, 1.0, name="t"))) as completions:
         assert (await anext(completions)).rollout_id == "t1"
         evaluation = await trainer.evaluate(requests(0.25, 0.75))
-        agent.let_go()
+        agent.release()
         last = await anext(completions)
     assert (last.rollout_id, last.evaluation, list(last.trainable_samples())) == ("t0", False, ["main"])
     assert (evaluation.n, evaluation.mean_reward) == (2, 0.5)

@@ -67,7 +67,7 @@ async def test_u01_groups_come_complete_and_as_they_finish(serve, attach_to):
             assert len(pad(group, advantages=advantages(group))) == 3
             if len(ids) == 3:
                 assert "g0" not in ids
-                agent.let_go()
+                agent.release()
     assert ids[-1] == "g0"
     assert sorted(ids) == ["g0", "g1", "g2", "g3"]
     assert trainer.group_counts == GroupCounts(yielded=4)
@@ -262,7 +262,7 @@ async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
 async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to):
     agents = [fallible(), fallible()]
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, together=True))
+    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, colocate_groups=True))
     assert len(groups) == 6
     places = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not places[0] & places[1]

@@ -8,7 +8,7 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.trainer import TrainerServer, attach
 from osmosis_grpc.trainer import attachment as trainer_attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
@@ -23,13 +23,13 @@ def mistake(monkeypatch):
     """Makes a function of a module raise once, and counts its calls."""
 
     def make(owner, name):
-        usual, calls = getattr(owner, name), []
+        defaults, calls = getattr(owner, name), []
 
         def mistaken(*args, **kwargs):
             calls.append(1)
             if len(calls) == 1:
                 raise KeyError("a mistake on purpose")
-            return usual(*args, **kwargs)
+            return defaults(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, mistaken)
         return calls
@@ -60,7 +60,7 @@ async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve
 
 async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(ChatBook, "sweep")
+    calls = mistake(ChatCache, "sweep")
     async with attach([server.address], reply, ttl=0.1) as trainer:
         await within(trainer.rollout(rollout_id="r"))
         await until(lambda: calls)
@@ -75,7 +75,7 @@ async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(
 
 
 async def test_h07_a_callback_trainer_sweeps_again_after_a_sweep_that_failed(mistake, caplog):
-    calls = mistake(ChatBook, "sweep")
+    calls = mistake(ChatCache, "sweep")
     async with TrainerServer(reply, ttl=0.1):
         await until(lambda: len(calls) >= 3)
     assert "a mistake on purpose" in caplog.text

@@ -18,7 +18,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.damaged import signed
 from tests.processes import run
@@ -187,11 +187,11 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
     async with attach([server.address], halting, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
         await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
-        await until(lambda: len(trainer._pool.book._rollouts["r0"]._samples["main"].asked) == 2)
-        ids = [s.attachment_id for s in trainer._pool.servers]
+        await until(lambda: len(trainer._scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
+        ids = [s.attachment_id for s in trainer._scheduler.servers]
         left = copied(path)
         async with attach([server.address], halting, ledger=left) as other:
-            assert [s.attachment_id for s in other._pool.servers] == ids
+            assert [s.attachment_id for s in other._scheduler.servers] == ids
             gate.set()
             got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
             assert sorted(completion.rollout_id for completion in got) == ["r0", "r1", "r2"]
@@ -224,7 +224,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
     async with attach([(await serve(agent)).address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
         await asyncio.sleep(0.05)
         left = copied(path)
         running.cancel()
@@ -234,7 +234,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
-    agent.let_go()
+    agent.release()
     async with attach([other.address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
@@ -248,7 +248,7 @@ async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path)
         await until(lambda: agent.running["r0"])
         left = copied(path)
         running.cancel()
-    agent.let_go()
+    agent.release()
     async with attach([(await serve(agent)).address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
@@ -277,7 +277,7 @@ async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
         waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         waiting.cancel()
-        await until(lambda: "r0" not in trainer._pool.rollouts)
+        await until(lambda: "r0" not in trainer._scheduler.rollouts)
     assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
     async with attach([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
@@ -291,19 +291,19 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         address = trainer.address
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
         await asyncio.sleep(0.05)
-        ids = [s.attachment_id for s in trainer._pool.servers]
+        ids = [s.attachment_id for s in trainer._scheduler.servers]
         left = copied(path)
         running.cancel()
-        next(iter(trainer._pool.servers))._stream.end(Unavailable("as if killed"))
+        next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
         await trainer._connections._server.stop(0)
         async with attach([], reply, listen_on=address, ledger=left) as other:
-            assert [s.attachment_id for s in other._pool.servers] == ids
+            assert [s.attachment_id for s in other._scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
-            agent.let_go()
+            agent.release()
             (completion,) = await task
             assert completion.attempt == 1
 
@@ -353,7 +353,7 @@ async def test_callbacks_a_full_disk_holds_completions_up(serve, tmp_path):
         await client.init(requests(1)[0], callback=trainer.callback())
         await until(lambda: agent.running["r0"])
         fill(trainer._ledger, True)
-        agent.let_go()
+        agent.release()
         with pytest.raises(TimeoutError):
             await trainer.completion("r0", 0.3)
         fill(trainer._ledger, False)
@@ -406,7 +406,7 @@ async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_p
     async with attach([server.address], reply, ledger=path, ttl=0.2) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-        await until(lambda: len(trainer._book._rollouts) == 1)
+        await until(lambda: len(trainer._cache._rollouts) == 1)
         await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
 
@@ -459,9 +459,9 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
             await asyncio.sleep(0.1)
             assert agent.started == [], "the Init waits"
         await until(lambda: agent.started)
-        await until(lambda: trainer._pool.rollouts["r0"].opened)
+        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
         with held_up(trainer._ledger):
-            agent.let_go()
+            agent.release()
             await until(lambda: asked)
             await asyncio.sleep(0.1)
             assert agent.running["r0"], "the reply waits"
@@ -471,9 +471,9 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         assert rows(path, "SELECT result_id FROM rollout") == [(completion.result_id,)]
         agent.gate("r9")
         running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
-        await until(lambda: agent.running["r9"] and trainer._pool.rollouts["r9"].opened)
+        await until(lambda: agent.running["r9"] and trainer._scheduler.rollouts["r9"].opened)
         with held_up(trainer._ledger):
-            agent.let_go("r9")
+            agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
             await asyncio.sleep(0.1)
             assert not running.done(), "the completion waits"
@@ -512,7 +512,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
 
     ledger = await Ledger.open(tmp_path / "ledger", 60.0)
     try:
-        book = ChatBook(policy, ledger)
+        book = ChatCache(policy, ledger)
         fill(ledger, True)
         question = ChatRequest(rollout_id="r", number=1, messages=[USER])
         for _ in range(3):
@@ -542,7 +542,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         fill(trainer._ledger, True)
-        agent.let_go()
+        agent.release()
         with pytest.raises(LedgerError, match=f"the ledger {path} cannot be written"):
             await trainer.rollout(rollout_id="new", messages=[USER | {"content": LONG}])
         (refused,) = await collect(trainer.run([RolloutRequest(rollout_id="n", messages=[USER | {"content": LONG}])]))

@@ -17,8 +17,8 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
-from osmosis_grpc.trainer.chatbook import ChatBook
-from osmosis_grpc.trainer.replies import reply_of
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
@@ -27,7 +27,7 @@ A, B = Ask("main", ("x",)), Ask("main", ())
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 
 
-class Listening(ChatBook):
+class Listening(ChatCache):
     """A book that writes down what it is asked."""
 
     def chat(self, request, now):
@@ -47,9 +47,9 @@ class Deployment:
         self.attached = await stack.enter_async_context(
             attach([server.address], self.sampler, ledger=folder / "attached")
         )
-        self.attached._book.__class__ = Listening
+        self.attached._cache.__class__ = Listening
         self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))
-        self.called._book.__class__ = Listening
+        self.called._cache.__class__ = Listening
         self.client = await stack.enter_async_context(RolloutClient(server.address))
         return self
 
@@ -62,7 +62,7 @@ class Deployment:
         request = RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}])
         async with asyncio.timeout(PATIENCE):
             if delta is None:
-                handed, held = await self.attached.rollout(request), self.attached._pool.held
+                handed, held = await self.attached.rollout(request), self.attached._scheduler.held
             else:
                 await self.client.init(request, callback=self.called.callback(delta=delta))
                 handed, held = await self.called.completion(name), self.called._inbox.held
@@ -137,19 +137,19 @@ async def stopped_and_not(requests, replies, stop, folder):
         seen.append(request)
         return replies[request.sample, request.number]
 
-    whole = await ask_all(ChatBook(policy), requests)
+    whole = await ask_all(ChatCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"
     seen.clear()
     ledger = await Ledger.open(path, 60.0)
     try:
-        assert await ask_all(ChatBook(policy, ledger), requests[:stop]) == whole[:stop]
+        assert await ask_all(ChatCache(policy, ledger), requests[:stop]) == whole[:stop]
     finally:
         await ledger.close()
     assert seen == all_seen[:stop]
     seen.clear()
     ledger = await Ledger.open(path, 60.0)
     try:
-        book = ChatBook(policy, ledger)
+        book = ChatCache(policy, ledger)
         book.restore(ledger.take_restored(), 0.0)
         assert await ask_all(book, requests[:stop]) == whole[:stop]
         assert seen == [], "what was answered is not sampled again"

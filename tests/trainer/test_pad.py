@@ -62,8 +62,8 @@ def outcomes(draw):
 
 def completed(rollout_id="r", *, reward=1.0, samples=None, **fields):
     samples = {"main": Sample(trainable=True, segments=(segment((2, 3)),))} if samples is None else samples
-    usual = {"status": CompletionStatus.COMPLETED, "reward": reward, "samples": samples}
-    return Completion(rollout_id=rollout_id, **(usual | fields))
+    defaults = {"status": CompletionStatus.COMPLETED, "reward": reward, "samples": samples}
+    return Completion(rollout_id=rollout_id, **(defaults | fields))
 
 
 def by_token(segment):

@@ -35,7 +35,7 @@ async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):
             names.append(completion.rollout_id)
             if len(names) == 9:
                 assert "r0" not in names
-                agent.let_go()
+                agent.release()
     assert names[-1] == "r0"
     assert sorted(names) == sorted(f"r{n}" for n in range(10))
 
@@ -112,12 +112,12 @@ async def test_requests_are_pulled_when_there_is_room(serve, attach_to, form):
         await until(lambda: len(agent.started) == 3)
         await asyncio.sleep(0.02)
         assert len(pulled) <= 4, "one may wait for room"
-        agent.let_go("r1")
+        agent.release("r1")
         assert (await first).rollout_id == "r1"
         await until(lambda: len(agent.started) == 4)
         await asyncio.sleep(0.02)
         assert len(pulled) <= 5
-        agent.let_go()
+        agent.release()
         assert len(await collect(completions)) == 9
 
 
@@ -187,7 +187,7 @@ async def test_what_another_waits_for_is_not_cancelled(serve, attach_to):
     await until(lambda: agent.started)
     async with aclosing(trainer.run(requests(2))) as completions:
         assert (await anext(completions)).rollout_id == "r1"
-    agent.let_go()
+    agent.release()
     assert (await asyncio.wait_for(waiting, PATIENCE)).status is COMPLETED
 
 
@@ -250,7 +250,7 @@ async def test_servers_share_by_what_is_free(serve, attach_to):
     assert (len(small.started), len(large.started)) == (3, 9)
     assert [(s.open, s.window) for s in trainer.servers] == [(3, 3), (9, 9)]
     for agent in (small, large):
-        agent.let_go()
+        agent.release()
     assert {c.status for c in await completions} == {COMPLETED}
 
 
@@ -267,13 +267,13 @@ async def test_a_group_stays_on_one_server(serve, attach_to):
     for agent in agents:
         agent.gate(*(f"r{n}-{i}" for n in range(6) for i in range(4)))
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    completions = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, together=True)))
+    completions = asyncio.ensure_future(collect(trainer.run(requests(6), group_size=4, colocate_groups=True)))
     await until(lambda: sum(len(agent.started) for agent in agents) == 24)
     groups = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not groups[0] & groups[1]
     assert len(groups[0]) == len(groups[1]) == 3
     for agent in agents:
-        agent.let_go()
+        agent.release()
     assert len(await completions) == 24
 
 
@@ -284,11 +284,13 @@ async def test_a_group_stays_on_one_server_one_after_the_other(serve, attach_to)
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
     busy = asyncio.ensure_future(trainer.rollout(rollout_id="busy"))
     await until(lambda: agents[0].started == ["busy"])
-    group = asyncio.ensure_future(collect(trainer.run(requests(1), group_size=4, max_in_flight=1, together=True)))
+    group = asyncio.ensure_future(
+        collect(trainer.run(requests(1), group_size=4, max_in_flight=1, colocate_groups=True))
+    )
     await until(lambda: agents[1].started == ["r0-0"])
-    agents[0].let_go()
+    agents[0].release()
     await busy
-    agents[1].let_go()
+    agents[1].release()
     assert len(await group) == 4
     assert agents[0].started == ["busy"]
 
@@ -313,7 +315,7 @@ async def test_a_full_server_does_not_hold_up_what_others_host(serve, attach_to)
             names.append(completion.rollout_id)
             if len(names) == 3:
                 assert sorted(names) == ["b0", "b1", "b2"]
-                one.let_go()
+                one.release()
     assert len(names) == 6
 
 

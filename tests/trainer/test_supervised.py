@@ -15,7 +15,7 @@ from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach, completions
 from osmosis_grpc.trainer import progress as progress_file
-from osmosis_grpc.trainer import unreached as unreached_file
+from osmosis_grpc.trainer import unreachable as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.types import CompletionStatus
@@ -104,7 +104,7 @@ async def sweep(tools, name):
 
 @scenario("trainer.warn_unreached")
 async def warn_unreached(tools, name):
-    tools.monkeypatch.setattr(unreached_file, "EVERY", 0.05)
+    tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
     inject(name)
     async with attach([NOWHERE], reply, longest_pause=3600.0):
         await until(lambda: restarted(tools, name))

@@ -35,7 +35,7 @@ async def test_t09_events_wait_for_a_rollout_that_waits_for_room(serve):
         follower = asyncio.create_task(kinds(trainer, "r2"))
         await asyncio.sleep(0)
         assert not follower.done()
-        agent.let_go("r1")
+        agent.release("r1")
         assert (await follower)[0] is events.Accepted
         await asyncio.gather(first, second)
 

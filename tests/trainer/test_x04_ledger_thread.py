@@ -40,7 +40,7 @@ async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, a
     waiting["events"] = begun(collect(trainer.events("r1")))
     supervise.inject(COMMIT.name, MemoryError("injected"))
     try:
-        agent.let_go("r1")  # its chat is to be committed
+        agent.release("r1")  # its chat is to be committed
         for name, task in waiting.items():
             with pytest.raises(OsmosisRolloutError, match=r"ledger\.commit"):
                 await task
@@ -51,7 +51,7 @@ async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, a
             await within(collect(trainer.run([RolloutRequest(rollout_id="r8")])))
         assert "ledger.commit failed; the trainer has failed" in caplog.text
     finally:
-        agent.let_go()
+        agent.release()
 
 
 async def test_x04_what_is_asked_of_a_dead_thread_fails_at_once(tmp_path):

@@ -89,7 +89,7 @@ class Reader:
                 )
         return found
 
-    def named(self, owner: str, idempotency_key: str) -> str:
+    def find_by_key(self, owner: str, idempotency_key: str) -> str:
         """The rollout that a key names; empty when there is none."""
         row = self._database.execute(
             "SELECT rollout_id FROM rollouts WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)

@@ -73,13 +73,16 @@ class RolloutRow(NamedTuple):
 
     def usable(self) -> "RolloutRow":
         """The row with values of the types that they should have, where a damaged one has others."""
-        values = [value if isinstance(value, type(usual)) else usual for value, usual in zip(self, _USUAL, strict=True)]
+        values = [
+            value if isinstance(value, type(default)) else default
+            for value, default in zip(self, _DEFAULT, strict=True)
+        ]
         for at, kind in _OPTIONAL.items():
             values[at] = self[at] if isinstance(self[at], kind) else None
         return RolloutRow._make(values)
 
 
-_USUAL = (
+_DEFAULT = (
     0,
     "",
     1,

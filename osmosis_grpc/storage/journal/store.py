@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from osmosis_grpc.agent.ports import Trajectories
+from osmosis_grpc.engine.journal import Figures, Trajectories
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.journal import schema
@@ -111,17 +111,6 @@ class _Open:
     """Its last event is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Figures of a journal, for its metrics."""
-
-    bytes: int
-    """Of the file and of its write-ahead log."""
-    commits: int
-    commit_seconds: float
-    """The time of all commits."""
-
-
 class SqliteJournal:
     """Opens the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
@@ -156,7 +145,7 @@ class SqliteJournal:
         self.problem = ""
         self.on_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
-        self.committed: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
+        self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
         self._budget = budget
         self._open_sizes = Shares(budget)
         """Bytes that each owner's rollouts that are not settled take in the file, about."""
@@ -195,13 +184,13 @@ class SqliteJournal:
     # What is written.
 
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
-        """See Store. `size` is of no use here."""
+        """See Journal. `size` is of no use here."""
         number, body = kind_to_bytes(event.kind)
         try:
             self._append(event, number, body, token, entry)
         except Exception as error:  # rows and positions may no longer agree: nothing more is committed
             self._writer.broken(error)
-            self._loop.call_soon(self.committed, [token], False)
+            self._loop.call_soon(self.on_commit, [token], False)
         return False
 
     def _append(
@@ -300,11 +289,11 @@ class SqliteJournal:
         self._writer.batch().statements += [(_FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
-        """See Store."""
+        """See Journal."""
         self._writer.batch().barriers.append(then)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
-        """See Store. What cannot be read now is left to the sweep."""
+        """See Journal. What cannot be read now is left to the sweep."""
         rollout = self._open.get((rollout_id, attempt))
         if rollout is not None:
             self._close(rollout)
@@ -370,7 +359,7 @@ class SqliteJournal:
             self._note(tokens, ok)
         except Exception as error:
             self._writer.broken(error)
-        self.committed([token for _, _, token in tokens], ok)
+        self.on_commit([token for _, _, token in tokens], ok)
 
     def _note(self, tokens: list[Token], ok: bool) -> None:
         for rollout, position, _ in tokens:
@@ -403,7 +392,7 @@ class SqliteJournal:
 
     @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        """See Store."""
+        """See Journal."""
         rollout = self._open.get((rollout_id, attempt))
         if rollout is not None:
             positions = rollout.positions[after : min(after + limit, rollout.committed)]
@@ -413,11 +402,11 @@ class SqliteJournal:
 
     @_reads
     def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
-        """See Store."""
+        """See Journal."""
         return self._reader.all_events(after, self.last_position, limit)
 
     def size(self, rollout_id: str, attempt: int) -> int:
-        """See Store: what a completion takes that waits to be delivered."""
+        """See Journal: what a completion takes that waits to be delivered."""
         rollout = self._open.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
@@ -435,9 +424,9 @@ class SqliteJournal:
         return found
 
     @_reads
-    def named(self, owner: str, idempotency_key: str) -> str:
+    def find_by_key(self, owner: str, idempotency_key: str) -> str:
         """See Journal."""
-        return self._reader.named(owner, idempotency_key)
+        return self._reader.find_by_key(owner, idempotency_key)
 
     async def entries(
         self,
@@ -457,7 +446,7 @@ class SqliteJournal:
         return await self._apart(read)
 
     async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
-        """See Store."""
+        """See Journal."""
         return await self._apart(lambda reader: read(reader.trajectory))
 
     async def _apart(self, read: Callable[[Reader], R]) -> R:
@@ -525,13 +514,8 @@ class SqliteJournal:
         return dict(json.loads(value)["parts"]) if value else {}
 
     @property
-    def full(self) -> bool:
-        """See Journal."""
-        return self._open_sizes.total > self._budget
-
-    @property
     def live_size(self) -> int:
-        """See Store: a live rollout has its messages and tokens in memory, and their copies in a sample."""
+        """See Journal: a live rollout has its messages and tokens in memory, and their copies in a sample."""
         return 2 * self._live_size
 
     def elapsed(self, entry: JournaledRollout) -> float:
@@ -540,7 +524,7 @@ class SqliteJournal:
 
     def has_room(self, owner: str) -> bool:
         """See Journal."""
-        return not self.full or not self._open_sizes.has_its_part(owner)
+        return self._open_sizes.total <= self._budget or not self._open_sizes.has_its_part(owner)
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
         """An entry with its secrets, as long as there are any."""

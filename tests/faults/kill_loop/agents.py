@@ -39,7 +39,7 @@ class Passenger(RolloutAgentLoop):
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         rollout_id = ctx.request.rollout_id
-        _tell("run", rollout_id, self.name)
+        _note("run", rollout_id, self.name)
         messages: list[Any] = list(ctx.request.messages)
         aside: asyncio.Task[str] | None = None
         try:
@@ -58,7 +58,7 @@ class Passenger(RolloutAgentLoop):
                 aside.cancel()
         reward = float(sum(len(json.dumps(message)) for message in messages) % 1000)
         result = ctx.complete(messages, reward=reward)
-        _tell("returned", rollout_id)
+        _note("returned", rollout_id)
         return result
 
     async def _aside(self, ctx: RolloutContext, about: str) -> str:
@@ -79,9 +79,9 @@ class Traveller(Passenger):
 
 async def _chat(ctx: RolloutContext, messages: list[Any], sample: str, number: int) -> Any:
     rollout_id = ctx.request.rollout_id
-    _tell("asked", rollout_id, sample, number)
+    _note("asked", rollout_id, sample, number)
     reply = await ctx.chat(messages, sample=sample)
-    _tell("got", rollout_id, sample, number, outcome=_seen(reply))
+    _note("got", rollout_id, sample, number, outcome=_seen(reply))
     return reply
 
 
@@ -96,9 +96,9 @@ async def _add(call: Any) -> Any:
     return create_tool_result(call_id, str(numbers["a"] + numbers["b"]))
 
 
-def _tell(op: str, rollout_id: str, *key: Any, outcome: Any = None) -> None:
+def _note(op: str, rollout_id: str, *key: Any, outcome: Any = None) -> None:
     if history is not None:
-        history.tell(op, rollout_id, *key, outcome=outcome)
+        history.note(op, rollout_id, *key, outcome=outcome)
 
 
 agents = [Passenger(), Traveller()]

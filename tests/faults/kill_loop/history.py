@@ -35,8 +35,8 @@ class Line:
     outcome: Any
 
     def __str__(self) -> str:
-        told = " ".join(str(part) for part in (self.op, self.id, self.key or "", self.outcome or "") if part != "")
-        return f"line {self.number}: {self.t:.3f} {self.who}[{self.pid}] {told}"
+        summary = " ".join(str(part) for part in (self.op, self.id, self.key or "", self.outcome or "") if part != "")
+        return f"line {self.number}: {self.t:.3f} {self.who}[{self.pid}] {summary}"
 
 
 class History:
@@ -46,7 +46,7 @@ class History:
         self._who = who
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def tell(self, op: str, rollout_id: str = "", *key: Any, outcome: Any = None) -> None:
+    def note(self, op: str, rollout_id: str = "", *key: Any, outcome: Any = None) -> None:
         """Write a line; it is there when this returns."""
         line = {"t": time.time(), "who": self._who, "pid": os.getpid(), "op": op, "id": rollout_id, "key": key}
         os.write(self._file, json.dumps(line | {"outcome": outcome}).encode() + b"\n")

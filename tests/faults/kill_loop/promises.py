@@ -66,7 +66,7 @@ class Evidence:
         for line in self.by_op["applied"]:
             self.applied[line.id].append(line)
 
-    def told(self, promise: str, what: str, rollout_id: str, *ops: str) -> Break:
+    def broke(self, promise: str, what: str, rollout_id: str, *ops: str) -> Break:
         """A break, with the rollout's lines of these kinds."""
         lines = [line for line in self.of[rollout_id] if not ops or line.op in ops]
         return Break(promise, f"rollout {rollout_id}: {what}", tuple(lines[-SHOWN:]))
@@ -77,29 +77,31 @@ class Evidence:
         """What was accepted, or asked for, ends: exactly one completion of it is applied."""
         for name in sorted({kept.rollout_id for kept in self.journal} | set(self.expected)):
             if not self.applied[name]:
-                yield self.told("lost", "no completion was applied", name)
+                yield self.broke("lost", "no completion was applied", name)
 
     def applied_once(self) -> Iterator[Break]:
         """No rollout has two results, and none comes again that was confirmed."""
         for name, lines in self.applied.items():
             if len(lines) > 1:
-                yield self.told("applied twice", f"{len(lines)} results were applied", name, "applied", "confirmed")
+                yield self.broke("applied twice", f"{len(lines)} results were applied", name, "applied", "confirmed")
         confirmed: dict[str, Line] = {}
         for line in self.lines:
             if line.op == "confirmed":
                 confirmed.setdefault(line.id, line)
             elif line.op == "again" and line.id in confirmed:
-                yield self.told("applied twice", "it came again after its confirmation", line.id, "again", "confirmed")
+                yield self.broken(
+                    "applied twice", "it came again after its confirmation", line.id, "again", "confirmed"
+                )
 
     def recorded_once(self) -> Iterator[Break]:
         """RECORDED is said once of an attempt; in the end everything is delivered, and taken."""
         for kept in self.journal:
             outcomes = [delivered.outcome for _, delivered in kept.delivered]
             if outcomes.count(Outcome.RECORDED) > 1:
-                yield self.told("recorded once", "RECORDED came twice", kept.rollout_id, "applied", "confirmed")
+                yield self.broke("recorded once", "RECORDED came twice", kept.rollout_id, "applied", "confirmed")
             if not kept.settled or not any(outcome in TAKEN for outcome in outcomes):
-                told = ", ".join(str(outcome) for outcome in outcomes) or "nothing"
-                yield self.told("delivered", f"the journal says {told}", kept.rollout_id)
+                broken = ", ".join(str(outcome) for outcome in outcomes) or "nothing"
+                yield self.broke("delivered", f"the journal says {broken}", kept.rollout_id)
 
     def sampled_once(self) -> Iterator[Break]:
         """A chat is sampled once; after the trainer's death again, if nobody had the first reply."""
@@ -123,27 +125,27 @@ class Evidence:
         for name in sorted(self.replayable):
             for line in self.applied[name]:
                 if line.outcome["status"] != "COMPLETED":
-                    yield self.told("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
+                    yield self.broke("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
                 elif line.outcome["digest"] != self.expected[name]:
-                    yield self.told("replayed", "its tokens are not those of the undisturbed run", name)
+                    yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
 
     def fails_as_promised(self) -> Iterator[Break]:
         """What cannot go on fails at the server's restart and may be tried again; everything else completes."""
         for name in sorted(set(self.expected) - self.replayable):
             for line in self.applied[name]:
-                told = line.outcome
-                fine = told["digest"] == self.expected[name] and told["status"] == "COMPLETED"
-                cut = (told["status"], told["reason"], told.get("boundary"), told.get("retryable"))
+                broken = line.outcome
+                fine = broken["digest"] == self.expected[name] and broken["status"] == "COMPLETED"
+                cut = (broken["status"], broken["reason"], broken.get("boundary"), broken.get("retryable"))
                 if not fine and cut != ("FAILED", "restart", "server", True):
-                    yield self.told("fails as promised", "another end than COMPLETED or FAILED (server)", name)
+                    yield self.broke("fails as promised", "another end than COMPLETED or FAILED (server)", name)
 
     def attempt_kept(self) -> Iterator[Break]:
         """A journal forgets nothing: no rollout has to be started anew."""
         for name, lines in self.applied.items():
             if any(line.key[0] != 1 for line in lines):
-                yield self.told("attempt kept", "it needed another attempt", name, "applied", "run", "killed")
+                yield self.broke("attempt kept", "it needed another attempt", name, "applied", "run", "killed")
         for line in self.by_op["refused"]:
-            yield self.told("accepted", "it was refused", line.id)
+            yield self.broke("accepted", "it was refused", line.id)
 
     def broken(self) -> list[Break]:
         """All promises that were not kept."""

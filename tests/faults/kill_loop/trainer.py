@@ -77,7 +77,7 @@ class Policy:
         draw = f"{os.getpid()}-{next(_draws)}-{secrets.token_hex(4)}"
         name = f"{request.rollout_id} {request.sample} {request.number}" + (f" {draw}" if self._random else "")
         drawn = zlib.crc32(name.encode())
-        self._history.tell("sampled", request.rollout_id, request.attempt, request.sample, request.number, outcome=draw)
+        self._history.note("sampled", request.rollout_id, request.attempt, request.sample, request.number, outcome=draw)
         await asyncio.sleep(LATENCY[0] + (LATENCY[1] - LATENCY[0]) * (drawn % 97) / 97)
         message: dict[str, Any] = {"role": "assistant", "content": f"reply to {name}"}
         if drawn % 2 and request.sample == "main":
@@ -93,13 +93,13 @@ class Policy:
 
 def digest(completion: Completion) -> str:
     """Stands for all that is trained on, and what the agent made of it."""
-    told = hashlib.sha256(json.dumps([completion.messages, completion.reward], sort_keys=True).encode())
+    summary = hashlib.sha256(json.dumps([completion.messages, completion.reward], sort_keys=True).encode())
     for name, sample in sorted(completion.samples.items()):
-        told.update(json.dumps([name, sample.messages, sample.trainable], sort_keys=True).encode())
+        summary.update(json.dumps([name, sample.messages, sample.trainable], sort_keys=True).encode())
         for segment in sample.segments:
-            told.update(json.dumps([segment.mask_runs, segment.chats, segment.drift_index]).encode())
-            told.update(segment.ids.tobytes() + segment.logprobs.tobytes())
-    return told.hexdigest()[:16]
+            summary.update(json.dumps([segment.mask_runs, segment.chats, segment.drift_index]).encode())
+            summary.update(segment.ids.tobytes() + segment.logprobs.tobytes())
+    return summary.hexdigest()[:16]
 
 
 def digest_of_draws(completion: Completion) -> str:
@@ -145,25 +145,25 @@ class Application:
     async def take(self, completion: Completion) -> None:
         """A completion that the library handed out."""
         name, result = completion.rollout_id, completion.result_id
-        told = {"status": completion.status, "reason": completion.finish_reason}
+        summary = {"status": completion.status, "reason": completion.finish_reason}
         if completion.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied
             failure = completion.failure.message if completion.failure else ""
             over = " is over" in failure and name in self._applied.values()
-            self._history.tell("confirmed" if over else "refused", name, completion.attempt, "", outcome=failure)
+            self._history.note("confirmed" if over else "refused", name, completion.attempt, "", outcome=failure)
             return
         if completion.failure is not None:
-            told |= {
+            summary |= {
                 "boundary": completion.failure.boundary,
                 "retryable": completion.failure.retryable,
                 "failure": completion.failure.message,
             }
-        told["digest"] = self._digest(completion)
-        self._history.tell(
-            "again" if result in self._applied else "applied", name, completion.attempt, result, outcome=told
+        summary["digest"] = self._digest(completion)
+        self._history.note(
+            "again" if result in self._applied else "applied", name, completion.attempt, result, outcome=summary
         )
         self._applied[result] = name
         await completion.confirm()
-        self._history.tell("confirmed", name, completion.attempt, result)
+        self._history.note("confirmed", name, completion.attempt, result)
 
 
 async def attached(app: Application, policy: Policy, given: argparse.Namespace) -> None:

@@ -92,7 +92,7 @@ class Victim:
         self._schedule = schedule
         self._ready = ready
         self._log = folder / f"{who}.log"
-        self._told = 0
+        self._read = 0
 
     async def live(self, over: asyncio.Event) -> None:
         """Start it again and again, until it leaves by itself, or `over` is set: then it is told to stop."""
@@ -115,7 +115,7 @@ class Victim:
             window, nth, seconds = schedule.draw()
         armed = window is not None and window.name != RANDOM
         environment = {"OSMOSIS_FAILPOINT": f"{window.name}:{nth}" if window is not None and armed else ""}
-        self._history.tell("start", "", self._who, outcome=environment["OSMOSIS_FAILPOINT"])
+        self._history.note("start", "", self._who, outcome=environment["OSMOSIS_FAILPOINT"])
         self.lives += 1
         with self._log.open("ab") as log:
             process = self.process = await asyncio.create_subprocess_exec(
@@ -134,7 +134,7 @@ class Victim:
             assert process.stdout is not None
             if self._ready and await process.stdout.readline():
                 is_ready = True
-                self._history.tell("ready", "", self._who)
+                self._history.note("ready", "", self._who)
             if window is not None:
                 finished = asyncio.create_task(over.wait())
                 await asyncio.wait(
@@ -165,15 +165,15 @@ class Victim:
             if self._schedule is not None:
                 self._schedule.by_window[name] += 1
             self.early_deaths += not is_ready
-            self._history.tell("killed", "", self._who, name, process.pid)
+            self._history.note("killed", "", self._who, name, process.pid)
         return code
 
     def _failpoint(self) -> str:
         """What its last words say that it was killed at."""
         with self._log.open() as log:
-            log.seek(self._told)
+            log.seek(self._read)
             found = re.findall(r"^killed at failpoint (\S+)$", log.read(), re.MULTILINE)
-            self._told = log.tell()
+            self._read = log.tell()
         return found[-1] if found else ""
 
 

@@ -1,4 +1,4 @@
-"""From what the ledger keeps to the books and completions that stood for it, and back."""
+"""Converts requests, chats and completions to the rows of a ledger, and back."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.storage.ledger.ledger import ChatRow, LedgerRollout
-from osmosis_grpc.trainer.samples import Asked, Body, SampleState
+from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
 from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
@@ -15,7 +15,7 @@ from osmosis_grpc.wire.trainer import chat_bytes, chat_from_wire, reply_bytes, r
 Samples = dict[str, SampleState]
 
 
-def kept_chat(request: ChatRequest, asked: Asked) -> ChatRow:
+def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
     """An answered chat for the ledger: its question from the chat that it continues on, its reply as it is sent."""
     question = request
     if request.state or request.tools_overridden:

@@ -2,12 +2,12 @@
 
 from osmosis_grpc.errors import Internal
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
-from osmosis_grpc.trainer.samples import Asked
+from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.trainer import reply_bytes
 
 
-def reply_of(asked: Asked, continues: int) -> bytes:
+def reply_of(asked: PendingChat, continues: int) -> bytes:
     """The reply of an answered chat to whoever continues that one. Raises Internal when it cannot be sent."""
     written, asked.written = asked.written, None
     try:

@@ -20,16 +20,16 @@ from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import SWEEP, ChatBook
+from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.connections import Connections
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
-from osmosis_grpc.trainer.pool import MAX_ATTEMPTS, Pool
 from osmosis_grpc.trainer.progress import shown
-from osmosis_grpc.trainer.requests import checked
+from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
-from osmosis_grpc.trainer.sampler import entered, version_text
+from osmosis_grpc.trainer.scheduler import MAX_ATTEMPTS, Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
@@ -158,8 +158,8 @@ class Trainer:
         self._policy = policy
         self._path = ledger
         self._ledger: Ledger | None = None
-        self._opened_book: ChatBook | None = None
-        self._opened_pool: Pool | None = None
+        self._opened_cache: ChatCache | None = None
+        self._opened_scheduler: Scheduler | None = None
         self._connections: Connections
         self._supervisor: Supervisor
         self._resources: AsyncExitStack
@@ -168,12 +168,12 @@ class Trainer:
         """Where agent servers dial in, the port as bound; empty without `listen_on`."""
 
     @property
-    def _book(self) -> ChatBook:
-        return _of_open(self._opened_book)
+    def _cache(self) -> ChatCache:
+        return _of_open(self._opened_cache)
 
     @property
-    def _pool(self) -> Pool:
-        return _of_open(self._opened_pool)
+    def _scheduler(self) -> Scheduler:
+        return _of_open(self._opened_scheduler)
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
@@ -188,11 +188,11 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._opened_book = ChatBook(self._policy, self._ledger, self._supervisor)
-        self._opened_pool = Pool(self._book, self._supervisor, **self._options, ledger=self._ledger)
+        self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
+        self._opened_scheduler = Scheduler(self._cache, self._supervisor, **self._options, ledger=self._ledger)
         self._supervisor.add_listener(self._failed)
         self._connections = Connections(
-            self._pool,
+            self._scheduler,
             self._attachment,
             self._targets,
             access=self._access,
@@ -203,30 +203,30 @@ class Trainer:
             try:
                 self.address = self._connections.listen(self._listen_on)
             except BaseException:
-                self._pool.close()
+                self._scheduler.close()
                 raise
         kept = self._ledger.take_restored() if self._ledger is not None else []
-        self._book.restore(kept, time.monotonic())
+        self._cache.restore(kept, time.monotonic())
         self._connections.await_servers(kept)
         if self._ledger is not None:
-            self._pool.restore(kept)
+            self._scheduler.restore(kept)
         await self._connections.begin()
         self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
 
     def _failed(self, error: BaseException) -> None:
-        self._pool.fail(TrainerFailed(self._supervisor.failed_job, error))
+        self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
 
     def _attachment(self, name: str, place: str) -> Attachment:
-        return Attachment(name, self._pool, self._book, delta=self._delta, place=place, ledger=self._ledger)
+        return Attachment(name, self._scheduler, self._cache, delta=self._delta, place=place, ledger=self._ledger)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
-            await self._pool.settle()
+            await self._scheduler.settle()
             self._connections.leave()
-            await self._pool.servers.part()
+            await self._scheduler.servers.part()
             await self._connections.close()
         finally:
-            self._pool.close()
+            self._scheduler.close()
             await self._resources.aclose()
 
     @property
@@ -242,28 +242,28 @@ class Trainer:
                 s.hello.version,
                 s.hello.journal_id,
             )
-            for s in self._pool.servers
+            for s in self._scheduler.servers
         ]
 
     async def rollout(
-        self, /, request: RolloutRequest | None = None, *, together: str = "", **changes: Any
+        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Any
     ) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
         A rollout of the same id that is not over is joined; with a ledger also one that is over and
-        not confirmed, whatever its attempt now is. `together` names a group whose
-        rollouts go to one server. Cancelling the last one who waits cancels the rollout. Raises
-        the CallError that it is refused with, InvalidArgument naming the field, AlreadyExists
-        for another request under its id, Unavailable when there is no agent server.
+        not confirmed, whatever its attempt now is. Rollouts with equal `affinity_key` go to one
+        server. Cancelling the last one who waits cancels the rollout. Raises the CallError that it
+        is refused with, InvalidArgument naming the field, AlreadyExists for another request under
+        its id, Unavailable when there is no agent server.
         """
-        rollout = self._pool.submit(checked(request, changes), together=together)
+        rollout = self._scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
             return await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self._pool.give_up(rollout)
+                self._scheduler.give_up(rollout)
 
     async def run(
         self,
@@ -271,21 +271,27 @@ class Trainer:
         *,
         group_size: int = 1,
         max_in_flight: int = 256,
-        together: bool = False,
+        colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[Completion, None]:
         """Run rollouts and yield their completions as they come.
 
         With a `group_size` above 1 each request is run so many times: as ID-0, ID-1, ... in the
-        group ID; `together` keeps a group's members on one server. A rollout that is refused is
+        group ID; `colocate_groups` keeps a group's members on one server. A rollout that is refused is
         yielded as FAILED, with the reason. Leaving the loop cancels what is not over. With `progress`
         stderr shows how far it is: a bar on a terminal with rich (the extra `server`), else a line every few seconds.
         Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
         twice.
         """
-        pool = self._pool
+        scheduler = self._scheduler
         with shown(progress, requests, group_size, self._supervisor) as bar:
-            run = Run(pool, group_size=group_size, max_in_flight=max_in_flight, together=together, progress=bar)
+            run = Run(
+                scheduler,
+                group_size=group_size,
+                max_in_flight=max_in_flight,
+                colocate_groups=colocate_groups,
+                progress=bar,
+            )
             async with aclosing(run.ended(requests)) as ended:
                 async for _, completion in ended:
                     if bar is not None:
@@ -300,7 +306,7 @@ class Trainer:
         retries: int = 1,
         on_failure: OnFailure = "drop_group",
         max_in_flight: int = 256,
-        together: bool = False,
+        colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[OutcomeGroup, None]:
         """Run each request as a group, as run() does, and yield groups as their last members end.
@@ -314,13 +320,13 @@ class Trainer:
         run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
         cannot be confirmed.
         """
-        pool = self._pool
+        scheduler = self._scheduler
         with shown(progress, requests, group_size, self._supervisor) as bar:
             grouping = Grouping(
-                pool,
+                scheduler,
                 group_size=group_size,
                 max_in_flight=max_in_flight,
-                together=together,
+                colocate_groups=colocate_groups,
                 retries=retries,
                 on_failure=on_failure,
                 counts=self._group_counts,
@@ -335,11 +341,11 @@ class Trainer:
     @property
     def group_counts(self) -> GroupCounts:
         """What became of the groups of groups() so far."""
-        _of_open(self._opened_pool)
+        _of_open(self._opened_scheduler)
         return GroupCounts(**self._group_counts)
 
     async def evaluate(
-        self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, together: bool = False
+        self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
     ) -> Evaluation:
         """Run rollouts that measure the policy, beside whatever else runs, and return all outcomes with a summary.
 
@@ -350,10 +356,10 @@ class Trainer:
         cancelling it cancels what is not over.
         """
         run = Run(
-            self._pool,
+            self._scheduler,
             group_size=group_size,
             max_in_flight=max_in_flight,
-            together=together,
+            colocate_groups=colocate_groups,
             changes={"evaluation": True},
             name="evaluate",
         )
@@ -367,7 +373,7 @@ class Trainer:
         still run, as they end. What rollout() or run() ask for is theirs; leaving the loop cancels
         nothing. Empty without a ledger.
         """
-        async with aclosing(left_over(self._pool)) as completions:
+        async with aclosing(left_over(self._scheduler)) as completions:
             async for completion in completions:
                 yield completion
 
@@ -380,14 +386,14 @@ class Trainer:
         if rollout_id and group_id:
             raise ValueError("cancel takes a rollout_id or a group_id, not both")
         asked = []
-        for rollout in list(self._pool.rollouts.values()):
+        for rollout in list(self._scheduler.rollouts.values()):
             group = rollout.request.group
             mine = group.id if group is not None else ""
             if rollout_id not in ("", rollout.request.rollout_id) or group_id not in ("", mine):
                 continue
             rollout.cancelled = True
             if rollout.server is None:
-                self._pool.end_here(rollout)
+                self._scheduler.end_here(rollout)
             else:  # by its id: a group, or all, may be other trainers' of the same owner as well
                 request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason=reason)
                 asked.append(rollout.server.cancels.ask(request))
@@ -404,13 +410,13 @@ class Trainer:
         refused with.
         """
         await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
-        if self._pool.failure is not None:
-            raise self._pool.failure
-        held = self._pool.rollouts.get(rollout_id)
+        if self._scheduler.failure is not None:
+            raise self._scheduler.failure
+        held = self._scheduler.rollouts.get(rollout_id)
         if held is not None:
             await held.wait_until_opened()
         first = held.server if held is not None else None
-        servers = [first] if first is not None else self._pool.servers.attached
+        servers = [first] if first is not None else self._scheduler.servers.attached
         for server in servers:
             subscription = Subscription(rollout_id, attempt, after, tokens)
             server.subscriptions.begin(subscription)
@@ -438,10 +444,10 @@ class Trainer:
             load_weights(step)
             trainer.resume(version=step)
         """
-        self._pool.servers.paused = True
-        self._pool.servers.grant()
+        self._scheduler.servers.paused = True
+        self._scheduler.servers.grant()
         if idle:
-            return self._book.sampler.idle()
+            return self._cache.sampler.idle()
         paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         paused.set_result(None)
         return paused
@@ -454,10 +460,10 @@ class Trainer:
         for a version that is neither text nor a whole number.
         """
         if version is not None:
-            self._book.sampler.version = version_text(version)
-        self._book.sampler.resumed()
-        self._pool.servers.paused = False
-        self._pool.servers.grant()
+            self._cache.sampler.version = version_text(version)
+        self._cache.sampler.resumed()
+        self._scheduler.servers.paused = False
+        self._scheduler.servers.grant()
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
@@ -483,16 +489,16 @@ class Trainer:
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
-        return groups | self._book.metrics.read(
-            open_rollouts=len(self._pool.rollouts),
-            open_chats=self._book.sampler.in_flight,
-            version=self._book.sampler.version,
+        return groups | self._cache.metrics.read(
+            open_rollouts=len(self._scheduler.rollouts),
+            open_chats=self._cache.sampler.in_flight,
+            version=self._cache.sampler.version,
         )
 
     @property
     def source(self) -> TrainerMetrics:
         """The same by family, with histograms and the RPCs, as collector() has them."""
-        return TrainerMetrics(self._book.metrics, self.metrics, self._supervisor.failures)
+        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
         """Returns these metrics as a collector for prometheus_client, of the extra `server`.
@@ -505,7 +511,7 @@ class Trainer:
         return prometheus(self.source)
 
     def _sweep(self) -> None:
-        self._book.sweep(time.monotonic() - self._ttl, keep=self._pool.rollouts)
+        self._cache.sweep(time.monotonic() - self._ttl, keep=self._scheduler.rollouts)
 
 
 def _of_open(part: T | None) -> T:

@@ -13,7 +13,7 @@ from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
@@ -86,7 +86,7 @@ def asked_of(told: list[TrajectoryEvent]) -> list[tuple[kinds.ChatRequested, kin
 def filled_book(told, leave_out=()):
     """A book whose policy gives the recorded replies."""
     replies = {(a.sample, a.number): a.response for _, a in asked_of(told)}
-    book = ChatBook(lambda request: replies[request.sample, request.number])
+    book = ChatCache(lambda request: replies[request.sample, request.number])
     for asked, _ in asked_of(told):
         if (asked.sample, asked.number) not in leave_out:
             chat = book.chat(
@@ -157,7 +157,7 @@ async def test_what_is_not_known_is_read_from_the_events(run):
 
 async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
     _, own, _ = run
-    book = ChatBook(reply)
+    book = ChatCache(reply)
     short = referring(own)
     rollout = book.rollout("r", 1, 0.0)
     assert rollout.lacks(short)
@@ -188,7 +188,7 @@ async def test_what_was_answered_before_a_resumption_does_not_count(run):
         if isinstance(event.kind, kinds.ChatAnswered)
     ]
     resumed = replace(told[0], kind=kinds.Resumed())
-    book = ChatBook(reply)
+    book = ChatCache(reply)
     rollout = book.rollout("r", 1, 0.0)
     asked = [event for event in told if isinstance(event.kind, kinds.ChatRequested)]
     rollout.restore([*asked, resumed, *stale, *told])
@@ -236,7 +236,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
         await replies.setdefault(request.number, asyncio.Event()).wait()
         return answer(request, "yes")
 
-    server, trainer = ChatBook(policy), ChatBook(policy)
+    server, trainer = ChatCache(policy), ChatCache(policy)
     for book in (server, trainer):
         numbers = [1, *order, *([5] if unheard and book is trainer else [])]
         for number in sorted(numbers):
@@ -275,7 +275,7 @@ async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
     def whole(request):
         return answer(request, "yes")
 
-    books = [ChatBook(policy), ChatBook(whole)]
+    books = [ChatCache(policy), ChatCache(whole)]
     for number, messages in ((1, SAME), (2, AGAIN), (3, AGAIN), (4, [*AGAIN, AGAIN[1], USER])):
         asked = [ask(book, number, messages) for book in books]
         for each in asked:
@@ -298,7 +298,7 @@ async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
 
 async def test_a_callback_with_deltas(serve, train, monkeypatch):
     forms, forget = [], set()
-    to_wire, chat = callbacks.chat_bytes, ChatBook.chat
+    to_wire, chat = callbacks.chat_bytes, ChatCache.chat
 
     def spied(request, *, delta):
         data = to_wire(request, delta=delta)
@@ -312,7 +312,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
         return chat(self, request, now)
 
     monkeypatch.setattr(callbacks, "chat_bytes", spied)
-    monkeypatch.setattr(ChatBook, "chat", forgetting)
+    monkeypatch.setattr(ChatCache, "chat", forgetting)
     server, trainer = await serve(Branching()), await train(reply)
     recorded = {}
     async with RolloutClient(server.address) as client:
@@ -339,7 +339,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
 
 async def test_a_delta_on_what_is_not_answered_is_unknown():
     pending = asyncio.get_running_loop().create_future()
-    book = ChatBook(lambda request: pending if request.number == 1 else reply(request))
+    book = ChatCache(lambda request: pending if request.number == 1 else reply(request))
     ask(book, 1, SAME)
     for continues in (1, 2, 7):
         with pytest.raises(UnknownChat):

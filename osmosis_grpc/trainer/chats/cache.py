@@ -1,4 +1,4 @@
-"""What a trainer remembers: a book for every rollout, and its completion recorded once."""
+"""What a trainer remembers: a entry for every rollout, and its completion recorded once."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,12 +11,12 @@ from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
+from osmosis_grpc.trainer.chats.ledger_codec import tools_of
+from osmosis_grpc.trainer.chats.sample import PendingChat
+from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.trainer.restore import tools_of
-from osmosis_grpc.trainer.rollout_book import RolloutBook, unwritten
-from osmosis_grpc.trainer.sampler import Sampler
-from osmosis_grpc.trainer.samples import Asked
-from osmosis_grpc.trainer.unconfirmed import LedgerReceipt
+from osmosis_grpc.trainer.receipt import LedgerReceipt
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
@@ -25,41 +25,41 @@ Recorded = Callable[[Outcome | CallError, Completion | None], None]
 """Told what became of a completion, and the completion where it is recorded now."""
 
 
-class ChatBook:
+class ChatCache:
     """All rollouts of a trainer."""
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
         self.metrics = Metrics()
-        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat book"))
+        self.sampler = Sampler(policy, self.metrics, supervisor or Supervisor("the chat cache"))
         self._ledger = ledger
-        self._rollouts: dict[str, RolloutBook] = {}
+        self._rollouts: dict[str, AttemptCache] = {}
 
     def restore(self, kept: Iterable[LedgerRollout], now: float) -> None:
         """Take in what the ledger kept."""
         for row in kept:
-            book = self._rollouts[row.rollout_id] = RolloutBook(row.attempt, self._ledger)
-            book.entered, book.result_id, book.tools = True, row.result_id, tools_of(row)
-            book.restored = True
-            book.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
-            book.learn(row.chats)
+            entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
+            entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
+            entry.restored = True
+            entry.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
+            entry.learn(row.chats)
 
-    def chat(self, request: ChatRequest, now: float) -> Asked:
-        """See RolloutBook.chat. Raises Aborted for an attempt that is no longer the newest."""
+    def chat(self, request: ChatRequest, now: float) -> PendingChat:
+        """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
     def knows(self, rollout_id: str) -> bool:
-        """Whether a rollout has a book."""
+        """Whether a rollout has a entry."""
         return rollout_id in self._rollouts
 
     @property
     def open(self) -> int:
         """How many rollouts have no result yet. Any thread may ask."""
-        return sum(book.result_id is None for book in list(self._rollouts.values()))
+        return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
     def expects(self, rollout_id: str) -> bool:
-        """Whether a rollout has a book, and its completion is still to be recorded."""
-        book = self._rollouts.get(rollout_id)
-        return book is not None and (book.result_id is None or book.committing is not None)
+        """Whether a rollout has a entry, and its completion is still to be recorded."""
+        entry = self._rollouts.get(rollout_id)
+        return entry is not None and (entry.result_id is None or entry.committing is not None)
 
     def is_restored(self, rollout_id: str) -> bool:
         """Whether the newest attempt of a rollout comes from the ledger of an earlier process."""
@@ -67,23 +67,23 @@ class ChatBook:
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
         """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
-        book = self.rollout(completion.rollout_id, completion.attempt, now)
-        if book.result_id is not None:
-            return _known(book, completion), None
-        recorded = book.complete(completion)
-        book.close()
+        entry = self.rollout(completion.rollout_id, completion.attempt, now)
+        if entry.result_id is not None:
+            return _known(entry, completion), None
+        recorded = entry.complete(completion)
+        entry.close()
         return Outcome.RECORDED, recorded
 
     def record(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         *,
         given_up: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion, with a ledger after its commit; `told` is how it came.
+        """Record a completion, with a ledger after its commit; `raw` is how it came.
 
         `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
         for an attempt that is no longer the newest.
@@ -92,23 +92,23 @@ class ChatBook:
         if ledger is None:
             then(*self.complete(completion, time.monotonic()))
             return
-        book = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
-        if book.committing is not None:
-            book.committing.append(lambda: self._again(completion, told, then, given_up, chats))
+        entry = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+        if entry.committing is not None:
+            entry.committing.append(lambda: self._again(completion, raw, then, given_up, chats))
             return
-        if book.result_id is not None:
-            then(_known(book, completion), None)
+        if entry.result_id is not None:
+            then(_known(entry, completion), None)
             return
-        recorded = book.complete(completion)
+        recorded = entry.complete(completion)
         recorded = replace(recorded, receipt=LedgerReceipt(ledger, completion))
-        book.committing = []
+        entry.committing = []
 
         def committed(_: Any, error: LedgerError | None) -> None:
-            waiting, book.committing = book.committing or [], None
+            waiting, entry.committing = entry.committing or [], None
             if error is not None:
-                book.result_id = None
+                entry.result_id = None
                 then(unwritten(), None)
-            elif self._rollouts.get(completion.rollout_id) is not book:
+            elif self._rollouts.get(completion.rollout_id) is not entry:
                 newest = self._rollouts[completion.rollout_id].attempt if completion.rollout_id in self._rollouts else 0
                 then(
                     Aborted(
@@ -122,26 +122,26 @@ class ChatBook:
                 reach("ledger.complete.committed")
                 if not given_up:
                     ledger.unconfirmed[completion.rollout_id] = completion.attempt
-                book.close()
+                entry.close()
                 then(Outcome.RECORDED, recorded)
             for again in waiting:
                 again()
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, told.SerializeToString(), committed, enter=not book.entered, confirmed=given_up, chats=chats
+            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
         )
 
     def _again(
         self,
         completion: Completion,
-        told: rollout_pb2.Completion,
+        raw: rollout_pb2.Completion,
         then: Recorded,
         given_up: bool,
         chats: Sequence[ChatRow],
     ) -> None:
         try:
-            self.record(completion, told, then, given_up=given_up, chats=chats)
+            self.record(completion, raw, then, given_up=given_up, chats=chats)
         except CallError as error:
             then(error, None)
 
@@ -149,30 +149,30 @@ class ChatBook:
         """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(completion.rollout_id, completion.attempt, now).result_id is None
 
-    def rollout(self, rollout_id: str, attempt: int, now: float) -> RolloutBook:
-        """An attempt's book, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
-        book = self._rollouts.get(rollout_id)
-        if book is not None and attempt < book.attempt:
+    def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
+        """An attempt's entry, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
+        entry = self._rollouts.get(rollout_id)
+        if entry is not None and attempt < entry.attempt:
             raise Aborted(
-                f"rollout {rollout_id} is at attempt {book.attempt}", rollout_id=rollout_id, attempt=book.attempt
+                f"rollout {rollout_id} is at attempt {entry.attempt}", rollout_id=rollout_id, attempt=entry.attempt
             )
-        if book is None or attempt > book.attempt:
-            if book is not None:
-                book.close()
-            book = self._rollouts[rollout_id] = RolloutBook(attempt, self._ledger)
-        book.last_used = now
-        return book
+        if entry is None or attempt > entry.attempt:
+            if entry is not None:
+                entry.close()
+            entry = self._rollouts[rollout_id] = AttemptCache(attempt, self._ledger)
+        entry.last_used = now
+        return entry
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
         """Forget rollouts that were last heard of before a time, but those to keep and those to be confirmed."""
         unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
         old = [
             rollout_id
-            for rollout_id, book in self._rollouts.items()
-            if book.last_used < before
+            for rollout_id, entry in self._rollouts.items()
+            if entry.last_used < before
             and rollout_id not in keep
             and rollout_id not in unconfirmed
-            and book.committing is None
+            and entry.committing is None
         ]
         for rollout_id in old:
             self._rollouts.pop(rollout_id).close()
@@ -181,9 +181,9 @@ class ChatBook:
 
     def close(self) -> None:
         """Stop every sampling."""
-        for book in self._rollouts.values():
-            book.close()
+        for entry in self._rollouts.values():
+            entry.close()
 
 
-def _known(book: RolloutBook, completion: Completion) -> Outcome:
-    return Outcome.ALREADY_RECORDED if book.result_id == completion.result_id else Outcome.CONFLICT
+def _known(entry: AttemptCache, completion: Completion) -> Outcome:
+    return Outcome.ALREADY_RECORDED if entry.result_id == completion.result_id else Outcome.CONFLICT

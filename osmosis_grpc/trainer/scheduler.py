@@ -17,12 +17,12 @@ from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, Led
 from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.attachment import Attachment
-from osmosis_grpc.trainer.chatbook import ChatBook
+from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.completions import Completions
-from osmosis_grpc.trainer.earlier import EarlierOutcomes
-from osmosis_grpc.trainer.restore import init_bytes, request_of
+from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
 from osmosis_grpc.trainer.rollout import Rollout, job_failed
-from osmosis_grpc.trainer.rollout_book import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.servers import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
@@ -41,12 +41,12 @@ SETTLING = 5.0
 """Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
 
 
-class Pool:
+class Scheduler:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
         self,
-        book: ChatBook,
+        cache: ChatCache,
         supervisor: Supervisor,
         *,
         lost_after: float,
@@ -54,7 +54,7 @@ class Pool:
         max_attempts: int = MAX_ATTEMPTS,
         ledger: Ledger | None = None,
     ) -> None:
-        self.book = book
+        self.cache = cache
         self.supervisor = supervisor
         self.failure: TrainerFailed | None = None
         """Set when the trainer has failed: every call raises it."""
@@ -74,7 +74,7 @@ class Pool:
             nobody=self._nobody,
         )
         self._completions = Completions(
-            book, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
+            cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
         )
         self._max_attempts = max_attempts
         self._queues: dict[str, deque[Rollout]] = {}
@@ -82,15 +82,15 @@ class Pool:
         self._returning: set[asyncio.TimerHandle] = set()
         self._closed = False
 
-    def submit(self, request: RolloutRequest, *, together: str = "") -> Rollout:
+    def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Take a rollout in, or find the equal one that is not over. Raises AlreadyExists, Unavailable."""
         try:
-            return self._submit(request, together)
+            return self._submit(request, affinity_key)
         except CallError as error:
-            self.book.metrics.refused(request, error)
+            self.cache.metrics.refused(request, error)
             raise
 
-    def _submit(self, request: RolloutRequest, together: str) -> Rollout:
+    def _submit(self, request: RolloutRequest, affinity_key: str) -> Rollout:
         if self.failure is not None:
             raise self.failure
         if self._closed:
@@ -111,14 +111,14 @@ class Pool:
                 self._supersede(known, request)
             return known
         try:
-            book = self.book.rollout(request.rollout_id, request.attempt, time.monotonic())
+            cache = self.cache.rollout(request.rollout_id, request.attempt, time.monotonic())
         except Aborted as error:
             raise Aborted(
                 f"{error}; use a new id, or attempt={error.attempt + 1} to run it again",
                 rollout_id=request.rollout_id,
                 attempt=error.attempt,
             ) from None
-        if book.result_id is not None:
+        if cache.result_id is not None:
             raise AlreadyExists(
                 f"rollout {request.rollout_id} attempt {request.attempt} is over; raise `attempt` to run it again",
                 rollout_id=request.rollout_id,
@@ -126,7 +126,7 @@ class Pool:
             )
         if self.servers.given_up:
             raise self.servers.nobody_there()
-        rollout = Rollout(request, self._loop.create_future(), together)
+        rollout = Rollout(request, self._loop.create_future(), affinity_key)
         rollout.done.add_done_callback(partial(self._count, request))
         self.rollouts[request.rollout_id] = rollout
         self._queue(rollout)
@@ -253,21 +253,21 @@ class Pool:
         log.info("rollout %s goes on as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
-        self.book.rollout(rollout.request.rollout_id, attempt, time.monotonic())
+        self.cache.rollout(rollout.request.rollout_id, attempt, time.monotonic())
         if after:
             self._send_later(rollout, after)
         else:
             self._queue(rollout, first=True)
         self._loop.call_soon(self.changed)
 
-    def unpin(self, together: str) -> None:
+    def unpin(self, affinity_key: str) -> None:
         """No further rollout of a group comes: its server need not be remembered."""
         for server in self.servers:
-            pin = server.pinned.get(together)
+            pin = server.pinned.get(affinity_key)
             if pin is not None and pin.open:
                 pin.started = sys.maxsize  # removed with the last one that is open
             elif pin is not None:
-                del server.pinned[together]
+                del server.pinned[affinity_key]
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         """A rollout that was not taken is sent again after some seconds."""
@@ -301,7 +301,7 @@ class Pool:
                 if self._sent(rollout):
                     continue
                 held.append(rollout)
-                if not rollout.together:
+                if not rollout.affinity_key:
                     break
             queue.extendleft(reversed(held))
             if not queue:
@@ -329,20 +329,20 @@ class Pool:
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
         if not hosts and self.servers.all_attached:  # whoever is asked tells what there is
             hosts = attached
-        if rollout.together:
-            hosts = [server for server in hosts if rollout.together in server.pinned] or hosts
+        if rollout.affinity_key:
+            hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 
     # What servers tell.
 
-    def completed(self, server: Attachment, completion: Completion, told: rollout_pb2.Completion) -> None:
+    def completed(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
         """See Completions.record."""
         refusals: list[CallError] = []
 
         def take() -> None:
             try:
-                self._completions.record(server, completion, told)
+                self._completions.record(server, completion, raw)
             except CallError as error:
                 refusals.append(error)
 
@@ -373,9 +373,9 @@ class Pool:
             return
         error = done.exception()
         if error is None:
-            self.book.metrics.ended(done.result(), self.book.sampler.version)
+            self.cache.metrics.ended(done.result(), self.cache.sampler.version)
         else:
-            self.book.metrics.refused(request, error)
+            self.cache.metrics.refused(request, error)
 
     def _lost(self, server: Attachment, why: str) -> None:
         """What ran on a lost server goes elsewhere."""
@@ -426,7 +426,7 @@ class Pool:
             timer.cancel()
         self._completions.close()
         self._end(Unavailable("the trainer was closed"))
-        self.book.close()
+        self.cache.close()
 
     def _end(self, error: Exception) -> None:
         self.servers.close(error)

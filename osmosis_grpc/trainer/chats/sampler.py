@@ -1,6 +1,6 @@
 """Calls the policy: counts the calls in flight, and knows the policy's version.
 
-What a chat is, and what is remembered of it, is in rollout_book.py.
+What a chat is, and what is remembered of it, is in attempt.py.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
 
 
-class Asked:
+class PendingChat:
     """A chat that was asked, answered or not."""
 
     __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
@@ -144,7 +144,7 @@ class SampleState:
         self.name = name
         self.tree = Conversation()
         self.assembler = Assembler()
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingChat] = {}
 
     def holds(self, numbers: Iterable[int]) -> bool:
         """Whether all these chats were answered here."""
@@ -161,7 +161,7 @@ class SampleState:
         if position is None:
             return  # what it continues is no longer told: the sample stays as it was reported
         body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, asked.continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
@@ -172,7 +172,7 @@ class SampleState:
         if position is None:
             position = self.tree.insert(asked.messages)
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
-        chat = self.asked[asked.number] = Asked(self, asked.number, body, continues)
+        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
@@ -191,42 +191,42 @@ class SampleState:
         known = path(reply)
         return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
 
-    def report(self, told: Sample, omitted: bool) -> Sample:
+    def report(self, reported: Sample, omitted: bool) -> Sample:
         """What to train on, from the trainer's own chats: those whose reply the agent received.
 
         A completion names them. As told where the trainer did not answer them all, or where the
         sample is not trainable.
         """
-        if told.begins is not None:
-            begins, messages = self.whole(told.begins, told.messages)
-            told = replace(told, begins=begins, messages=messages)
+        if reported.begins is not None:
+            begins, messages = self.whole(reported.begins, reported.messages)
+            reported = replace(reported, begins=begins, messages=messages)
         answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.answered}
-        told = replace(told, chats=tuple(asked.sampled() for asked in answered.values()))
-        named = {number for segment in told.segments for number in segment.chats}
-        if told.not_trainable_reason:
-            return told
+        reported = replace(reported, chats=tuple(asked.sampled() for asked in answered.values()))
+        named = {number for segment in reported.segments for number in segment.chats}
+        if reported.not_trainable_reason:
+            return reported
         if not named <= set(answered):
             missing = "its segments refer to chats that are not known here, nor from the rollout's events"
-            return _untrainable(told, missing) if any(s.referred for s in told.segments) else told
+            return _untrainable(reported, missing) if any(s.referred for s in reported.segments) else reported
         if omitted:
             named = set(answered)
             if named != set(range(1, len(named) + 1)):
                 reason = "its segments were left out for their size, and this trainer did not answer every chat"
-                return _untrainable(told, reason)
+                return _untrainable(reported, reason)
         assembler = self.assembler
-        if _shape(told.segments) != _shape(assembler.references()):
-            in_order = [number for segment in told.segments for number in segment.chats] or sorted(named)
+        if _shape(reported.segments) != _shape(assembler.references()):
+            in_order = [number for segment in reported.segments for number in segment.chats] or sorted(named)
             assembler = Assembler()
             for number in in_order:
                 answered[number].feed(assembler)
         segments, reason = assembler.segments(), assembler.reason
         if (
-            any(segment.referred for segment in told.segments)
+            any(segment.referred for segment in reported.segments)
             and not reason
-            and _shape(told.segments) != _shape(segments)
+            and _shape(reported.segments) != _shape(segments)
         ):
-            return _untrainable(told, "its segments do not agree with the chats that were answered here")
-        return replace(told, segments=segments, trainable=not reason, not_trainable_reason=reason)
+            return _untrainable(reported, "its segments do not agree with the chats that were answered here")
+        return replace(reported, segments=segments, trainable=not reason, not_trainable_reason=reason)
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -238,5 +238,5 @@ def _shape(segments: Sequence[Segment]) -> list[tuple[tuple[int, ...], tuple[int
     return [(segment.chats, segment.mask_runs) for segment in segments]
 
 
-def _untrainable(told: Sample, reason: str) -> Sample:
-    return replace(told, segments=(), trainable=False, not_trainable_reason=reason)
+def _untrainable(reported: Sample, reason: str) -> Sample:
+    return replace(reported, segments=(), trainable=False, not_trainable_reason=reason)

@@ -26,9 +26,9 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
-from osmosis_grpc.trainer.restore import all_chats, kept_chat, learn
-from osmosis_grpc.trainer.sampler import Sampler, versioned
-from osmosis_grpc.trainer.samples import Asked, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
+from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
 
@@ -40,7 +40,7 @@ UNWRITTEN_RETRY = 1.0
 """Seconds after which a server may ask again what the ledger could not take."""
 
 
-class RolloutBook:
+class AttemptCache:
     """One attempt of one rollout."""
 
     def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
@@ -59,7 +59,7 @@ class RolloutBook:
         self._samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
-    def chat(self, request: ChatRequest, sampler: Sampler) -> Asked:
+    def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """A chat, its sampling begun now or before.
 
         Raises AlreadyExists for another body, UnknownChat for a delta on a chat that is not known.
@@ -110,11 +110,11 @@ class RolloutBook:
             timeout=request.timeout,
             version=sampler.version,
         )
-        asked = sample.asked[request.number] = Asked(sample, request.number, body, position.continues)
+        asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
         asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
         return asked
 
-    def _sampled(self, asked: Asked, request: ChatRequest, failures: Throttled, reply: object) -> bool:
+    def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
         """Keep what came of a policy call: a reply, or an exception. Returns whether the chat is answered."""
         if isinstance(reply, asyncio.CancelledError):
             asked.fail(
@@ -123,7 +123,7 @@ class RolloutBook:
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
-                asked.fail(_told(reply, request, failures))
+                asked.fail(_policy_error(reply, request, failures))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -134,12 +134,12 @@ class RolloutBook:
                 return True
             asked.keep(reply)
         except Exception as error:
-            asked.fail(_told(error, request, failures))
+            asked.fail(_policy_error(error, request, failures))
             return False
         self._commit(asked, request)
         return True
 
-    def _commit(self, asked: Asked, request: ChatRequest) -> None:
+    def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
         """Commit a reply that is kept; one that cannot be sent is answered with that."""
         reach("ledger.reply.before")
         try:
@@ -151,7 +151,7 @@ class RolloutBook:
             return
         self._write(asked, kept)
 
-    def _write(self, asked: Asked, chat: ChatRow) -> None:
+    def _write(self, asked: PendingChat, chat: ChatRow) -> None:
         """Commit a reply, and tell it then."""
         assert self._ledger is not None
         asked.unwritten = chat
@@ -222,9 +222,9 @@ class RolloutBook:
         self.result_id = completion.result_id
         samples = {
             name: self._samples.setdefault(name, SampleState(name)).report(
-                told, f"samples[{name}].segments" in completion.omitted
+                reported, f"samples[{name}].segments" in completion.omitted
             )
-            for name, told in completion.samples.items()
+            for name, reported in completion.samples.items()
         }
         begins, messages = completion.begins, completion.messages
         if begins is not None and begins.sample in self._samples:
@@ -245,7 +245,7 @@ def unwritten() -> Unavailable:
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
 
 
-def _told(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
+def _policy_error(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
     """What a failed sampling tells its askers: a CallError of the policy's as it is."""
     if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
         again = "; the agent server asks again" if error.retryable else ""

@@ -1,0 +1,208 @@
+"""The Journal port in memory."""
+
+import asyncio
+import sys
+import uuid
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from osmosis_grpc.engine.journal import Figures, Trajectories
+from osmosis_grpc.types import JournaledRollout, RolloutState, TrajectoryEvent, events
+
+T = TypeVar("T")
+
+PAGE = 1024
+"""Events of a page."""
+STEP = 1000
+"""Rollouts that entries() looks at before the event loop runs other tasks."""
+
+
+@dataclass(slots=True)
+class _Rollout:
+    """The events of one rollout."""
+
+    sequence: int
+    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    size: int = 0
+    ended: bool = False
+
+
+class MemoryJournal:
+    """Keeps events in pages, in the order of their positions. A page is freed when all its events are forgotten.
+
+    Nothing outlives the process, so there is nothing to recover: the methods for that return nothing.
+    """
+
+    durable = False
+    crashed = False
+    problem = ""
+
+    def __init__(self) -> None:
+        self.journal_id = uuid.uuid4().hex
+        self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
+        self.on_problem: Callable[[str], None] = lambda problem: None
+        self.last_position = 0
+        self.forgotten_position = 0
+        self.last_sequence = 0
+        self.live_size = 0
+        self._newest: list[TrajectoryEvent | None] = [None] * PAGE
+        self._pages = {0: self._newest}
+        self._left = {0: PAGE - 1}  # positions count from 1
+        """How many events of each page are kept or still to come."""
+        self._rollouts: dict[tuple[str, int], _Rollout] = {}
+        self._entries: dict[int, JournaledRollout] = {}
+        """By sequence, in order of acceptance."""
+
+    # Writing: each append is committed at once.
+
+    def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
+        """See Journal."""
+        self.last_position = position = self.last_position + 1
+        index = position % PAGE
+        if not index:
+            self._newest = self._pages[position // PAGE] = [None] * PAGE
+            self._left[position // PAGE] = PAGE
+        self._newest[index] = event
+        key = event.rollout_id, event.attempt
+        if entry is not None:
+            self.last_sequence = entry.sequence
+            self._entries[entry.sequence] = entry
+            rollout = self._rollouts[key] = _Rollout(entry.sequence)
+        else:
+            rollout = self._rollouts[key]
+        rollout.positions.append(position)
+        rollout.size += size
+        if type(event.kind) is events.Ended:
+            rollout.ended = True
+            self.live_size -= rollout.size - size
+        elif not rollout.ended:
+            self.live_size += size
+        return True
+
+    def barrier(self, then: Callable[[bool], None]) -> None:
+        """See Journal."""
+        then(True)
+
+    def repoint(self, entry: JournaledRollout) -> None:
+        """See Journal. There is nothing to record."""
+
+    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
+        """See Journal. There is nothing to record."""
+
+    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
+        """See Journal. The engine keeps it; there is nothing to record."""
+
+    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
+        """See Journal. There is nothing to record."""
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """See Journal."""
+        rollout = self._rollouts.pop((rollout_id, attempt), None)
+        if rollout is None:
+            return
+        del self._entries[rollout.sequence]
+        self.live_size -= 0 if rollout.ended else rollout.size
+        for position in rollout.positions:
+            page, index = divmod(position, PAGE)
+            self._pages[page][index] = None
+            self._left[page] -= 1
+            if not self._left[page]:
+                del self._pages[page], self._left[page]
+        self.forgotten_position = max(self.forgotten_position, rollout.positions[-1])
+
+    def sweep(self) -> None:
+        """See Journal. The engine forgets each rollout by itself."""
+
+    def close(self) -> None:
+        """See Journal. There is nothing to release."""
+
+    # Reading.
+
+    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
+        """See Journal."""
+        rollout = self._rollouts.get((rollout_id, attempt))
+        positions = rollout.positions[after : after + limit] if rollout else ()
+        return [event for position in positions if (event := self._pages[position // PAGE][position % PAGE])]
+
+    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
+        """See Journal."""
+        found: list[tuple[int, TrajectoryEvent]] = []
+        for number in self._pages:
+            if (number + 1) * PAGE <= after:
+                continue
+            for position in range(max(after + 1, number * PAGE), (number + 1) * PAGE):
+                event = self._pages[number][position % PAGE]
+                if event is not None:
+                    found.append((position, event))
+                    if len(found) == limit:
+                        return found
+        return found
+
+    async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
+        """See Journal. Nothing is decoded here, so it is called at once."""
+        return read(lambda rollout_id, attempt: self.events(rollout_id, attempt, 0, sys.maxsize))
+
+    def size(self, rollout_id: str, attempt: int) -> int:
+        """See Journal."""
+        rollout = self._rollouts.get((rollout_id, attempt))
+        return rollout.size if rollout else 0
+
+    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
+        """See Journal."""
+        return ()
+
+    def find_by_key(self, owner: str, idempotency_key: str) -> str:
+        """See Journal."""
+        return ""
+
+    async def entries(
+        self,
+        owner: str,
+        after: int,
+        limit: int,
+        *,
+        states: Sequence[RolloutState] = (),
+        group_id: str = "",
+        unsettled: bool = False,
+    ) -> Sequence[JournaledRollout]:
+        """See Journal. It knows no state of a rollout, and returns all of the group."""
+        found: list[JournaledRollout] = []
+        sequences = list(self._entries)
+        for count, sequence in enumerate(sequences[bisect_right(sequences, after) :], 1):
+            entry = self._entries.get(sequence)
+            if entry is not None and entry.owner == owner:
+                group = entry.init.request.group
+                if not group_id or (group is not None and group.id == group_id):
+                    found.append(entry)
+                    if len(found) == limit:
+                        break
+            if count % STEP == 0:
+                await asyncio.sleep(0)
+        return found
+
+    def unsettled(self) -> Sequence[JournaledRollout]:
+        """See Journal."""
+        return ()
+
+    def elapsed(self, entry: JournaledRollout) -> float:
+        """See Journal."""
+        return 0.0
+
+    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
+        """See Journal."""
+        return ()
+
+    def version(self, digest: str) -> Mapping[str, str]:
+        """See Journal."""
+        return {}
+
+    def has_room(self, owner: str) -> bool:
+        """See Journal. The engine's memory budget is the only limit."""
+        return True
+
+    def figures(self) -> Figures | None:
+        """See Journal."""
+        return None
