@@ -269,7 +269,15 @@ def test_t19_a_wrong_tls_key_is_one_line(tmp_path, cert, key, says):
     assert told.startswith(f"--tls-cert, --tls-key, --tls-client-ca: {says}")
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
+@pytest.mark.parametrize(
+    "curve",
+    [
+        ec.SECP256R1(),
+        pytest.param(ec.SECP384R1(), marks=pytest.mark.slow),
+        pytest.param(ec.SECP521R1(), marks=pytest.mark.slow),
+    ],
+    ids=lambda curve: curve.name,
+)
 def test_t19_keys_that_grpc_accepts_are_accepted(tmp_path, curve):
     certificate(tmp_path, "good", curve)
     (tmp_path / "good.pem").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "good.pem").read_bytes())  # an editor's mark
