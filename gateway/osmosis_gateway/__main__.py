@@ -22,8 +22,8 @@ from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
 NAME = "osmosis_gateway"
@@ -44,21 +44,21 @@ def run(line: Line) -> None:
         usage_errors(NAME, line, settings, OSError, ports_taken),
     ):
         warn_about_settings(line)
-        security, access = _checked(settings)
-        code = asyncio.run(_run(settings, security, access))
+        security, credentials = _checked(settings)
+        code = asyncio.run(_run(settings, security, credentials))
     if code:
         raise typer.Exit(code)
 
 
-def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
+def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return what callers must show and what the agent server is shown. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import access_of
+    from osmosis_grpc.serve.security_options import credentials_from_options
 
     options, client = settings.server, settings.client
     if not client.target:
         raise ValueError("name the agent server with --target HOST:PORT")
     security = server_security(options)
-    access = access_of(
+    credentials = credentials_from_options(
         client.secret("token"),
         client.ca,
         client.cert,
@@ -67,11 +67,11 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
         insecure=options.insecure,
         names=("--target-token", "--target"),
     )
-    access.check_target(client.target)
-    return security, access
+    credentials.check_target(client.target)
+    return security, credentials
 
 
-async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> int:
+async def _run(settings: "RolloutSettings", security: "ServerSecurity", credentials: "Credentials") -> int:
     from osmosis_gateway.standalone import stand_alone
     from osmosis_grpc import __version__
 
@@ -87,7 +87,7 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
         allow_targets=options.allow_target,
         settings=settings,
         security=security,
-        access=access,
+        credentials=credentials,
         callback_key=_callback_key(options.callback_key_file),
     ) as (http, back):
         record = {"http": http.address, "callback": back.address, "target": target}

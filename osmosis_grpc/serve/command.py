@@ -14,8 +14,8 @@ from osmosis_grpc.serve.startup import read_settings, server_security, usage_err
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
 
@@ -28,7 +28,7 @@ def run(line: Line) -> None:
     without_grpc_fork_handlers()
     settings = read_settings("serve", line)
     with usage_errors("serve", line, settings):
-        security, trainers = _checked(line, settings)
+        security, credentials = _checked(line, settings)
     options = settings.server
     if options.reload:
         from osmosis_grpc.serve.reload import run_reloading
@@ -52,7 +52,7 @@ def run(line: Line) -> None:
             agent_timeout=options.agent_timeout_seconds,
         )
         with usage_errors("serve", line, settings, NotStarted):
-            code = anyio.run(run_process, loops, config, settings, security, trainers, out)
+            code = anyio.run(run_process, loops, config, settings, security, credentials, out)
     raise typer.Exit(code)
 
 
@@ -60,11 +60,11 @@ serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
 """The command."""
 
 
-def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access]":
+def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return what callers must show and what trainers are shown. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import access_of
+    from osmosis_grpc.serve.security_options import credentials_from_options
 
     options = settings.server
     if not options.module and not options.legacy_agent:
@@ -79,7 +79,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
         raise ValueError(f"--allow-target: {error}") from None
     security = server_security(options, admin=options.secrets("admin_token"))
     options.secret("legacy_agent_token")  # raises now what it would raise later
-    trainers = access_of(
+    credentials = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,
         options.trainer_cert,
@@ -90,7 +90,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     )
     for target in options.connect:
         try:
-            trainers.check_target(target)
+            credentials.check_target(target)
         except ValueError as error:
             raise ValueError(f"--connect {error}: --connect-tls, or --insecure") from None
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
@@ -98,7 +98,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "
             "--insecure says that this is meant"
         )
-    return security, trainers
+    return security, credentials
 
 
 def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":

@@ -21,9 +21,9 @@ from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
@@ -53,13 +53,13 @@ async def run_process(
     loops: Sequence[RolloutAgentLoop],
     config: EngineConfig,
     settings: "RolloutSettings",
-    security: Security,
-    trainers: Access,
+    security: ServerSecurity,
+    credentials: Credentials,
     out: Records,
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says what callers must show, `trainers` what this server shows to the trainers that it dials. Raises
+    `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
     NotStarted.
     """
     options = settings.server
@@ -79,7 +79,7 @@ async def run_process(
                 f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
                 "--legacy-agent NAME=URL"
             )
-        server = await _grpc(stack, hosted, config, options, security, trainers)
+        server = await _grpc(stack, hosted, config, options, security, credentials)
         servers.append(server)
         http = await _http(stack, server, settings)
         addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
@@ -152,8 +152,8 @@ async def _grpc(
     loops: Sequence[RolloutAgentLoop],
     config: EngineConfig,
     options: "RolloutServerSettings",
-    security: Security,
-    trainers: Access,
+    security: ServerSecurity,
+    credentials: Credentials,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
     sinks = [TraceLog(options.log)] if options.log else []
@@ -171,7 +171,7 @@ async def _grpc(
             sinks=sinks,
             connect=options.connect,
             security=security,
-            trainers=trainers,
+            credentials=credentials,
             state_dir=state,
         )
         server.engine.watchdog.paused = True
@@ -261,7 +261,7 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: Security) -> None:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> None:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
         more += '-H "Authorization: Bearer $TOKEN" '

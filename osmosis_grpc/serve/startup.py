@@ -10,7 +10,6 @@ import typer
 from osmosis_grpc.console.line import Line
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.security import Security
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
@@ -48,14 +47,14 @@ def usage_error(command: str, problem: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "Security":
+def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
     """Return what callers must show, checked against the address. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import check_trace, security_of
+    from osmosis_grpc.serve.security_options import check_trace, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
-    security = security_of(
+    security = server_security_from_options(
         options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure, admin=admin
     )
     try:

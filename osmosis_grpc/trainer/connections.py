@@ -13,10 +13,10 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.security import Guard, Security
+from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
@@ -50,14 +50,14 @@ class Connections:
         attach: Attach,
         targets: Sequence[str],
         *,
-        access: Access,
-        security: Security,
+        credentials: Credentials,
+        security: ServerSecurity,
         pauses: tuple[float, float],
     ) -> None:
         self._scheduler = scheduler
         self._attach = attach
         self._targets = targets
-        self._access = access
+        self._credentials = credentials
         self._security = security
         self._pauses = pauses
         self._dialled: list[Attachment] = []
@@ -69,7 +69,7 @@ class Connections:
         """Take the port, told as bound; nobody is served before begin(). Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
         self._scheduler.servers.more_may_come = True
-        guard = self._security.guard()
+        guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
@@ -131,11 +131,11 @@ class Connections:
             try:
                 return await attach()
             except CallError as error:
-                raise await explained(server.name, self._access, error) from None
+                raise await explained(server.name, self._credentials, error) from None
 
         async def attach() -> CallError | None:
             calls = self._scheduler.cache.metrics.made_calls
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access, calls) as call:
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))
@@ -197,7 +197,7 @@ def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: 
 class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
-    def __init__(self, connections: Connections, guard: Guard | None) -> None:
+    def __init__(self, connections: Connections, guard: Authenticator | None) -> None:
         self._connections = connections
         self._guard = guard
 

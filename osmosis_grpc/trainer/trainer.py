@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import NotFound, TrainerFailed
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
@@ -98,8 +98,8 @@ def attach(
         max_open_chats=max_open_chats,
         delta=delta,
         ttl=ttl,
-        access=Access(token=token, tls=tls, insecure=insecure),
-        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
+        credentials=Credentials(token=token, tls=tls, insecure=insecure),
+        security=ServerSecurity(listen_tokens, tls=listen_tls, insecure=insecure),
         ledger=ledger,
         longest_pause=longest_pause,
         max_attempts=max_attempts,
@@ -123,8 +123,8 @@ class Trainer:
         max_open_chats: int,
         delta: bool,
         ttl: float,
-        access: Access,
-        security: Security,
+        credentials: Credentials,
+        security: ServerSecurity,
         ledger: str | Path | None = None,
         longest_pause: float = 10.0,
         max_attempts: int = MAX_ATTEMPTS,
@@ -141,9 +141,9 @@ class Trainer:
         for target in targets:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            access.check_target(target)
+            credentials.check_target(target)
         check_policy(policy)
-        self._access = access
+        self._credentials = credentials
         self._security = security
         self._targets = list(dict.fromkeys(targets))
         self._listen_on = listen_on
@@ -195,7 +195,7 @@ class Trainer:
             self._scheduler,
             self._attachment,
             self._targets,
-            access=self._access,
+            credentials=self._credentials,
             security=self._security,
             pauses=self._pauses,
         )

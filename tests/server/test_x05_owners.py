@@ -10,7 +10,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.server.raw_trainer import ATTACH, OPTIONS, RawStream, RawTrainer, Talk, init
 from tests.waiting import until
@@ -41,7 +41,9 @@ async def server(stack):
 
 async def hosting(stack, **config):
     config = EngineConfig(**config)
-    return await stack.enter_async_context(AgentServer([Talk()], port=0, config=config, security=Security.of(TOKENS)))
+    return await stack.enter_async_context(
+        AgentServer([Talk()], port=0, config=config, security=ServerSecurity(TOKENS))
+    )
 
 
 async def attached(stack, server, token, count=1):

@@ -25,7 +25,7 @@ def test_tls_of_a_client(made, tls):
 def test_tls_of_a_server(tls):
     with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         TrainerServer(EchoPolicy(), tls=tls)
-    with pytest.raises(TypeError, match=f"^listen_tls: .*{SERVER}"):
+    with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         attach([], EchoPolicy(), listen_on="127.0.0.1:0", listen_tls=tls)
 
 
