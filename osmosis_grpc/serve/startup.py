@@ -10,6 +10,7 @@ import typer
 from osmosis_grpc.console.line import Line
 
 if TYPE_CHECKING:
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
