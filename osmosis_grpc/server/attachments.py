@@ -15,7 +15,7 @@ from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
@@ -62,12 +62,14 @@ class Attachments:
         if error is not None:
             raise error
 
-    def dial(self, target: str, access: Access | None = None) -> None:
+    def dial(self, target: str, credentials: Credentials | None = None) -> None:
         """Open a stream to a trainer, and open it again whenever it ends."""
         owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:
-            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access(), self.calls) as call:
+            async with Dialled(
+                target, ACCEPT, services_pb2.AcceptResponse, credentials or Credentials(), self.calls
+            ) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share(owner)
                 await stream.greet(server_frame("hello", self._hello("", granted)))

@@ -98,8 +98,4 @@ def _of(init: InitRequest) -> dict[str, str | None] | None:
             callback = b""
     if not (callback or request.api_key or request.server_url):
         return None
-    return {
-        "callback": callback.decode("latin-1"),
-        "api_key": request.api_key,
-        "server_url": request.server_url,
-    }
+    return {"callback": callback.decode("latin-1"), "api_key": request.api_key, "server_url": request.server_url}
