@@ -12,11 +12,14 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link import stream as link_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
+from osmosis_grpc.testing.raw.server_frames import hello as server_hello
+from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH
+from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import RolloutRequest
-from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, bystander, init, recorded
-from tests.trainer.raw_agent_server import ACCEPT, accepted, chat, complete
-from tests.trainer.raw_agent_server import hello as server_hello
+from tests.server.attached import Talk, Wide, bystander
 from tests.waiting import until
 
 KIB = 1024
@@ -80,7 +83,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 1024 * KIB)
     monkeypatch.setattr(link_stream, "EVENT_ROOM", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
-    monkeypatch.setattr("osmosis_grpc.trainer.connections.FrameStream", Watched)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
     return Watched
 

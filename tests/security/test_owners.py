@@ -12,10 +12,10 @@ from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import Callback, CompletionStatus
 from tests.security.conftest import SECOND, TOKEN
-from tests.server.raw_trainer import ATTACH, RawStream, RawTrainer
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
@@ -115,10 +115,8 @@ async def test_an_attachment_is_its_credentials(deployment):
     server, *_ = deployment
 
     def opened(trainer, token):
-        call = trainer._channel.stream_stream(ATTACH, None, trainer._answer)(
-            metadata=(("authorization", f"Bearer {token}"),)
-        )
-        return RawStream(call)
+        trainer.metadata = (("authorization", f"Bearer {token}"),)
+        return trainer.open()
 
     async with RawTrainer(server.address) as trainer:
         first = opened(trainer, TOKEN)

@@ -5,8 +5,9 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.link import stream as link_stream
-from tests.server.attached import bystander_watcher, kinds_until
-from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
+from tests.server.attached import Talk, bystander_watcher, kinds_until
 from tests.waiting import until
 
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED

@@ -6,8 +6,9 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2
 from osmosis_grpc.server import attachment as server_attachment
-from tests.server.attached import asked, bystander_watcher, key, plays
-from tests.server.raw_trainer import RawTrainer, Talk, Wide, bystander, chat_reply, recorded
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import chat_reply, recorded
+from tests.server.attached import Talk, Wide, asked, bystander, bystander_watcher, key, plays
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 

@@ -1,8 +1,9 @@
 """An attachment as a raw trainer sees it: subscriptions to events."""
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
-from tests.server.attached import kinds_until, numbers
-from tests.server.raw_trainer import RawTrainer, Talk, subscribe
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import subscribe
+from tests.server.attached import Talk, kinds_until, numbers
 
 
 async def test_events_come_in_order_without_their_tokens_unless_asked(serve):

@@ -298,7 +298,7 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         running.cancel()
         next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
-        await trainer._connections._server.stop(0)
+        await trainer._transport._server.stop(0)
         async with attach([], reply, listen_on=address, ledger=left) as other:
             assert [s.attachment_id for s in other._scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
