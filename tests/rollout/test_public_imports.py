@@ -45,7 +45,7 @@ OF_THE_SDK = {
 }
 ONLY_BELOW = {"fake_prompt_token_ids", "fake_token_ids"}
 IN_THE_GATEWAY = {
-    name for module, names in rollout._WHERE.items() if module.startswith("osmosis_gateway") for name in names
+    name for name in rollout.__all__ if getattr(getattr(rollout, name), "__module__", "").startswith("osmosis_gateway")
 }
 
 
