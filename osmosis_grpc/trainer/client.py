@@ -9,7 +9,7 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import call, error_of
@@ -19,7 +19,7 @@ from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.inbox import read_elsewhere
-from osmosis_grpc.trainer.request_check import checked
+from osmosis_grpc.trainer.request_check import check_selection, checked
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
@@ -157,8 +157,7 @@ class RolloutClient:
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
         """Cancel one rollout, a group, or everything of the caller's. What was met, a row each."""
-        if sum(map(bool, (rollout_id, group_id, everything))) != 1:
-            raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")
+        check_selection(rollout_id, group_id, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
         if everything:
             request.all = True

@@ -78,7 +78,7 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
                     await gathering(trainer, COUNT, completions)
                     numbers = [event.number async for event in trainer.events("r1")]
                     assert numbers == list(range(1, len(numbers) + 1))
-                    assert len(await trainer.cancel()) == 0
+                    assert len(await trainer.cancel(everything=True)) == 0
         check_equal(completions, expected, policy)
         assert agents.runs == Counter(dict.fromkeys(expected, 1))
     for name in ("Init", "Chat", "Complete", "init", "init_reply", "chat", "chat_reply", "complete", "complete_reply"):

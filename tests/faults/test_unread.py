@@ -83,7 +83,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 1024 * KIB)
     monkeypatch.setattr(link_stream, "EVENT_ROOM", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
-    monkeypatch.setattr("osmosis_grpc.trainer.connections.FrameStream", Watched)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
     return Watched
 

@@ -76,7 +76,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_a_trainer_that_is_not_open(call):
     trainer = attach([TARGET], EchoPolicy())
-    with pytest.raises(RuntimeError, match=r"use it inside `async with attach\(...\) as trainer:`"):
+    with pytest.raises(RuntimeError, match=r"use it inside `async with Trainer\(...\) as trainer:`"):
         await call(trainer)
 
 
