@@ -87,7 +87,7 @@ class Attachment:
             knows=True,
             refers=True,
             tenant=self.tenant,
-            place=attachment_id,
+            attachment_id=attachment_id,
             run=run_name(attachment_id),
             trainer=attachment_id,
         )

@@ -306,7 +306,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
     def __init__(self, trainer: TrainerServer) -> None:
         self._trainer = trainer
 
-    async def Chat(self, request: pb.ChatRequest, context: Any) -> bytes:
+    async def Chat(self, request: pb.ChatRequest, context: Any) -> bytes:  # type: ignore[override] # sent as it is
         credential = bearer(metadata_value(context, "authorization"))
         chat = chat_from_wire(request, context.time_remaining(), credential)
         check_for_rollout(credential, chat.rollout_id)
