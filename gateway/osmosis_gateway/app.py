@@ -90,8 +90,8 @@ def serve_agent_loop(
     """Serve an agent loop over HTTP until SIGTERM or SIGINT. Return the application.
 
     `app_parameters` are those of create_app; `api_key` is the token that callers must show. This function has no TLS,
-    so a public host needs `insecure=True`; `osmosis-grpc serve` has TLS. Raises AgentLoopValidationError, and ValueError
-    for a public host without `insecure` or without a token, and for an invalid `api_key`.
+    so a public host needs `insecure=True`; `osmosis-grpc serve` has TLS. Raises AgentLoopValidationError for an invalid
+    agent loop, ValueError for a public host without `insecure` or without a token, and for an invalid `api_key`.
     """
     known = settings or get_settings()
     if api_key is not None:

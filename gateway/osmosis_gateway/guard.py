@@ -76,7 +76,7 @@ class Local:
         if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
             host = Headers(scope=scope).get("host", "")
             if bound_to_loopback(scope, self._loopback) and not _is_local(host):
-                detail = f"Host: {host[:256]!r} is no name of this machine; callers by another name need a token"
+                detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
                 await JSONResponse({"detail": detail}, 421)(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -44,7 +44,8 @@ class Relay:
         loop = asyncio.get_running_loop()
         self._context: asyncio.Future[RolloutContext] = loop.create_future()
         self._completed: asyncio.Future[CompletedBody] = loop.create_future()
-        self._pending: list[_PendingChat] = []
+        self.pending: list[_PendingChat] = []
+        """Chats whose reply has not been received."""
         self._heard = asyncio.Event()
         self._closed = False
         self.tool_messages = 0
@@ -65,13 +66,13 @@ class Relay:
         if pending is None:
             self.tool_messages = max(self.tool_messages, count_tool_messages(messages))
             pending = _PendingChat(body, gone, child(RELAY_CHAT, self._ask(messages, params)))
-            self._pending.append(pending)
+            self.pending.append(pending)
         self._heard.set()
         await asyncio.wait({pending.task})
         failed = pending.task.cancelled() or pending.task.exception() is not None
         if failed or not await pending.gone():  # a reply without a receiver is kept for a retry
             with contextlib.suppress(ValueError):
-                self._pending.remove(pending)
+                self.pending.remove(pending)
         self._heard.set()
         if pending.task.cancelled():
             raise RolloutEndedError("the rollout has ended")
@@ -81,7 +82,7 @@ class Relay:
         """Wait for the completion. Raises LegacyAgentLost after `silence` seconds without a call or an open chat."""
         while not self._completed.done():
             self._heard.clear()
-            busy = any(not pending.task.done() for pending in self._pending)
+            busy = any(not pending.task.done() for pending in self.pending)
             try:
                 async with asyncio.timeout(None if busy else silence):
                     await self._heard.wait()
@@ -99,12 +100,12 @@ class Relay:
         """End the rollout: every waiting chat raises RolloutEndedError."""
         self._closed = True
         self._context.cancel()
-        for pending in self._pending:
+        for pending in self.pending:
             pending.task.cancel()
 
     async def _abandoned(self, body: str, gone: Gone) -> _PendingChat | None:
         """Return an equal chat whose caller has disconnected, and move it to this caller; None if there is none."""
-        for pending in [pending for pending in self._pending if pending.body == body]:
+        for pending in [pending for pending in self.pending if pending.body == body]:
             before = pending.gone
             if await before() and pending.gone is before:
                 pending.gone = gone

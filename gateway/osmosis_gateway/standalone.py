@@ -88,7 +88,7 @@ class RemoteRollouts:
             await self._beginning[request.rollout_id].wait()
         rollout_tools = self._tools.get(request.rollout_id)
         own_tools = rollout_tools is None or list(request.tools or ()) != list(rollout_tools)
-        return await trainer.chat(replace(request, tools_overridden=own))
+        return await trainer.chat(replace(request, tools_overridden=own_tools))
 
     async def record(self, completion: Completion, state: bytes, credential: str) -> None:
         """Pass a completion of the agent server on to the rollout's trainer."""
