@@ -50,7 +50,7 @@ HELLO_LIMIT = 10.0
 """Seconds that the other side has for its hello."""
 SLICE = 16
 """Frames handled at a time: what comes of them can go out while the rest is handled."""
-_BEAT = 5.0
+HEARTBEAT_INTERVAL = 5.0
 _COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
 PARTING = 5.0
@@ -349,7 +349,7 @@ class FrameStream:
     async def _beat(self) -> None:
         """Send heartbeats, and end the stream when the other side is silent."""
         while True:
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
             now = self._loop.time()
             if now - self._heard > SILENCE:
                 self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))

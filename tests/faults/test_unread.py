@@ -131,7 +131,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(asked, 3000)
-            attachment = server.attachments._attachments.get(trainer.attachment_id)
+            attachment = server.attachments.get(trainer.attachment_id)
             await until(lambda: attachment is None or not attachment.attached)
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
@@ -199,15 +199,14 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
     monkeypatch.setattr(link_stream, "SILENCE", 0.6)
-    monkeypatch.setattr(link_stream, "_BEAT", 0.1)
+    monkeypatch.setattr(link_stream, "HEARTBEAT_INTERVAL", 0.1)
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 2**40)
     async with AgentServer([Talk()], port=0) as server, RawTrainer(server.address) as trainer:
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
+            attachment = await until(lambda: server.attachments.get(trainer.attachment_id))
             async with asyncio.timeout(SOON):
-                await until(lambda: trainer.attachment_id in server.attachments._attachments)
-                attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)
