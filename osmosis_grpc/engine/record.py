@@ -52,8 +52,8 @@ class Peer:
     """Whether it keeps what it answered, so that completions only refer to its chats."""
     tenant: Tenant | None = None
     """None: one of those that only have a callback."""
-    place: str = ""
-    """The run of its trainer, for the journal: the attachment's id, or the run id of the callback."""
+    attachment_id: str = ""
+    """Of the attachment that its calls go to; empty for a callback."""
     run: str = ""
     """Stands for the run of its trainer where others may see it; empty where that has no name."""
     trainer: object = None
@@ -204,12 +204,11 @@ class Record:
 
     def entry(self) -> JournaledRollout:
         """What a journal has to know of it."""
-        place = self.peer.place
         return JournaledRollout(
             init=self.init,
             tools=self.tools,
             owner=self.owner,
-            place=place,
+            attachment_id=self.peer.attachment_id,
             sequence=self.sequence,
             agent_loop=self.agent_loop,
             accept_time=self.accept_time,

@@ -165,8 +165,10 @@ class AgentServer:
         await self._stack.enter_async_context(self.engine)
         left_over: Counter[str] = Counter()
         for entry in self.engine.recovery.left_over():
-            attached = entry.place and not entry.init.callback
-            peer = self.attachments.expect(entry.place, entry.owner) if attached else self.callbacks.later(entry.init)
+            if entry.attachment_id:
+                peer = self.attachments.expect(entry.attachment_id, entry.owner)
+            else:
+                peer = self.callbacks.later(entry.init)
             left_over[self.engine.recovery.go_on(entry, peer)] += 1
         self.engine.recovery.suspects.begin()
         if left_over:

@@ -93,6 +93,20 @@ class Attachments:
             self._wait_for(attachment)
         return attachment.peer
 
+    def get(self, attachment_id: str) -> Attachment | None:
+        """Return an attachment that is open or within its grace period; None for any other id."""
+        return self._attachments.get(attachment_id)
+
+    @property
+    def known(self) -> list[str]:
+        """The ids of all attachments that are open or within their grace period."""
+        return list(self._attachments)
+
+    @property
+    def away(self) -> int:
+        """How many trainers are within their grace period."""
+        return len(self._graces)
+
     @property
     def attached(self) -> int:
         """How many trainers are attached now."""

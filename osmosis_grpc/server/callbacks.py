@@ -100,15 +100,7 @@ class Callbacks:
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
     """A Peer, with a key that is equal for callbacks that reach the same run of a trainer in the same way."""
-    key = callback.target, callback.credential, callback.state, callback.delta, callback.tls, callback.run_id
-    return Peer(
-        chat,
-        complete,
-        key,
-        place=callback.run_id,
-        run=run_name(callback.run_id or callback.target),
-        trainer=callback.target,
-    )
+    return Peer(chat, complete, callback, run=run_name(callback.run_id or callback.target), trainer=callback.target)
 
 
 class _Trainer:

@@ -234,7 +234,7 @@ class AgentServerLink(ABC):
             self.leaving.clear()
         self.identity = identity
         if self.ledger is not None and self.server_key:
-            self.ledger.saw(self.server_key, identity.journal_id)
+            self.ledger.record_server(self.server_key, identity.journal_id)
         self.problem = self.refusal = None
         self.used = True
 
@@ -248,7 +248,7 @@ class AgentServerLink(ABC):
         rollout.written = False
         committed = partial(self._committed, rollout, rollout.key)
         init = init_bytes(rollout.request)
-        self.ledger.place(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
+        self.ledger.record_assignment(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
 
     def _committed(self, rollout: Rollout, key: RolloutKey, _: Any, error: LedgerError | None) -> None:
         if self.rollouts.get(key) is not rollout:

@@ -130,16 +130,16 @@ class Scheduler:
             if row.init is None:
                 continue
             rollout = Rollout(
-                request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None, begun=True
+                request_of(row), self._loop.create_future(), row.affinity_key, opened=row.tools is not None, begun=True
             )
             rollout.done.add_done_callback(partial(self._count, rollout.request))
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
-            server = places.get(row.place)
+            server = places.get(row.server_key)
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.place} is none of this trainer's servers any more")
+                self.restart(rollout, f"{row.server_key} is none of this trainer's servers any more")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:

@@ -17,4 +17,4 @@ def quick_redial(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.redial", quick)
     for name in ("initial", "min", "max"):
-        monkeypatch.setitem(channel_options._CLIENT, f"grpc.{name}_reconnect_backoff_ms", 200)
+        monkeypatch.setitem(channel_options.CLIENT_DEFAULTS, f"grpc.{name}_reconnect_backoff_ms", 200)

@@ -35,7 +35,9 @@ async def kept_ledger(path: Path) -> None:
     """A ledger with three outcomes of two chats each."""
     ledger = await Ledger.open(path, 60.0)
     for name in ("a", "b", "c"):
-        ledger.place(name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None)
+        ledger.record_assignment(
+            name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None
+        )
         for number in (1, 2):
             text = f"{TEXT} {name} {number}".encode()
             chat = ChatRow(name, 1, "main", number, number - 1, "", text, text)

@@ -106,7 +106,7 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
 async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path, monkeypatch, seed):
     """What is silent is asked again: chats and completions by the server, whose answers are lost here."""
     expected = await undisturbed(tmp_path, COUNT)
-    monkeypatch.setattr(attachments, "_TICK", 0.05)
+    monkeypatch.setattr(attachments, "RESEND_INTERVAL", 0.05)
     lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
     agents, policy, completions = Counting(), Counted(tmp_path), []
     config = EngineConfig(**QUICK, chat_silence=0.2)

@@ -78,14 +78,13 @@ def test_nothing_shows_a_secret(tmp_path):
         Credentials(token=canary),
         TrainerServer(lambda request: None, tokens=canary),
         RolloutServerSettings(token=canary, connect_token=canary),
-        tokens._rows,
         tokens.callbacks,
         attach([], lambda request: None, token=canary, listen_tokens=canary),
     ]
     for value in shown:
         assert canary not in repr(value)
         assert canary not in str(value)
-    assert canary.encode() not in pickle.dumps((tokens._rows, tokens.callbacks))
+    assert canary.encode() not in pickle.dumps((tokens, tokens.callbacks))
     for make in (
         lambda: Tokens([canary + "\n"]),
         lambda: Credentials(token=canary + "\n"),

@@ -372,8 +372,7 @@ async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
         await trainer.answer(chat)
         await trainer.answer(chat)
         await trainer.barrier()
-        attachment = server.attachments._attachments[trainer.attachment_id]
-        assert attachment.dropped == 2
+        assert server.attachments.get(trainer.attachment_id).dropped == 2
 
 
 async def test_a_chat_answered_twice_takes_the_first_answer(serve):
@@ -387,7 +386,7 @@ async def test_a_chat_answered_twice_takes_the_first_answer(serve):
         assert second.delta.continues == 1
         await trainer.send(chat_reply(second, status=unknown_chat(second)))
         assert [m.text for m in (await trainer.chat()).full.messages][1] == "one"
-        assert server.attachments._attachments[trainer.attachment_id].dropped == 1
+        assert server.attachments.get(trainer.attachment_id).dropped == 1
 
 
 async def test_nobody_answers_the_chats_of_another_attachment(serve):

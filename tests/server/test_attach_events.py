@@ -78,7 +78,7 @@ async def test_a_subscription_goes_on_after_a_break_without_gaps(serve):
         await trainer.answer(await trainer.chat())
         await trainer.answer(await trainer.chat())
         assert stream.count("event") == 0, "subscriptions do not outlive their stream"
-        assert not server.attachments._attachments[trainer.attachment_id]._subscriptions._tasks
+        assert server.attachments.get(trainer.attachment_id).subscriptions.open == 0
         await trainer.send(subscribe("s", "r", after=seen[-1].event.number))
         await trainer.finish()
         seen += await kinds_until(trainer, "s", "delivered")

@@ -36,7 +36,7 @@ class Kept:
     def _committed(self, tokens, ok):
         self.told += [(token, ok) for token in tokens]
 
-    def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, place="", digest=b"d", **fields):
+    def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, attachment_id="", digest=b"d", **fields):
         fields = {"messages": []} | fields
         request = RolloutRequest(rollout_id=rollout_id, attempt=attempt, **fields)
         init = InitRequest(request=request, callback=callback, digest=digest)
@@ -44,7 +44,7 @@ class Kept:
             init=init,
             tools=[],
             owner=owner,
-            place=place,
+            attachment_id=attachment_id,
             sequence=self.store.last_sequence + 1,
             agent_loop="agent",
             accept_time=1000.0 + self.tokens,
@@ -82,6 +82,14 @@ class Kept:
         """Everything asked for so far is on disk, whether somebody waits for it or not."""
         await self.all_told()
         await self.until(lambda: not self.store._writer._busy and self.store._writer._timer is None)
+
+    def everything(self, limit=1000, owner="me"):
+        """All events of an owner, with their positions."""
+        found, position = [], 0
+        while position < self.store.last_position:
+            batch, position = self.store.all_events(owner, position, limit)
+            found += batch
+        return found
 
     def kinds(self, rollout_id="r1", attempt=1):
         return [event.kind for event in self.trajectory(rollout_id, attempt)]

@@ -111,7 +111,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     with pytest.raises(LedgerError) as refused:
         await Ledger.open(path, 60.0)
     told = (
-        f"{path} was written by {age} version (schema {version}, this one reads 2): move it away, or use another file"
+        f"{path} was written by {age} version (schema {version}, this one reads 3): move it away, or use another file"
     )
     assert str(refused.value) == told
     assert path.read_bytes() == before
@@ -230,8 +230,8 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         running.cancel()
     with closing(sqlite3.connect(left)) as connection, connection:
         port = (other := await serve(agent)).address
-        connection.execute("UPDATE rollout SET place = ?", (f"target {port}",))
-        connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
+        connection.execute("UPDATE rollout SET server_key = ?", (f"target {port}",))
+        connection.execute("UPDATE attachment SET server_key = ?", (f"target {port}",))
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
     agent.release()

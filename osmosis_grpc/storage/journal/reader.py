@@ -4,7 +4,7 @@ import logging
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail, data_
 from osmosis_grpc.storage.sqlite.database import look
 from osmosis_grpc.types import (
     Callback,
-    CallbackTls,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -24,15 +23,22 @@ from osmosis_grpc.types import (
     events,
 )
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.wire.rollout import callback_from_bytes
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
 """Events are read until they have so many bytes: the event loop waits for it."""
+CHECKED_BYTES = 4 * 1024 * 1024
+"""Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
+_NUMBERS = """SELECT position, number FROM events WHERE position IN (SELECT value FROM json_each(?)) AND sequence = ?
+    ORDER BY position"""
+WINDOW = 4096
+"""Positions that one call of all_events looks at."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM events WHERE position = ?"
-_ALL = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
-    WHERE position > ? AND position <= ? ORDER BY position LIMIT ?"""
+_OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
+    WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
@@ -119,9 +125,9 @@ class Reader:
         elif states:
             conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
             values += [state.value for state in states]
-        if group_id:  # the id is in the Accepted event as it is
-            conditions.append("(SELECT instr(body, ?) FROM events WHERE position = accepted)")
-            values.append(group_id.encode())
+        if group_id:
+            conditions.append("group_id = ?")
+            values.append(group_id)
         where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         with self.snapshot():
             rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
@@ -178,25 +184,29 @@ class Reader:
             yield from batch
             positions = positions[len(batch) :]
 
-    def all_events(self, after: int, upto: int, limit: int) -> list[tuple[int, TrajectoryEvent]]:
-        """All rollouts' events with positions above `after`, `upto` the last. A damaged one is left out, and logged."""
+    def all_events(
+        self, owner: str, after: int, last: int, limit: int
+    ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
+        """Return an owner's events with positions above `after`, up to `last`, and where to go on from.
+
+        Damaged events are left out, and logged.
+        """
+        reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
-        size, came = 0, True
-        while came and not found:  # none: there may be others behind those that were left out
-            came = False
-            with closing(self._database.execute(_ALL, (after, upto, limit))) as rows:
-                for rollout_id, attempt, *values in rows:
-                    row = EventRow._make(values)
-                    came, after = True, row.position
-                    if not row.sound:
-                        log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
-                        continue
-                    event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
-                    found.append((row.position, event))
-                    size += len(row.body)
-                    if size > READ_BYTES:
-                        break
-        return found
+        count = size = 0
+        with closing(self._database.execute(_OWNED, (owner, after, reached, limit))) as rows:
+            for rollout_id, attempt, *values in rows:
+                row = EventRow._make(values)
+                count += 1
+                if not row.sound:
+                    log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
+                    continue
+                event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
+                found.append((row.position, event))
+                size += len(row.body)
+                if size > READ_BYTES:
+                    return found, row.position
+        return found, row.position if count == limit else reached
 
     def fact(self, name: str) -> Any:
         """A fact's value; None when there is none."""
@@ -214,6 +224,10 @@ class Reader:
     def _trail(self, row: RolloutRow) -> Trail:
         """Where a rollout's events are."""
         trail = Trail()
+        if row.positions is not None and row.size > CHECKED_BYTES:
+            for position, number in self._database.execute(_NUMBERS, (row.positions_json(), row.sequence)):
+                trail.put(position, number)
+            return trail
         if row.positions is not None:
             for at in array("Q", row.positions):
                 if (found := self._database.execute(_EVENT, (at,)).fetchone()) is not None:
@@ -244,7 +258,7 @@ class Reader:
             init=_init(row, first),
             tools=first.tools if first else (),
             owner=row.owner,
-            place=row.place,
+            attachment_id=row.attachment_id,
             sequence=row.sequence,
             agent_loop=row.agent_loop,
             accept_time=row.accept_time,
@@ -286,11 +300,11 @@ class Reader:
 
 
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """A rollout's Init, without secrets; as much as is left of it where the event that holds it is damaged."""
-    callback = None
-    if row.target:
-        secure = None if row.tls is None else CallbackTls(row.tls)
-        callback = Callback(target=row.target, delta=bool(row.delta), tls=secure, run_id=row.place)
+    """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
+    callback: Callback | None = None
+    if row.callback is not None:
+        with suppress(Exception):  # damaged bytes: the row's checksum does not match either
+            callback = callback_from_bytes(row.callback)
     if first is not None:
         return replace(first.init, callback=callback, digest=row.digest)
     request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])

@@ -1,6 +1,7 @@
 """The rows of rollouts and events, and whether they are what was written."""
 
 import hashlib
+import json
 from array import array
 from typing import NamedTuple
 
@@ -43,10 +44,9 @@ class RolloutRow(NamedTuple):
     rollout_id: str
     attempt: int
     owner: str
-    place: str
-    target: str
-    delta: int
-    tls: str | None
+    attachment_id: str
+    callback: bytes | None
+    group_id: str | None
     agent_loop: str
     idempotency_key: str | None
     digest: bytes
@@ -68,50 +68,40 @@ class RolloutRow(NamedTuple):
     deaths_sum: int
 
     def wrong(self) -> str:
-        """Which checksum does not agree, in words; empty where both do."""
+        """Return which checksum does not match, in words; an empty text if all match."""
         return schema.wrong("rollouts", self)
 
+    def positions_json(self) -> str:
+        """Return the positions of the events of an ended rollout as a JSON list, for a query."""
+        return json.dumps(array("Q", self.positions or b"").tolist())
+
     def usable(self) -> "RolloutRow":
-        """The row with values of the types that they should have, where a damaged one has others."""
-        values = [
-            value if isinstance(value, type(default)) else default
-            for value, default in zip(self, _DEFAULT, strict=True)
-        ]
-        for at, kind in _OPTIONAL.items():
-            values[at] = self[at] if isinstance(self[at], kind) else None
-        return RolloutRow._make(values)
+        """Return the row with a default for each value of a wrong type; a damaged row may have such values."""
+        columns = ((value, *_TYPES.get(name, (int, 0))) for name, value in zip(self._fields, self, strict=True))
+        return RolloutRow._make(value if isinstance(value, kind) else default for value, kind, default in columns)
 
 
-_DEFAULT = (
-    0,
-    "",
-    1,
-    "",
-    "",
-    "",
-    0,
-    None,
-    "",
-    None,
-    b"",
-    0.0,
-    None,
-    None,
-    "",
-    0,
-    None,
-    None,
-    0,
-    0,
-    0,
-    0.0,
-    None,
-    0,
-    0,
-    0,
-    0,
-)
-_OPTIONAL = {7: str, 9: str, 12: float, 13: float, 16: int, 17: bytes, 22: float}
+_TYPES: dict[str, tuple[type, object]] = {
+    "rollout_id": (str, ""),
+    "attempt": (int, 1),
+    "owner": (str, ""),
+    "attachment_id": (str, ""),
+    "callback": (bytes, None),
+    "group_id": (str, None),
+    "agent_loop": (str, ""),
+    "idempotency_key": (str, None),
+    "digest": (bytes, b""),
+    "accept_time": (float, 0.0),
+    "start_time": (float, None),
+    "end_time": (float, None),
+    "state": (str, ""),
+    "ended": (int, None),
+    "positions": (bytes, None),
+    "accepted_at": (float, 0.0),
+    "ended_at": (float, None),
+}
+"""The type of each column, and the value that replaces one of another type. Columns without an entry are whole numbers
+with 0 as replacement."""
 
 
 class Trail:
@@ -123,17 +113,24 @@ class Trail:
         self._problem = ""
 
     def add(self, row: EventRow) -> None:
-        """One more, in the order of their positions."""
-        expected = len(self.positions) + 1
-        if not row.sound:
-            self._problem = self._problem or f"event {expected} (row {row.position}) has another checksum"
-        elif row.number != expected:
-            self._problem = self._problem or f"event {expected} is missing"
-            if not expected <= row.number < expected + 100_000:
-                return
-            self.positions.extend([0] * (row.number - expected))
+        """Take the next event, in the order of their positions."""
+        if row.sound:
+            self.put(row.position, row.number, len(row.body))
+            return
+        self._problem = self._problem or f"event {len(self.positions) + 1} (row {row.position}) has another checksum"
         self.positions.append(row.position)
-        self.size += EVENT_BYTES + (len(row.body) if row.sound else 0)
+        self.size += EVENT_BYTES
+
+    def put(self, position: int, number: int, size: int = 0) -> None:
+        """Take the next event, which is sound or whose checksum is not checked."""
+        expected = len(self.positions) + 1
+        if number != expected:
+            self._problem = self._problem or f"event {expected} is missing"
+            if not expected <= number < expected + 100_000:
+                return
+            self.positions.extend([0] * (number - expected))
+        self.positions.append(position)
+        self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
         """What is damaged in the events of a rollout; empty where nothing is."""

@@ -83,8 +83,8 @@ class AttachTransport:
         self._dialled = [self._link(target, f"{TARGET}{target}") for target in self._targets]
         self._scheduler.servers.add(*self._dialled)
         if self._server is not None:
-            keys = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
-            self._scheduler.servers.add(*(self._link(key, key) for key in keys))
+            rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
+            self._scheduler.servers.add(*(self._link(key, key) for key in {row.server_key: None for row in rows}))
 
     def _link(self, name: str, server_key: str) -> AttachedServer:
         scheduler = self._scheduler
