@@ -26,7 +26,7 @@ from benchmarks.flight import Work, in_flight, new_names
 from benchmarks.grpc_trainers import check, rollout
 from benchmarks.policy import never, scripted
 from benchmarks.processes import ready_record, server, start, stop
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Credentials, Trainer
 
 OWNERS = ("one", "two", "hostile")
 ATTACHMENTS = 1023
@@ -45,7 +45,9 @@ async def train(work: Work, address: str, token: str, trainers: int) -> dict[str
 
     async with AsyncExitStack() as stack:
         made = [
-            await stack.enter_async_context(attach([address], scripted(work.tokens), token=token))
+            await stack.enter_async_context(
+                Trainer([address], scripted(work.tokens), credentials=Credentials(token=token))
+            )
             for _ in range(trainers)
         ]
 
@@ -81,7 +83,10 @@ async def harm(work: Work, address: str, token: str) -> dict[str, Any]:
         await never(request)
 
     async with AsyncExitStack() as stack:
-        made = [await stack.enter_async_context(attach([address], hang, token=token)) for _ in range(ATTACHMENTS)]
+        made = [
+            await stack.enter_async_context(Trainer([address], hang, credentials=Credentials(token=token)))
+            for _ in range(ATTACHMENTS)
+        ]
         while not all(server.attached for trainer in made for server in trainer.servers):
             await asyncio.sleep(0.05)
         tasks = [

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
@@ -19,7 +19,7 @@ from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.inbox import read_elsewhere
-from osmosis_grpc.trainer.request_check import check_selection, checked
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
@@ -100,7 +100,11 @@ class RolloutClient:
         await self._channel.close()
 
     async def init(
-        self, request: RolloutRequest | None = None, *, callback: Callback | None = None, **changes: Any
+        self,
+        request: RolloutRequest | None = None,
+        *,
+        callback: Callback | None = None,
+        **changes: Unpack[RolloutFields],
     ) -> Started:
         """Start a rollout: a RolloutRequest, or its fields by name.
 

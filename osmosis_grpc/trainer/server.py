@@ -316,7 +316,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
         return reply_of(asked, chat.continues)
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        raise Unimplemented("this trainer takes callbacks; attach(..., listen_on=HOST:PORT) takes agent servers")
+        raise Unimplemented("this trainer takes callbacks; Trainer(..., listen=HOST:PORT) takes agent servers")
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         credential = bearer(metadata_value(context, "authorization"))

@@ -8,12 +8,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
@@ -25,7 +24,7 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.progress import shown
-from osmosis_grpc.trainer.request_check import check_selection, checked
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
@@ -189,7 +188,7 @@ class Trainer:
         ]
 
     async def rollout(
-        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Any
+        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
@@ -457,28 +456,3 @@ def _of_open(part: T | None) -> T:
     if part is None:
         raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
     return part
-
-
-def attach(
-    targets: str | Sequence[str],
-    policy: Policy,
-    *,
-    listen_on: str = "",
-    ledger: str | Path | None = None,
-    token: str = "",
-    tls: ClientTls | None = None,
-    listen_tokens: str | Sequence[str] = (),
-    listen_tls: ServerTls | None = None,
-    insecure: bool = False,
-    **options: Any,
-) -> Trainer:
-    """A trainer over attachments."""
-    return Trainer(
-        targets,
-        policy,
-        listen=listen_on,
-        ledger=ledger,
-        credentials=Credentials(token=token, tls=tls, insecure=insecure),
-        security=ServerSecurity(listen_tokens, tls=listen_tls, insecure=insecure),
-        config=TrainerConfig(**options),
-    )

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from osmosis_grpc.link import stream
+from osmosis_grpc.link import frame_stream
 from osmosis_grpc.server import callbacks
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("quick_redial")
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts beat, and silence is noticed, a hundred times as fast."""
-    for name, seconds in {"SILENCE": 0.45, "HEARTBEAT": 0.15, "HEARTBEAT_INTERVAL": 0.05, "HELLO_LIMIT": 0.3}.items():
-        monkeypatch.setattr(stream, name, seconds)
+    for name, seconds in {"SILENCE": 0.45, "HEARTBEAT": 0.15, "CHECK_EVERY": 0.05, "HELLO_TIMEOUT": 0.3}.items():
+        monkeypatch.setattr(frame_stream, name, seconds)
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
@@ -30,7 +30,7 @@ async def test_what_comes_no_more_in_one_direction_is_noticed_and_mended(stack, 
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
-    trainer = await stack.enter_async_context(attach([proxy.address], policy, lost_after=60))
+    trainer = await stack.enter_async_context(Trainer([proxy.address], policy, config=TrainerConfig(lost_after=60)))
     asked = list(requests("silent", 5))
 
     async def gather() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import Trainer, attach
+from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
 from tests.trainer.deployment import Deployment, Policy
 from tests.waiting import until
@@ -122,8 +122,8 @@ def listening(policy, stack):
     """Starts a trainer that agent servers dial; gives raw ones and rollouts."""
 
     async def start(*targets, **options):
-        trainer = attach(targets, policy, listen_on="127.0.0.1:0", **options)
-        await stack.enter_async_context(trainer)
+        config = TrainerConfig(**options)
+        trainer = await stack.enter_async_context(Trainer(targets, policy, listen="127.0.0.1:0", config=config))
         return Deployment(trainer, stack)
 
     return start

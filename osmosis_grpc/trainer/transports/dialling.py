@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.stream import redial
+from osmosis_grpc.link.dialled_stream import redial
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
