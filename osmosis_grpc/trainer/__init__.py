@@ -27,7 +27,7 @@ from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
-from osmosis_grpc.trainer.client import RolloutClient, Started
+from osmosis_grpc.trainer.client import InitResult, RolloutClient
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
@@ -49,6 +49,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     VersionSpan,
 )
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 __all__ = [
     "Advantages",
@@ -61,20 +62,22 @@ __all__ = [
     "ClientTls",
     "Completion",
     "Credentials",
+    "DrainResult",
     "Evaluation",
     "FailureReason",
     "Group",
     "GroupCounts",
+    "InitResult",
     "OutcomeGroup",
     "Policy",
     "RolloutClient",
     "RolloutRequest",
     "Row",
     "Server",
+    "ServerInfo",
     "ServerSecurity",
     "ServerTls",
     "Skipped",
-    "Started",
     "SyncTrainer",
     "TokenBlock",
     "Trainer",

@@ -65,7 +65,7 @@ async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them
 async def limit_of(*options, cwd, **environment):
     with server_process(*COMMAND, *options, cwd=cwd, **environment) as (_, address):
         async with RolloutClient(address) as client:
-            return (await client.info()).limits.agent_timeout.ToSeconds()
+            return (await client.info()).limits.agent_timeout
 
 
 @pytest.mark.slow
