@@ -105,9 +105,9 @@ def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
         chat,
         complete,
         key,
-        place=callback.run_id,
-        run=run_name(callback.run_id or callback.target),
-        trainer=callback.target,
+        trainer_id=callback.run_id,
+        trainer_run=run_name(callback.run_id or callback.target),
+        destination_key=callback.target,
     )
 
 

@@ -96,7 +96,7 @@ class Deployment:
     async def unended(self):
         """The rollouts of the server that have not ended, after a while."""
         for _ in range(200):
-            left = [record.rollout_id for record in self.server.engine._table.live()]
+            left = [record.rollout_id for record in self.server.engine.context.table.live()]
             if not left:
                 break
             await asyncio.sleep(0.05)

@@ -111,7 +111,7 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
     server, trainer = await serve(Odd(), Waiter()), await train(ToolCallingMock())
     async with RolloutClient(server.address) as client:
         asking = asyncio.ensure_future(client.init(rollout_id="r", agent_loop="odd", callback=trainer.callback()))
-        await until(lambda: server.engine._table.live())
+        await until(lambda: server.engine.context.table.live())
         closing = asyncio.ensure_future(server.engine.shutdown.close(0.0))
         with pytest.raises(Unavailable):
             await asyncio.wait_for(asking, 30)
