@@ -12,6 +12,7 @@ import inspect
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,7 +27,10 @@ from benchmarks.tap import straight
 from osmosis_grpc.trainer import ChatRequest, ChatResponse
 
 MANY, LATENCY = 256, 0.1
-TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
+TRAINERS: dict[str, Callable[..., AttachTrainer | CallbackTrainer]] = {
+    "attach": AttachTrainer,
+    "callback": CallbackTrainer,
+}
 
 
 class Gaps:

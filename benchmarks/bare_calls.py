@@ -29,11 +29,14 @@ QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
 """About what a chat, its reply and a completion of 8 turns of 256 tokens take, histories and prompts told in full."""
 
 
+Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+
+
 class Methods(grpc.GenericRpcHandler):
     """Unary methods by name; bytes in, bytes out."""
 
     def __init__(self, **methods: Callable[[bytes, Any], Any]) -> None:
-        self._handlers = {
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             f"/bare/{name}": grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
         }
 
@@ -56,7 +59,8 @@ async def agent_side() -> None:
     running: set[asyncio.Task[None]] = set()
 
     async def rollout(name: bytes, channel: grpc.aio.Channel, turns: int) -> None:
-        chat, complete = channel.unary_unary("/bare/chat"), channel.unary_unary("/bare/complete")
+        chat: Method = channel.unary_unary("/bare/chat")
+        complete: Method = channel.unary_unary("/bare/complete")
         for _ in range(turns):
             await chat(QUESTION, timeout=60)
         await complete(name + b" " + REPORT, timeout=60)
@@ -95,7 +99,7 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
     own, port = await serving(Methods(chat=chat, complete=complete))
     async with grpc.aio.insecure_channel(server.grpc, options=client_options()) as channel:
-        init = channel.unary_unary("/bare/init")
+        init: Method = channel.unary_unary("/bare/init")
 
         async def rollout(name: str) -> None:
             ended[name.encode()] = over = asyncio.Event()

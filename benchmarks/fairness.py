@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -25,7 +26,10 @@ from benchmarks.processes import Server, ready_record, server, start, stop
 from benchmarks.tap import straight
 from osmosis_grpc.trainer import ChatRequest
 
-TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
+TRAINERS: dict[str, Callable[..., AttachTrainer | CallbackTrainer]] = {
+    "attach": AttachTrainer,
+    "callback": CallbackTrainer,
+}
 OPTIONS = {"in-flight": 64, "max-concurrent": 300, "alternations": 5, "turns": 8, "tokens": 256}
 
 
@@ -49,7 +53,7 @@ async def train(work: Work, address: str, stalled: bool) -> dict[str, Any]:
         running.add_done_callback(lambda _: served.set())
         await served.wait()
         print(json.dumps({"event": "served"}), flush=True)
-        while not running.done() and await asyncio.to_thread(sys.stdin.readline):
+        while not running.done() and bool(await asyncio.to_thread(sys.stdin.readline)):
             print(json.dumps({"ended": ended, "at": time.perf_counter()}), flush=True)
         if running.done():
             running.result()

@@ -111,7 +111,7 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise Broken(f"{' '.join(map(str, process.args))} did not start")
+        raise Broken(f"{process.args!r} did not start")
     record: dict[str, str] = json.loads(line)
     return record
 

@@ -83,7 +83,7 @@ def _journal(results: Results) -> float:
     """What the journal adds in server CPU; there is nothing to compare where the server has none."""
     name = "server_cpu_ms_per_rollout"
     pairs = zip(results["attach"], results["attach --no-journal"], strict=True)
-    return statistics.median(on[name] - off[name] for on, off in pairs)
+    return float(statistics.median(on[name] - off[name] for on, off in pairs))
 
 
 SOUND = (
@@ -126,7 +126,7 @@ def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
         found = run("tokens", "--python", path)
         results[f"tokens {found.get('protobuf', 'missing')}"] = found
     small = {"--rollouts": 64} if quick else {}
-    for name, program, options in (
+    for name, kind, options in (
         ("growth", "growth", small),
         ("in_flight", "in_flight", {"--rollouts": 500, "--latency": 0.5} if quick else {}),
         ("added attach", "added_time", {"--mode": "attach"} | small),
@@ -134,7 +134,7 @@ def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
         ("startup", "startup", {"--starts": 1} if quick else {}),
         ("fairness", "fairness", {"--alternations": 1, "--seconds": 1} if quick else {}),
     ):
-        results[name] = run(program, *[part for option in options.items() for part in option])
+        results[name] = run(kind, *[part for option in options.items() for part in option])
     return results
 
 

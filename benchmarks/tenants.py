@@ -59,7 +59,7 @@ async def train(work: Work, address: str, token: str, trainers: int) -> dict[str
         running.add_done_callback(lambda _: served.set())
         await served.wait()
         print(json.dumps({"event": "served"}), flush=True)
-        while not running.done() and await asyncio.to_thread(sys.stdin.readline):
+        while not running.done() and bool(await asyncio.to_thread(sys.stdin.readline)):
             print(json.dumps({"ended": ended, "at": time.perf_counter()}), flush=True)
         if running.done():
             running.result()

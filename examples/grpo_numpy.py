@@ -14,10 +14,21 @@ import sys
 import tempfile
 import uuid
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from osmosis_grpc.trainer import ChatResponse, RolloutRequest, TokenBlock, VersionSpan, advantages, attach, pad
+from osmosis_grpc.trainer import (
+    Batch,
+    ChatRequest,
+    ChatResponse,
+    RolloutRequest,
+    TokenBlock,
+    VersionSpan,
+    advantages,
+    attach,
+    pad,
+)
 
 QUESTIONS = {"What is 2 + 3?": 5, "What is 3 * 4?": 12, "What is 9 - 2?": 7, "What is 8 / 8?": 1, "What is 6 + 4?": 10}
 TEXTS = list(QUESTIONS)
@@ -39,9 +50,10 @@ class Policy:
     def logprobs(self, question: np.ndarray) -> np.ndarray:
         """The logprobs of all answers to each of these questions."""
         logits = self.logits[question] - self.logits[question].max(axis=-1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        normalized: np.ndarray = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return normalized
 
-    def __call__(self, request) -> ChatResponse:
+    def __call__(self, request: ChatRequest) -> ChatResponse:
         """Sample a reply, with its exact tokens and logprobs. Each rollout has random numbers of its own."""
         prompt = request.messages[-1]["content"]
         random = np.random.default_rng([SEED, zlib.crc32(request.rollout_id.removeprefix(RUN).encode())])
@@ -54,13 +66,14 @@ class Policy:
             versions=(VersionSpan(f"step-{self.version}", 1),),
         )
 
-    def train(self, batch) -> None:
+    def train(self, batch: Batch) -> None:
         """A few policy-gradient steps with PPO's clipped ratio, from the padded arrays alone."""
         prompts = batch.attention_mask & ~batch.loss_mask
         texts = [bytes(row[mask].tolist()).decode() for row, mask in zip(batch.ids, prompts, strict=True)]
         question = np.array([TEXTS.index(text) for text in texts])
         answer, recorded = batch.ids[batch.loss_mask] - 256, batch.logprobs[batch.loss_mask]
         rows = np.arange(len(batch))
+        assert batch.advantages is not None
         for update in range(UPDATES):
             logprobs = self.logprobs(question)
             if update == 0:  # nothing was retokenized, rounded or mixed up on the way
@@ -97,7 +110,7 @@ async def main(target: str) -> None:
 
 
 @contextlib.contextmanager
-def agent_server():
+def agent_server() -> Iterator[str]:
     """Serves the calculator in a process and a folder of its own. Yields HOST:PORT."""
     command = [sys.executable, "-m", "osmosis_grpc", "serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
     options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--state-dir"]
@@ -107,6 +120,7 @@ def agent_server():
         subprocess.Popen([*command, *options, folder], stdout=subprocess.PIPE, env=clean, text=True) as server,
     ):
         try:
+            assert server.stdout is not None
             yield json.loads(server.stdout.readline() or sys.exit("the agent server did not start"))["grpc"]
         finally:
             server.terminate()

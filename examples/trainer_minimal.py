@@ -8,16 +8,17 @@ import asyncio
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 
 
-async def main(target: str, rows: list[dict]) -> None:
+async def main(target: str, rows: list[dict[str, Any]]) -> None:
     policy = ToolCallingMock()  # any async callable from ChatRequest to ChatResponse
     async with TrainerServer(policy) as trainer, RolloutClient(target) as client:
 
-        async def rollout(row: dict) -> None:
+        async def rollout(row: dict[str, Any]) -> None:
             rollout_id, callback = f"row-{uuid.uuid4().hex}", trainer.callback()  # an id runs once
             system, user = ("system", row["system_prompt"]), ("user", row["user_prompt"])
             messages = [{"role": role, "content": text} for role, text in (system, user)]

@@ -26,6 +26,41 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+__all__ = [
+    "Aborted",
+    "AgentLoopNotFoundError",
+    "AlreadyExists",
+    "CallError",
+    "Cancelled",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "LedgerError",
+    "MissingExtraError",
+    "NotFound",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
+    "OutOfRange",
+    "PermissionDenied",
+    "ReplyUnreadable",
+    "ResourceExhausted",
+    "RolloutEndedError",
+    "TlsMismatch",
+    "ToolArgumentError",
+    "ToolExecutionError",
+    "TrainerFailed",
+    "Unauthenticated",
+    "Unavailable",
+    "Unimplemented",
+    "UnknownChat",
+    "UnknownError",
+]
+
 DISTRIBUTION = "osmosis-grpc"
 """The name that pip knows this project by."""
 

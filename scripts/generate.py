@@ -6,6 +6,7 @@ may be developed with, so it lives in an environment of its own, .venv-tools.
 """
 
 import filecmp
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-tools"
 PACKAGE = "osmosis_grpc._gen"
 STUBS = ROOT / "osmosis_grpc" / "_gen"
+_IMPORT = re.compile(r"(?<=^from )(?=osmosis\.rollout)", re.MULTILINE)
+_MODULE = re.compile(r"(?<![\w./])osmosis\.rollout\.v1\b")
+"""The generated modules, as the generated code names them: they live below PACKAGE instead."""
 
 
 def tools_python() -> str:
@@ -43,10 +47,8 @@ def generate(out: Path) -> None:
         if path.name.endswith(("_grpc.py", "_grpc.pyi")) and "Stub" not in text:
             path.unlink()  # a proto file without a service
             continue
-        for word in ("from osmosis.rollout", "import osmosis.rollout"):
-            text = text.replace(word, word.replace("osmosis", f"{PACKAGE}.osmosis"))
         path.write_text(
-            text.replace(" osmosis.rollout.v1", f" {PACKAGE}.osmosis.rollout.v1") if path.suffix == ".pyi" else text
+            _MODULE.sub(rf"{PACKAGE}.\g<0>", text) if path.suffix == ".pyi" else _IMPORT.sub(PACKAGE + ".", text)
         )
     for folder in (out, *(p for p in out.rglob("*") if p.is_dir())):
         (folder / "__init__.py").write_text("")

@@ -38,7 +38,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 @pytest.fixture
 def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients do not try again for seconds what is UNAVAILABLE: the refusal itself is what is tested."""
-    monkeypatch.setitem(channel_options._CLIENT, "grpc.enable_retries", 0)
+    monkeypatch.setitem(channel_options.CLIENT_DEFAULTS, "grpc.enable_retries", 0)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from osmosis_grpc import osmosis_reward
 
@@ -13,7 +15,9 @@ def extract_answer(text: str) -> str | None:
 
 
 @osmosis_reward
-def compute_reward(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float:
+def compute_reward(
+    solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None, **kwargs: Any
+) -> float:
     """Compare numbers, not texts: 45 is 45.0."""
     answer = extract_answer(solution_str)
     try:
@@ -22,7 +26,7 @@ def compute_reward(solution_str: str, ground_truth: str, extra_info: dict | None
         return 0.0
 
 
-def reward_of(messages: list[dict], ground_truth: str | None) -> float | None:
+def reward_of(messages: Sequence[Mapping[str, Any]], ground_truth: str | None) -> float | None:
     """The reward of a conversation; None when there is nothing to compare with."""
     if ground_truth is None:
         return None

@@ -3,6 +3,8 @@
 python -m osmosis_grpc.serve -m server:agent_loop
 """
 
+from typing import Any
+
 from rewards import reward_of
 from tools import CALCULATOR_TOOL_SCHEMAS, execute_tools
 
@@ -14,7 +16,7 @@ class CalculatorAgentLoop(RolloutAgentLoop):
 
     name = "calculator"
 
-    def get_tools(self, request: RolloutRequest) -> list:
+    def get_tools(self, request: RolloutRequest) -> list[Any]:
         return CALCULATOR_TOOL_SCHEMAS
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:

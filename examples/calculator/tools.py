@@ -1,5 +1,7 @@
 """The tools: what they do, how a model sees them, and how a call is executed."""
 
+from typing import Any
+
 from osmosis_grpc.rollout.tools import (
     ToolArgumentError,
     create_tool_error_result,
@@ -48,7 +50,7 @@ CALCULATOR_TOOL_SCHEMAS = [
 ]
 
 
-async def execute_tool(tool_call: dict) -> dict:
+async def execute_tool(tool_call: dict[str, Any]) -> dict[str, Any]:
     """One call. Whatever goes wrong is told to the model, so that it can try again."""
     try:
         call_id, name, arguments = get_tool_call_info(tool_call)
@@ -62,6 +64,6 @@ async def execute_tool(tool_call: dict) -> dict:
         return create_tool_error_result(call_id, str(error))
 
 
-async def execute_tools(tool_calls: list[dict]) -> list[dict]:
+async def execute_tools(tool_calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All calls of one reply, at the same time."""
     return await execute_tool_calls(tool_calls, execute_tool)

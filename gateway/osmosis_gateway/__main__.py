@@ -12,66 +12,53 @@ import os
 import secrets
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
 from osmosis_grpc.link.tokens import check_token
+from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
-log = logging.getLogger("osmosis_gateway")
+NAME = "osmosis_gateway"
+log = logging.getLogger(NAME)
 
 
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.console import logs
-    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, shown_secrets, unknown_variables
+    from osmosis_grpc.settings import forget_secrets
 
-    try:
-        settings = command_settings(line)
-    except ValueError as error:
-        _usage(str(error))
+    settings = read_settings(NAME, line)
     forget_secrets()
-    with logs.configured(settings.server.log_level):
-        for name, nearest in unknown_variables():
-            log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
-        for flag, file in shown_secrets(line):
-            log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
-        try:
-            security, access = _checked(settings)
-            code = asyncio.run(_run(settings, security, access))
-        except ValueError as error:
-            _usage(by_source(str(error), line, settings))
-        except OSError as error:
-            _usage(by_source(f"{error}; -p and --callback-port choose other ports", line, settings))
+    ports_taken = "; -p and --callback-port choose other ports"
+    with (
+        logs.configured(settings.server.log_level),
+        usage_errors(NAME, line, settings),
+        usage_errors(NAME, line, settings, OSError, ports_taken),
+    ):
+        warn_about_settings(line)
+        security, credentials = _checked(settings)
+        code = asyncio.run(_run(settings, security, credentials))
     if code:
         raise typer.Exit(code)
 
 
-def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
-    """Return how the gateway is guarded and how the agent server is dialled. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
-    from osmosis_grpc.settings import grpc_tracers
+def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
+    """Return what callers must show and what the agent server is shown. Raises ValueError naming the option."""
+    from osmosis_grpc.serve.security_options import credentials_from_options
 
     options, client = settings.server, settings.client
     if not client.target:
         raise ValueError("name the agent server with --target HOST:PORT")
-    if not options.unsafe_trace:
-        check_trace(grpc_tracers())
-    security = security_of(
-        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure
-    )
-    try:
-        security.check_host(options.host)
-    except ValueError as error:
-        raise ValueError(f"--host {error}") from None
-    access = access_of(
+    security = server_security(options)
+    credentials = credentials_from_options(
         client.secret("token"),
         client.ca,
         client.cert,
@@ -80,11 +67,11 @@ def _checked(settings: "RolloutSettings") -> "tuple[Security, Access]":
         insecure=options.insecure,
         names=("--target-token", "--target"),
     )
-    access.check_target(client.target)
-    return security, access
+    credentials.check_target(client.target)
+    return security, credentials
 
 
-async def _run(settings: "RolloutSettings", security: "Security", access: "Access") -> int:
+async def _run(settings: "RolloutSettings", security: "ServerSecurity", credentials: "Credentials") -> int:
     from osmosis_gateway.standalone import stand_alone
     from osmosis_grpc import __version__
 
@@ -100,7 +87,7 @@ async def _run(settings: "RolloutSettings", security: "Security", access: "Acces
         allow_targets=options.allow_target,
         settings=settings,
         security=security,
-        access=access,
+        credentials=credentials,
         callback_key=_callback_key(options.callback_key_file),
     ) as (http, back):
         record = {"http": http.address, "callback": back.address, "target": target}
@@ -140,15 +127,10 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _usage(problem: str) -> NoReturn:
-    typer.echo(f"osmosis_gateway: {problem}", err=True)
-    raise typer.Exit(2)
-
-
 gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
 """The command."""
 
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    gateway.add_to(app, "osmosis_gateway")
+    gateway.add_to(app, NAME)
     app()

@@ -16,7 +16,7 @@ from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.observability.server_metrics import ServerMetrics
@@ -102,7 +102,7 @@ def serve_agent_loop(
         known = known.model_copy(update={"server": server})
     if not is_loopback(host) and not tokens_of(known):
         raise ValueError(f"{host} is a public address, and that needs a token: api_key=..., or 127.0.0.1")
-    Security(tokens=tokens_of(known), insecure=insecure).check_host(host)
+    ServerSecurity(tokens=tokens_of(known), insecure=insecure).check_host(host)
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()
     app = create_app(agent_loop, settings=known, **app_parameters)

@@ -132,7 +132,7 @@ async def serve_http(
     """
     known, security = settings or get_settings(), server.security
     security.check_host(host)
-    tls = client_context(server.trainers.tls) if server.trainers.tls else None
+    tls = client_context(server.credentials.tls) if server.credentials.tls else None
     async with Calls(known.client, checked_only=True, tls=tls) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = gateway_app("osmosis_grpc")

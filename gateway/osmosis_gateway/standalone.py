@@ -19,8 +19,8 @@ from osmosis_gateway.metrics import GatewayMetrics
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
@@ -123,22 +123,23 @@ async def stand_alone(
     callback_port: int = 50052,
     allow_targets: Sequence[str] = (),
     settings: RolloutSettings | None = None,
-    security: Security | None = None,
-    access: Access | None = None,
+    security: ServerSecurity | None = None,
+    credentials: Credentials | None = None,
     callback_key: str = "",
 ) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:
     """The legacy contract in front of the agent server at `target`.
 
-    `security` is for HTTP callers, its tokens those of the settings when it has none; `access` tells
+    `security` is for HTTP callers, its tokens those of the settings when it has none; `credentials` tells
     how `target` is dialled, by default with the token of the client settings. `callback_key` is a secret that the
     credentials of callbacks are made of; with the same one a gateway that is started again goes on. Raises OSError when
     a port is taken, ValueError for an address that is not guarded enough.
     """
     known = settings or get_settings()
-    guard = security or Security()
-    guard = replace(guard, tokens=guard.tokens or tokens_of(known))
+    guard = security or ServerSecurity()
+    if not guard.tokens:
+        guard = ServerSecurity(tokens_of(known), tls=guard.tls, insecure=guard.insecure)
     guard.check_host(host)
-    dialled = access or Access(token=known.client.secret("token"))
+    dialled = credentials or Credentials(token=known.client.secret("token"))
     loopback = is_loopback(host)
     async with (
         Calls(known.client, checked_only=True) as calls,

@@ -7,115 +7,73 @@ behind `python -m osmosis_gateway`.
 from pathlib import Path
 from typing import Annotated
 
-from osmosis_grpc.console.option import Declared, Option, Secret, fields_of, host_port
+from osmosis_grpc.console.option import BOTH, GATEWAY, Declared, Option, Secret, fields_of, host_port
 
-_BOTH = ("serve", "gateway")
+_SHOWN = "Others on this machine see a command line: prefer the file."
 
 
 class ClientOptions(Declared):
     """How the gateway calls trainers over HTTP, and the agent server behind it. Times are in seconds."""
 
     timeout_seconds: Annotated[
-        float, Option(group="Calls over HTTP", commands=_BOTH, least=1, most=3600, help="How long one call may take.")
+        float, Option("Calls over HTTP", "", "How long one call may take.", commands=BOTH, bounds=(1, 3600))
     ] = 300.0
     max_retries: Annotated[
-        int, Option(group="Calls over HTTP", commands=_BOTH, least=0, most=10, help="How often a chat is tried again.")
+        int, Option("Calls over HTTP", "", "How often a chat is tried again.", commands=BOTH, bounds=(0, 10))
     ] = 3
     complete_rollout_retries: Annotated[
         int,
         Option(
-            group="Calls over HTTP",
-            commands=_BOTH,
-            least=0,
-            most=10,
-            help="How often a completion is tried again at once, before the slow retries begin.",
+            "Calls over HTTP",
+            "",
+            "How often a completion is tried again at once, before the slow retries begin.",
+            commands=BOTH,
+            bounds=(0, 10),
         ),
     ] = 2
     retry_base_delay: Annotated[
-        float,
-        Option(group="Calls over HTTP", commands=_BOTH, least=0.1, most=60, help="The first backoff between retries."),
+        float, Option("Calls over HTTP", "", "The first backoff between retries.", commands=BOTH, bounds=(0.1, 60))
     ] = 1.0
     retry_max_delay: Annotated[
-        float,
-        Option(group="Calls over HTTP", commands=_BOTH, least=1, most=300, help="The longest backoff between retries."),
+        float, Option("Calls over HTTP", "", "The longest backoff between retries.", commands=BOTH, bounds=(1, 300))
     ] = 30.0
     max_connections: Annotated[
-        int, Option(group="Calls over HTTP", commands=_BOTH, least=1, most=100_000, help="Connections at once.")
+        int, Option("Calls over HTTP", "", "Connections at once.", commands=BOTH, bounds=(1, 100_000))
     ] = 100
     max_keepalive_connections: Annotated[
-        int, Option(group="Calls over HTTP", commands=_BOTH, least=0, most=100_000, help="Idle connections kept.")
+        int, Option("Calls over HTTP", "", "Idle connections kept.", commands=BOTH, bounds=(0, 100_000))
     ] = 20
 
     target: Annotated[
         str | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target",),
-            metavar="HOST:PORT",
-            check=host_port,
-            help="The gRPC agent server.",
-        ),
+        Option("Agent server", "--target HOST:PORT", "The gRPC agent server.", commands=GATEWAY, check=host_port),
     ] = None
     token: Annotated[
         Secret | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-token",),
-            metavar="SECRET",
-            help="Token to show to --target. Others on this machine see a command line: prefer the file.",
-        ),
+        Option("Agent server", "--target-token SECRET", f"Token to show to --target. {_SHOWN}", commands=GATEWAY),
     ] = None
     token_file: Annotated[
         Path | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-token-file",),
-            metavar="FILE",
-            help="File that holds --target-token.",
-        ),
+        Option("Agent server", "--target-token-file FILE", "File that holds --target-token.", commands=GATEWAY),
     ] = None
     tls: Annotated[
         bool,
         Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-tls",),
-            help="Speak TLS with --target. The three options below imply it.",
+            "Agent server",
+            "--target-tls",
+            "Speak TLS with --target. The three options below imply it.",
+            commands=GATEWAY,
         ),
     ] = False
     ca: Annotated[
-        Path | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-ca",),
-            metavar="FILE",
-            help="CA of the agent server.",
-        ),
+        Path | None, Option("Agent server", "--target-ca FILE", "CA of the agent server.", commands=GATEWAY)
     ] = None
     cert: Annotated[
-        Path | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-cert",),
-            metavar="FILE",
-            help="Certificate to show to it.",
-        ),
+        Path | None, Option("Agent server", "--target-cert FILE", "Certificate to show to it.", commands=GATEWAY)
     ] = None
-    key: Annotated[
-        Path | None,
-        Option(
-            group="Agent server",
-            commands=("gateway",),
-            flags=("--target-key",),
-            metavar="FILE",
-            help="Its private key.",
-        ),
-    ] = None
+    key: Annotated[Path | None, Option("Agent server", "--target-key FILE", "Its private key.", commands=GATEWAY)] = (
+        None
+    )
 
 
 CLIENT = fields_of("client", ClientOptions)

@@ -34,19 +34,14 @@ def help_text(usage: str, description: str, fields: Sequence[Field]) -> str:
 
 
 def _entry(field: Field, width: int) -> list[str]:
-    flags = ", ".join(field.option.flags)
-    if field.switch:
-        flags += f" / {field.off}"
-    value = f" {field.option.metavar}" if field.option.metavar else ""
+    usage = field.option.usage + (f" / {field.off}" if field.switch else "")
     facts = [f"[default: {field.default}]"] if field.default else []
     bounds = field.bounds
     facts += [f"[{bounds}]"] if bounds else []
     facts += ["[repeatable]"] if field.several else []
     text = " ".join([field.option.help, *(fact.replace(" ", "\0") for fact in facts)])
     about = [line.replace("\0", " ") for line in _wrapped(text, width, 6)]
-    if not flags:
-        return [f"  {field.variable}", *about]
-    return [f"  {flags}{value}", *about, f"      {field.variable}"]
+    return [f"  {usage}", *about, f"      {field.variable}"] if usage else [f"  {field.variable}", *about]
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:

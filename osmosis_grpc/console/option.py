@@ -10,10 +10,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-__all__ = ["PREFIX", "Declared", "Field", "Option", "Secret", "fields_of", "host_port", "split_host_port"]
+__all__ = [
+    "BOTH",
+    "GATEWAY",
+    "PORTS",
+    "PREFIX",
+    "Declared",
+    "Field",
+    "Option",
+    "Secret",
+    "fields_of",
+    "host_port",
+    "split_host_port",
+]
 
 PREFIX = "OSMOSIS_ROLLOUT_"
-"""Begins the name of every variable of ours."""
+"""The prefix of every environment variable of this project."""
+BOTH = ("serve", "gateway")
+GATEWAY = ("gateway",)
+"""The commands of an option; without either, only serve has it."""
+PORTS = (0, 65535)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel as Declared
@@ -34,23 +50,21 @@ else:
             return handler.generate_schema(SecretStr)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """Describes a field of an options class. Pydantic reads its bounds and checks as grouped metadata."""
 
     __is_annotated_types_grouped_metadata__ = True
 
-    help: str
-    group: str = ""
+    group: str
     """The heading in --help and in docs/settings.md."""
-    flags: tuple[str, ...] = ()
-    """As on the command line, the long one last. Empty: there is only the variable."""
-    metavar: str = ""
-    """The placeholder of the value. Empty for a switch."""
+    usage: str
+    """As --help shows it: `-p, --http-port PORT`. A switch has no placeholder. Empty if only the variable exists."""
+    help: str
     commands: tuple[str, ...] = ("serve",)
     """The commands that have this option."""
-    least: float | None = None
-    most: float | None = None
+    bounds: tuple[float, float] | None = None
+    """The least and the greatest value."""
     check: Callable[[str], str] | None = None
     """Raises ValueError for a bad value; is called for each value of a list."""
     lines: bool = False
@@ -58,15 +72,24 @@ class Option:
     default: str | None = None
     """The text of the default, where the default itself does not say enough."""
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags, the long one last."""
+        return tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder of the value; empty for a switch."""
+        return "".join(word for word in self.usage.split() if not word.startswith("-"))
+
     def __iter__(self) -> Iterator[Any]:
-        """Yield what pydantic validates."""
+        """Yield the constraints that pydantic applies."""
         from annotated_types import Ge, Le
         from pydantic import AfterValidator
 
-        if self.least is not None:
-            yield Ge(self.least)
-        if self.most is not None:
-            yield Le(self.most)
+        if self.bounds is not None:
+            yield Ge(self.bounds[0])
+            yield Le(self.bounds[1])
         if self.check is not None:
             yield AfterValidator(_each(self.check))
 
@@ -127,9 +150,7 @@ class Field:
     @property
     def bounds(self) -> str:
         """The bounds as text; empty where there are none."""
-        if self.option.least is None or self.option.most is None:
-            return ""
-        return f"{_plain(self.option.least)} to {_plain(self.option.most)}"
+        return " to ".join(map(_plain, self.option.bounds or ()))
 
     @property
     def default(self) -> str:

@@ -7,11 +7,11 @@ After a change, run `python scripts/settings.py`.
 from pathlib import Path
 from typing import Annotated
 
-from osmosis_grpc.console.option import Declared, Option, Secret, fields_of, host_port
+from osmosis_grpc.console.option import BOTH, GATEWAY, PORTS, Declared, Option, Secret, fields_of, host_port
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-_BOTH = ("serve", "gateway")
+_SHOWN = "Others on this machine see a command line: prefer the file."
 
 
 def _log_level(text: str) -> str:
@@ -45,381 +45,235 @@ class ServerOptions(Declared):
     """What a server hosts, where it listens, what it keeps, and how it starts and stops."""
 
     module: Annotated[
-        tuple[str, ...],
-        Option(
-            group="Agents", flags=("-m", "--module"), metavar="MODULE:ATTR", check=_module, help="Agent loop to host."
-        ),
+        tuple[str, ...], Option("Agents", "-m, --module MODULE:ATTR", "Agent loop to host.", check=_module)
     ] = ()
     legacy_agent: Annotated[
         tuple[str, ...],
-        Option(
-            group="Agents",
-            flags=("--legacy-agent",),
-            metavar="[NAME=]URL",
-            check=_legacy_agent,
-            help="Legacy HTTP agent server to host.",
-        ),
+        Option("Agents", "--legacy-agent [NAME=]URL", "Legacy HTTP agent server to host.", check=_legacy_agent),
     ] = ()
     legacy_listen: Annotated[
         str,
         Option(
-            group="Agents",
-            flags=("--legacy-listen",),
-            metavar="HOST:PORT",
+            "Agents",
+            "--legacy-listen HOST:PORT",
+            "Where legacy agents reach this server; port 0 picks a free one.",
             check=host_port,
-            help="Where legacy agents reach this server; port 0 picks a free one.",
         ),
     ] = "127.0.0.1:0"
     legacy_agent_token: Annotated[
-        Secret | None, Option(group="Agents", help="The bearer token of the legacy agent servers. Never shown.")
+        Secret | None, Option("Agents", "", "The bearer token of the legacy agent servers. Never shown.")
     ] = None
     legacy_agent_token_file: Annotated[
-        Path | None,
-        Option(
-            group="Agents", flags=("--legacy-agent-token-file",), metavar="FILE", help="File that holds that token."
-        ),
+        Path | None, Option("Agents", "--legacy-agent-token-file FILE", "File that holds that token.")
     ] = None
-    no_validate: Annotated[
-        bool, Option(group="Agents", flags=("--no-validate",), help="Do not validate the agent loops first.")
-    ] = False
+    no_validate: Annotated[bool, Option("Agents", "--no-validate", "Do not validate the agent loops first.")] = False
     agent_timeout_seconds: Annotated[
         float,
         Option(
-            group="Agents",
-            flags=("--agent-timeout",),
-            metavar="SECONDS",
-            least=1,
-            most=604_800,
-            help="How long a rollout may run whose request names no agent_timeout.",
+            "Agents",
+            "--agent-timeout SECONDS",
+            "How long a rollout may run whose request names no agent_timeout.",
+            bounds=(1, 604_800),
         ),
     ] = 1800.0
     max_concurrent_rollouts: Annotated[
-        int,
-        Option(
-            group="Agents",
-            flags=("--max-concurrent",),
-            metavar="N",
-            least=1,
-            most=10_000,
-            help="Rollouts that run at once.",
-        ),
+        int, Option("Agents", "--max-concurrent N", "Rollouts that run at once.", bounds=(1, 10_000))
     ] = 100
     max_concurrent_per_owner: Annotated[
         int | None,
         Option(
-            group="Agents",
-            flags=("--max-concurrent-per-owner",),
-            metavar="N",
-            least=1,
-            most=10_000,
-            help="Rollouts that one owner may run at once; not given, all that others leave.",
+            "Agents",
+            "--max-concurrent-per-owner N",
+            "Rollouts that one owner may run at once; not given, all that others leave.",
+            bounds=(1, 10_000),
         ),
     ] = None
 
     host: Annotated[
         str,
         Option(
-            group="Addresses",
-            commands=_BOTH,
-            flags=("-H", "--host"),
-            metavar="ADDRESS",
-            help="Address to listen on; a public one needs TLS or --insecure.",
+            "Addresses",
+            "-H, --host ADDRESS",
+            "Address to listen on; a public one needs TLS or --insecure.",
+            commands=BOTH,
         ),
     ] = "127.0.0.1"
     grpc_port: Annotated[
-        int,
-        Option(
-            group="Addresses",
-            flags=("--grpc-port",),
-            metavar="PORT",
-            least=0,
-            most=65535,
-            help="gRPC port; 0 picks a free one.",
-        ),
+        int, Option("Addresses", "--grpc-port PORT", "gRPC port; 0 picks a free one.", bounds=PORTS)
     ] = 50051
     http_port: Annotated[
-        int,
-        Option(
-            group="Addresses",
-            commands=_BOTH,
-            flags=("-p", "--http-port"),
-            metavar="PORT",
-            least=0,
-            most=65535,
-            help="HTTP port; 0 picks a free one.",
-        ),
+        int, Option("Addresses", "-p, --http-port PORT", "HTTP port; 0 picks a free one.", commands=BOTH, bounds=PORTS)
     ] = 9000
-    no_http: Annotated[bool, Option(group="Addresses", flags=("--no-http",), help="Serve gRPC only.")] = False
+    no_http: Annotated[bool, Option("Addresses", "--no-http", "Serve gRPC only.")] = False
     callback_port: Annotated[
         int,
         Option(
-            group="Addresses",
-            commands=("gateway",),
-            flags=("--callback-port",),
-            metavar="PORT",
-            least=0,
-            most=65535,
-            help="gRPC port that the agent server calls back at; 0 picks a free one.",
+            "Addresses",
+            "--callback-port PORT",
+            "gRPC port that the agent server calls back at; 0 picks a free one.",
+            commands=GATEWAY,
+            bounds=PORTS,
         ),
     ] = 50052
     metrics_port: Annotated[
         int | None,
         Option(
-            group="Addresses",
-            flags=("--metrics-port",),
-            metavar="PORT",
-            least=0,
-            most=65535,
+            "Addresses",
+            "--metrics-port PORT",
+            "Serve /metrics for Prometheus here too, on loopback and without a token; 0 picks a free one.",
+            bounds=PORTS,
             default="off",
-            help="Serve /metrics for Prometheus here too, on loopback and without a token; 0 picks a free one.",
         ),
     ] = None
     max_metadata_size_bytes: Annotated[
         int,
         Option(
-            group="Addresses",
-            commands=_BOTH,
-            least=1024,
-            most=100 * 1024 * 1024,
-            help="The most bytes of a request's metadata.",
+            "Addresses", "", "The most bytes of a request's metadata.", commands=BOTH, bounds=(1024, 100 * 1024 * 1024)
         ),
     ] = 1024 * 1024
 
     connect: Annotated[
         tuple[str, ...],
-        Option(
-            group="Trainers",
-            flags=("--connect",),
-            metavar="HOST:PORT",
-            check=host_port,
-            help="Trainer to dial out to and attach to.",
-        ),
+        Option("Trainers", "--connect HOST:PORT", "Trainer to dial out to and attach to.", check=host_port),
     ] = ()
     connect_token: Annotated[
-        Secret | None,
-        Option(
-            group="Trainers",
-            flags=("--connect-token",),
-            metavar="SECRET",
-            help="Token to show to --connect. Others on this machine see a command line: prefer the file.",
-        ),
+        Secret | None, Option("Trainers", "--connect-token SECRET", f"Token to show to --connect. {_SHOWN}")
     ] = None
     connect_token_file: Annotated[
-        Path | None,
-        Option(
-            group="Trainers", flags=("--connect-token-file",), metavar="FILE", help="File that holds --connect-token."
-        ),
+        Path | None, Option("Trainers", "--connect-token-file FILE", "File that holds --connect-token.")
     ] = None
     connect_tls: Annotated[
-        bool,
-        Option(
-            group="Trainers",
-            flags=("--connect-tls",),
-            help="Speak TLS with --connect. The options --trainer-* imply it.",
-        ),
+        bool, Option("Trainers", "--connect-tls", "Speak TLS with --connect. The options --trainer-* imply it.")
     ] = False
     max_attachments_per_owner: Annotated[
         int | None,
         Option(
-            group="Trainers",
-            flags=("--max-attachments-per-owner",),
-            metavar="N",
-            least=1,
-            most=1024,
-            help="Trainers of one owner that may be attached; not given, all that others leave of 1,024.",
+            "Trainers",
+            "--max-attachments-per-owner N",
+            "Trainers of one owner that may be attached; not given, all that others leave of 1,024.",
+            bounds=(1, 1024),
         ),
     ] = None
     allow_target: Annotated[
         tuple[str, ...],
         Option(
-            group="Trainers",
-            commands=_BOTH,
-            flags=("--allow-target",),
-            metavar="HOST[:PORT]|CIDR",
-            help="Trainer's address that may be called back, beside those of loopback.",
+            "Trainers",
+            "--allow-target HOST[:PORT]|CIDR",
+            "Trainer's address that may be called back, beside those of loopback.",
+            commands=BOTH,
         ),
     ] = ()
     trainer_ca: Annotated[
-        Path | None,
-        Option(
-            group="Trainers",
-            flags=("--trainer-ca",),
-            metavar="FILE",
-            help="CA of trainers that speak TLS, dialled or called back.",
-        ),
+        Path | None, Option("Trainers", "--trainer-ca FILE", "CA of trainers that speak TLS, dialled or called back.")
     ] = None
     trainer_cert: Annotated[
-        Path | None,
-        Option(
-            group="Trainers", flags=("--trainer-cert",), metavar="FILE", help="Certificate to show to such trainers."
-        ),
+        Path | None, Option("Trainers", "--trainer-cert FILE", "Certificate to show to such trainers.")
     ] = None
-    trainer_key: Annotated[
-        Path | None, Option(group="Trainers", flags=("--trainer-key",), metavar="FILE", help="Its private key.")
-    ] = None
+    trainer_key: Annotated[Path | None, Option("Trainers", "--trainer-key FILE", "Its private key.")] = None
 
     token: Annotated[
         Secret | None,
         Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--token",),
-            metavar="[NAME=]SECRET",
+            "Security",
+            "--token [NAME=]SECRET",
+            f"Bearer token that callers show. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
+            commands=BOTH,
             lines=True,
-            help="Bearer token that callers show. The tokens of the variable and of the file are accepted, too. Others "
-            "on this machine see a command line: prefer the file.",
         ),
     ] = None
     token_file: Annotated[
         Path | None,
         Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--token-file",),
-            metavar="FILE",
-            help="File of tokens that callers show, [NAME=]SECRET each, one a line.",
+            "Security",
+            "--token-file FILE",
+            "File of tokens that callers show, [NAME=]SECRET each, one a line.",
+            commands=BOTH,
         ),
     ] = None
     admin_token: Annotated[
         Secret | None,
         Option(
-            group="Security",
-            flags=("--admin-token",),
-            metavar="[NAME=]SECRET",
+            "Security",
+            "--admin-token [NAME=]SECRET",
+            f"Bearer token of those who may drain this server; --token says who may start rollouts. {_SHOWN}",
             lines=True,
-            help="Bearer token of those who may drain this server; --token says who may start rollouts. Others on this "
-            "machine see a command line: prefer the file.",
         ),
     ] = None
     admin_token_file: Annotated[
         Path | None,
-        Option(
-            group="Security",
-            flags=("--admin-token-file",),
-            metavar="FILE",
-            help="File of such tokens, [NAME=]SECRET each, one a line.",
-        ),
+        Option("Security", "--admin-token-file FILE", "File of such tokens, [NAME=]SECRET each, one a line."),
     ] = None
     callback_key_file: Annotated[
         Path,
         Option(
-            group="Security",
-            commands=("gateway",),
-            flags=("--callback-key-file",),
-            metavar="FILE",
-            help="File with the key of the credentials of callbacks. It is made where there is none. A gateway that is "
+            "Security",
+            "--callback-key-file FILE",
+            "File with the key of the credentials of callbacks. It is made where there is none. A gateway that is "
             "started again needs it to go on.",
+            commands=GATEWAY,
         ),
-    ] = Path("./.osmosis/gateway.key")
+    ] = Path(".osmosis/gateway.key")
     tls_cert: Annotated[
         Path | None,
         Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--tls-cert",),
-            metavar="FILE",
-            help="Speak TLS, over gRPC and HTTP, with this certificate (PEM).",
+            "Security", "--tls-cert FILE", "Speak TLS, over gRPC and HTTP, with this certificate (PEM).", commands=BOTH
         ),
     ] = None
     tls_key: Annotated[
         Path | None,
-        Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--tls-key",),
-            metavar="FILE",
-            help="Its private key. Files may be replaced at any time.",
-        ),
+        Option("Security", "--tls-key FILE", "Its private key. Files may be replaced at any time.", commands=BOTH),
     ] = None
     tls_client_ca: Annotated[
         Path | None,
-        Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--tls-client-ca",),
-            metavar="FILE",
-            help="Callers need a certificate of this CA (mTLS).",
-        ),
+        Option("Security", "--tls-client-ca FILE", "Callers need a certificate of this CA (mTLS).", commands=BOTH),
     ] = None
     insecure: Annotated[
         bool,
         Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--insecure",),
-            help="Listen on public addresses, and send tokens there, without TLS.",
+            "Security", "--insecure", "Listen on public addresses, and send tokens there, without TLS.", commands=BOTH
         ),
     ] = False
     unsafe_trace: Annotated[
-        bool,
-        Option(
-            group="Security",
-            commands=_BOTH,
-            flags=("--unsafe-trace",),
-            help="Start although GRPC_TRACE may print bearer tokens.",
-        ),
+        bool, Option("Security", "--unsafe-trace", "Start although GRPC_TRACE may print bearer tokens.", commands=BOTH)
     ] = False
 
-    state_dir: Annotated[
-        str,
-        Option(
-            group="Journal", flags=("--state-dir",), metavar="DIR", help="Folder of the journal; :memory: for none."
-        ),
-    ] = "./.osmosis/state"
+    state_dir: Annotated[str, Option("Journal", "--state-dir DIR", "Folder of the journal; :memory: for none.")] = (
+        "./.osmosis/state"
+    )
     no_journal: Annotated[
-        bool, Option(group="Journal", flags=("--no-journal",), help="Keep everything in memory: a restart forgets it.")
+        bool, Option("Journal", "--no-journal", "Keep everything in memory: a restart forgets it.")
     ] = False
     record_ttl_seconds: Annotated[
         float,
         Option(
-            group="Journal",
-            flags=("--record-ttl",),
-            metavar="SECONDS",
-            least=60,
-            most=86_400,
-            help="How long ended rollouts are kept, and how long their delivery is tried.",
+            "Journal",
+            "--record-ttl SECONDS",
+            "How long ended rollouts are kept, and how long their delivery is tried.",
+            bounds=(60, 86_400),
         ),
     ] = 3600.0
 
     log_level: Annotated[
         str,
         Option(
-            group="Log",
-            commands=_BOTH,
-            flags=("--log-level",),
-            metavar="LEVEL",
+            "Log",
+            "--log-level LEVEL",
+            "How much is logged on stderr: debug, info, warning or error.",
+            commands=BOTH,
             check=_log_level,
-            help="How much is logged on stderr: debug, info, warning or error.",
         ),
     ] = "info"
-    log: Annotated[
-        Path | None,
-        Option(group="Log", flags=("--log",), metavar="DIR", help="Write one .jsonl file per rollout below DIR."),
-    ] = None
+    log: Annotated[Path | None, Option("Log", "--log DIR", "Write one .jsonl file per rollout below DIR.")] = None
     json_records: Annotated[
-        bool,
-        Option(
-            group="Log",
-            commands=_BOTH,
-            flags=("--json",),
-            help="Only JSON records on stdout; the first one says ready.",
-        ),
+        bool, Option("Log", "--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)
     ] = False
 
     drain_timeout: Annotated[
         float,
-        Option(
-            group="Process",
-            flags=("--drain-timeout",),
-            metavar="SECONDS",
-            least=0,
-            most=86_400,
-            help="Time that running rollouts get on SIGTERM.",
-        ),
+        Option("Process", "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", bounds=(0, 86_400)),
     ] = 30.0
     reload: Annotated[
-        bool,
-        Option(group="Process", flags=("--reload",), help="Start again when a Python file below this folder changes."),
+        bool, Option("Process", "--reload", "Start again when a Python file below this folder changes.")
     ] = False
 
 

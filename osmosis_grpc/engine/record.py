@@ -51,8 +51,8 @@ class Peer:
     """Whether it keeps its replies, so that completions only refer to its chats."""
     tenant: Tenant | None = None
     """None for callback trainers, which have no attachment."""
-    trainer_id: str = ""
-    """The run of its trainer, for the journal: the attachment's id, or the run id of the callback."""
+    attachment_id: str = ""
+    """Of the attachment that its calls go to; empty for a callback."""
     trainer_run: str = ""
     """Names that run where others may see it; empty if the run has no name."""
     destination_key: object = None
@@ -222,7 +222,7 @@ class Record:
             init=self.init,
             tools=self.tools,
             owner=self.owner,
-            place=self.peer.trainer_id,
+            attachment_id=self.peer.attachment_id,
             sequence=self.sequence,
             agent_loop=self.agent_loop,
             accept_time=self.accept_time,

@@ -39,7 +39,7 @@ _SERVER: dict[str, int | str] = _BOTH | {
     "grpc.so_reuseport": 0,
 }
 
-_CLIENT: dict[str, int | str] = _BOTH | {
+CLIENT_DEFAULTS: dict[str, int | str] = _BOTH | {
     "grpc.initial_reconnect_backoff_ms": 500,
     "grpc.min_reconnect_backoff_ms": 500,
     "grpc.max_reconnect_backoff_ms": 5_000,
@@ -58,7 +58,7 @@ def client_options(**more: int | str) -> Options:
     `more` are further options, their dots written as double underscores.
     """
     extra = {name.replace("__", "."): value for name, value in more.items()}
-    return tuple((_CLIENT | {"grpc.service_config": service_config()} | extra).items())
+    return tuple((CLIENT_DEFAULTS | {"grpc.service_config": service_config()} | extra).items())
 
 
 def callback_options(authority: str) -> Options:
@@ -68,7 +68,7 @@ def callback_options(authority: str) -> Options:
         "grpc.default_authority": authority,
         "grpc.max_receive_message_length": MAX_REPLY_BYTES,
     }
-    return tuple((_CLIENT | own).items())
+    return tuple((CLIENT_DEFAULTS | own).items())
 
 
 def service_config() -> str:

@@ -19,7 +19,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 
 PROBE_LIMIT = 2.0
 """Seconds that a probe may take."""
@@ -53,11 +53,11 @@ def is_permanent(error: CallError | None) -> bool:
     return isinstance(error, Unauthenticated | PermissionDenied | Unimplemented | TlsMismatch)
 
 
-async def explained(target: str, access: Access, error: CallError) -> CallError:
+async def explained(target: str, credentials: Credentials, error: CallError) -> CallError:
     """Returns what a failed call means, with the server's name and what to do; the error itself where that is all."""
     advice = _ADVICE.get(type(error))
     if advice is not None and is_permanent(error):
-        text = f"server {target} refuses this caller: {error}; {advice(access)}"
+        text = f"server {target} refuses this caller: {error}; {advice(credentials)}"
         if isinstance(error, FailedPrecondition):
             return FailedPrecondition(text, kind=error.kind, subject=error.subject)
         return type(error)(text)
@@ -66,16 +66,17 @@ async def explained(target: str, access: Access, error: CallError) -> CallError:
     text = str(error)
     if any(words in text for words in _HTTP_1):
         return Unimplemented(f"server {target} answers in HTTP/1 and not in gRPC: {_WHERE}")
-    if access.tls is not None:
+    if credentials.tls is not None:
         for words, meaning in _TLS:
             if words in text:
                 return TlsMismatch(f"no TLS connection to server {target}: {meaning}")
     shown = await _handshake(target)
-    if access.tls is None and shown:
+    if credentials.tls is None and shown:
         return TlsMismatch(
             f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
         )
-    if access.tls is not None and access.tls.cert is None and shown == "closed":  # or it is ending, or a proxy's is
+    # The server may also be ending, or a proxy may have closed the connection.
+    if credentials.tls is not None and credentials.tls.cert is None and shown == "closed":
         return Unavailable(
             f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
             "tls=ClientTls(cert=..., key=...)"
@@ -83,15 +84,17 @@ async def explained(target: str, access: Access, error: CallError) -> CallError:
     return error
 
 
-def _credential_advice(access: Access) -> str:
-    return "check the `token`, or the certificate" if access.token or access.tls else "pass its token as `token`"
+def _credential_advice(credentials: Credentials) -> str:
+    return (
+        "check the `token`, or the certificate" if credentials.token or credentials.tls else "pass its token as `token`"
+    )
 
 
-_ADVICE: dict[type[CallError], Callable[[Access], str]] = {
+_ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
     Unauthenticated: _credential_advice,
     PermissionDenied: _credential_advice,
-    Unimplemented: lambda access: f"it does not know this call: {_WHERE}, or update the server",
-    FailedPrecondition: lambda access: "update the older of the two",
+    Unimplemented: lambda credentials: f"it does not know this call: {_WHERE}, or update the server",
+    FailedPrecondition: lambda credentials: "update the older of the two",
 }
 
 

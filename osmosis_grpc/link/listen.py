@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
-from osmosis_grpc.link.credentials import server_credentials
 from osmosis_grpc.link.fork_safety import keep_from_children
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.link.tls import Pems, ReloadedFiles, ServerTls, read_pems
 from osmosis_grpc.supervise import OnFailure, child, job
 
 START = job("link.start_server", OnFailure.RAISE)
@@ -25,7 +25,7 @@ _REASONS = {
 }
 
 
-def listen(server: grpc.aio.Server, address: str, security: Security) -> str:
+def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
     """Binds to HOST:PORT. Returns it with the port as bound.
 
     Raises OSError when the port is in use or the host is not an address of this machine, ValueError when the
@@ -83,3 +83,33 @@ def check_free(host: str, port: int) -> None:
     if problem is not None:
         reason = _REASONS.get(problem.errno or 0) or problem.strerror or str(problem)
         raise OSError(f"cannot listen on {shown}:{port}: {reason}")
+
+
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Returns credentials that read the files again when they change. Raises ValueError naming the file."""
+
+    def read() -> Pems:
+        return read_pems(tls.cert, tls.key, tls.client_ca)
+
+    files = ReloadedFiles(tls.files, read)
+    shown = files.now()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        newest = files.now()
+        if newest is shown:
+            return None
+        shown = newest
+        return _configuration(newest)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown),
+        changed,  # type: ignore[arg-type] # None means no change
+        require_client_authentication=tls.client_ca is not None,
+    )
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    assert pems.key is not None
+    assert pems.cert is not None
+    return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)

@@ -24,7 +24,7 @@ from osmosis_grpc.errors import CallError, Cancelled, Internal, InvalidArgument,
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import decode_or_mark, decoded
 from osmosis_grpc.supervise import OnFailure, child, job
 
@@ -50,7 +50,7 @@ HELLO_LIMIT = 10.0
 """Seconds that the other side has for its hello."""
 SLICE = 16
 """Frames handled at a time: what comes of them can go out while the rest is handled."""
-_BEAT = 5.0
+HEARTBEAT_INTERVAL = 5.0
 _COST = 256  # bytes that a waiting answer takes beside its own
 _LAST_WORDS = 2.0  # seconds in which what is queued may still go out
 PARTING = 5.0
@@ -74,12 +74,14 @@ class Dialled:
     a file that it needs for TLS cannot be read now.
     """
 
-    def __init__(self, target: str, method: str, answers: Any, access: Access, calls: CallSink | None = None) -> None:
+    def __init__(
+        self, target: str, method: str, answers: Any, credentials: Credentials, calls: CallSink | None = None
+    ) -> None:
         try:
-            self._channel = access.channel(target, client_options(grpc__use_local_subchannel_pool=1))
+            self._channel = credentials.channel(target, client_options(grpc__use_local_subchannel_pool=1))
         except ValueError as error:
             raise Unavailable(str(error)) from None
-        self._call: Any = self._channel.stream_stream(method)(metadata=access.metadata or None)
+        self._call: Any = self._channel.stream_stream(method)(metadata=credentials.metadata or None)
         self._decode: Callable[[bytes], Any] = decode_or_mark(answers.FromString) or bytes
         self._measured = Call(calls, method.lstrip("/"))
 
@@ -347,7 +349,7 @@ class FrameStream:
     async def _beat(self) -> None:
         """Send heartbeats, and end the stream when the other side is silent."""
         while True:
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
             now = self._loop.time()
             if now - self._heard > SILENCE:
                 self.end(Unavailable(f"nothing was heard for {SILENCE:g} s"))

@@ -69,7 +69,7 @@ class Pems:
         return "Pems(...)"
 
 
-class Watched(Generic[_T]):
+class ReloadedFiles(Generic[_T]):
     """What was read from files, and is read again when one of them has changed. Safe in any thread.
 
     Raises what `read` raises when it is made; later on a broken file is logged, once, and what
@@ -152,10 +152,10 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
-    watched = Watched(tls.files, read)
+    files = ReloadedFiles(tls.files, read)
 
     def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        connection.context = watched.now()
+        connection.context = files.now()
 
     front = read()
     front.sni_callback = newest  # called for every connection, whether a name was sent or not

@@ -1,30 +1,46 @@
-"""Looks a name up in a front door's table: {module: names}."""
+"""Imports the names of a module when they are first used. The module's .pyi file lists them."""
 
+import ast
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.renamed import missing_name
 from osmosis_grpc.errors import MissingExtraError
 
-_OF_THE_SERVER = ("osmosis_gateway.", "osmosis_grpc.settings")
+_NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings")
 
 
-def lookup(door: str, table: Mapping[str, Sequence[str]], name: str) -> Any:
-    """Returns the object behind a name.
+def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns a module's `__getattr__`, `__dir__` and `__all__`, from the imports in the .pyi file beside it."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
+    sources = {
+        alias.name: statement.module
+        for statement in stub.body
+        if isinstance(statement, ast.ImportFrom) and statement.module is not None
+        for alias in statement.names
+    }
+    names = sorted(sources)
 
-    Raises AttributeError for an unknown name, ImportError for a name of another library that is not built yet, and
-    MissingExtraError, an ImportError, that names the extra. `from ... import` shows the text of an ImportError only.
-    """
-    module = next((module for module, names in table.items() if name in names), None)
-    if module is None:
-        sentence = missing_name(name)
-        if sentence is not None:
-            raise ImportError(sentence, name=door)
-        raise AttributeError(f"module {door!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if module.startswith(_OF_THE_SERVER) and not str(error.name).startswith("osmosis"):
-            raise MissingExtraError(f"{door}.{name}", "server") from error
-        raise
+    def getattribute(name: str) -> Any:
+        """Returns the object of a name.
+
+        Raises AttributeError for an unknown name, ImportError for a name of another library that this one does not
+        have yet, MissingExtraError if an extra is not installed. All but the first keep their text in a
+        `from ... import`.
+        """
+        source = sources.get(name)
+        if source is None:
+            sentence = missing_name(name)
+            if sentence is not None:
+                raise ImportError(sentence, name=module)
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(source), name)
+        except ModuleNotFoundError as error:
+            if source.startswith(_NEEDS_SERVER_EXTRA) and not str(error.name).startswith("osmosis"):
+                raise MissingExtraError(f"{module}.{name}", "server") from error
+            raise
+
+    return getattribute, lambda: names, names

@@ -4,17 +4,18 @@ Heavy imports stand in the functions, so that --help answers at once. What runs 
 osmosis_grpc.serve.process.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.serve.startup import read_settings, server_security, usage_error, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.link.credentials import Access
-    from osmosis_grpc.link.security import Security
+    from osmosis_grpc.link.credentials import Credentials
+    from osmosis_grpc.link.server_security import ServerSecurity
     from osmosis_grpc.settings import RolloutSettings
 
 
@@ -22,17 +23,12 @@ def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.records import records
-    from osmosis_grpc.settings import by_source, command_settings, forget_secrets, without_grpc_fork_handlers
+    from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
-    try:
-        settings = command_settings(line)
-    except ValueError as error:
-        _usage(str(error))
-    try:
-        guard, dialling = _checked(line, settings)
-    except ValueError as error:
-        _usage(by_source(str(error), line, settings))
+    settings = read_settings("serve", line)
+    with usage_errors("serve", line, settings):
+        security, credentials = _checked(line, settings)
     options = settings.server
     if options.reload:
         from osmosis_grpc.serve.reload import run_reloading
@@ -40,7 +36,7 @@ def run(line: Line) -> None:
         raise typer.Exit(run_reloading())
     forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level):
-        _warn(line)
+        warn_about_settings(line)
         loops = _load(list(options.module), validate=not options.no_validate)
 
         import anyio
@@ -55,10 +51,8 @@ def run(line: Line) -> None:
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
         )
-        try:
-            code = anyio.run(run_process, loops, config, settings, guard, dialling, out)
-        except NotStarted as error:
-            _usage(by_source(str(error), line, settings))
+        with usage_errors("serve", line, settings, NotStarted):
+            code = anyio.run(run_process, loops, config, settings, security, credentials, out)
     raise typer.Exit(code)
 
 
@@ -66,12 +60,11 @@ serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
 """The command."""
 
 
-def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access]":
-    """Return how the server is guarded and how trainers are dialled. Raises ValueError naming the option."""
+def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
+    """Return what callers must show and what trainers are shown. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
-    from osmosis_grpc.settings import grpc_tracers
+    from osmosis_grpc.serve.security_options import credentials_from_options
 
     options = settings.server
     if not options.module and not options.legacy_agent:
@@ -84,22 +77,9 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
         TargetPolicy(loopback=True, allow=options.allow_target)
     except ValueError as error:
         raise ValueError(f"--allow-target: {error}") from None
-    if not options.unsafe_trace:
-        check_trace(grpc_tracers())
-    guard = security_of(
-        options.tokens,
-        options.tls_cert,
-        options.tls_key,
-        options.tls_client_ca,
-        insecure=options.insecure,
-        admin=options.secrets("admin_token"),
-    )
-    try:
-        guard.check_host(options.host)
-    except ValueError as error:
-        raise ValueError(f"--host {error}") from None
+    security = server_security(options, admin=options.secrets("admin_token"))
     options.secret("legacy_agent_token")  # raises now what it would raise later
-    dialling = access_of(
+    credentials = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,
         options.trainer_cert,
@@ -110,7 +90,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
     )
     for target in options.connect:
         try:
-            dialling.check_target(target)
+            credentials.check_target(target)
         except ValueError as error:
             raise ValueError(f"--connect {error}: --connect-tls, or --insecure") from None
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
@@ -118,25 +98,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[Security, Access
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "
             "--insecure says that this is meant"
         )
-    return guard, dialling
-
-
-def _warn(line: Line) -> None:
-    """Log each variable with our prefix that nothing reads, and each secret that the command line shows."""
-    import logging
-
-    from osmosis_grpc.settings import shown_secrets, unknown_variables
-
-    log = logging.getLogger(__name__)
-    for name, nearest in unknown_variables():
-        log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
-    for flag, file in shown_secrets(line):
-        log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
-
-
-def _usage(problem: str) -> NoReturn:
-    typer.echo(f"serve: {problem}", err=True)
-    raise typer.Exit(2)
+    return security, credentials
 
 
 def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
@@ -146,7 +108,7 @@ def _load(specs: list[str], *, validate: bool) -> "list[RolloutAgentLoop]":
     try:
         loops = load_agent_loops(specs)
     except LoadError as error:
-        _usage(str(error))
+        usage_error("serve", str(error))
     findings = [finding for loop in loops for finding in validate_agent_loop(loop).findings] if validate else []
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"

@@ -1,4 +1,4 @@
-"""The process around an AgentServer: listeners, signals, the ready record, the shutdown."""
+"""Runs one agent server process: listeners, signals, the ready record, shutdown and exit code."""
 
 import asyncio
 import gc
@@ -21,9 +21,9 @@ from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
 from osmosis_grpc.engine import EngineConfig, failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 END = job("serve.end", OnFailure.RESTART, "thread")
 
 GC_THRESHOLD = (50_000, 20, 100)
-"""Python's default collects after every 700 allocations, and goes through a thousand live rollouts to find nothing."""
+"""Python's default collects after every 700 allocations, and scans a thousand live rollouts for nothing."""
 EXIT_AFTER_LIMIT = 4.5
-"""Seconds after the drain limit at which the process ends, whatever still runs."""
+"""Seconds after the drain limit at which the process ends, even if agents still run."""
 
 
 class NotStarted(Exception):
@@ -53,13 +53,14 @@ async def run_process(
     loops: Sequence[RolloutAgentLoop],
     config: EngineConfig,
     settings: "RolloutSettings",
-    security: Security,
-    trainers: Access,
+    security: ServerSecurity,
+    credentials: Credentials,
     out: Records,
 ) -> int:
-    """Serve until told to stop. Returns the exit code. `security` is for callers, `trainers` for dialling.
+    """Serve until a signal or a failure. Return the exit code.
 
-    Raises NotStarted.
+    `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
+    NotStarted.
     """
     options = settings.server
     gc.freeze()
@@ -74,15 +75,22 @@ async def run_process(
         hosted = [*loops, *legacy]
         names = sorted(loop.name for loop in hosted)
         if len(set(names)) < len(names):
-            raise NotStarted(f"agent loops need names of their own: {', '.join(names)}; NAME=URL gives one")
-        server = await _grpc(stack, hosted, config, options, security, trainers)
+            raise NotStarted(
+                f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
+                "--legacy-agent NAME=URL"
+            )
+        server = await _grpc(stack, hosted, config, options, security, credentials)
         servers.append(server)
         http = await _http(stack, server, settings)
         addresses = {"grpc": server.address} | ({"http": http.address} if http else {})
         if options.metrics_port is not None:
             addresses["metrics"] = await _metrics(stack, server, options.host, options.metrics_port)
         if not (security.authenticates or is_loopback(options.host)):
-            log.warning("whoever reaches %s may start rollouts: --token or --tls-client-ca says who may", options.host)
+            log.warning(
+                "every caller that reaches %s may start rollouts; require a credential with --token-file or "
+                "--tls-client-ca",
+                options.host,
+            )
         server.engine.watchdog.paused = False
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
         if not options.json_records:
@@ -98,9 +106,9 @@ async def run_process(
         await stop.wait()
         failed = server.supervisor.failure or next(filter(None, (loop.supervisor.failure for loop in legacy)), None)
         limit = options.drain_timeout
-        if failed is not None:  # another process has to go on with what is in the journal
+        if failed is not None:  # the next process continues with what is in the journal
             limit = 0.0
-            log.error("the agent server has failed: %r; it stops, with exit code 1", failed)
+            log.error("the agent server has failed: %r; it stops with exit code 1", failed)
             end_after(limit)
         out.write("draining", limit=limit)
         log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
@@ -112,7 +120,7 @@ async def run_process(
         extra={"ended": left.completed, "undelivered": left.undelivered, "abandoned": left.abandoned, "kept": kept},
     )
     if left.abandoned:
-        log.warning("%d agents never stopped; ending without them", left.abandoned)
+        log.warning("%d agents did not stop; the process ends without them", left.abandoned)
         _exit_now(1 if failed is not None else 0)
     return 1 if failed is not None else 0
 
@@ -122,7 +130,7 @@ def _state_dir(options: "RolloutServerSettings") -> Path | None:
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """An HttpAgent that runs, in front of a legacy agent."""
+    """Start an HttpAgent in front of a legacy agent and return it. Raises NotStarted naming the option."""
     name, url = split_legacy_agent(text)
     try:
         loop = importlib.import_module("osmosis_gateway.http_agent").HttpAgent(
@@ -134,7 +142,7 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         )
         return await stack.enter_async_context(loop)
     except CallError as error:
-        raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or say its name: NAME={url}") from None
+        raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or give its name: NAME={url}") from None
     except OSError as error:
         raise NotStarted(f"--legacy-listen: {error}") from None
 
@@ -144,14 +152,15 @@ async def _grpc(
     loops: Sequence[RolloutAgentLoop],
     config: EngineConfig,
     options: "RolloutServerSettings",
-    security: Security,
-    trainers: Access,
+    security: ServerSecurity,
+    credentials: Credentials,
 ) -> AgentServer:
+    """Start the agent server and return it. Raises NotStarted naming the option."""
     sinks = [TraceLog(options.log)] if options.log else []
     state = _state_dir(options)
     try:
         if state is not None and not state.exists():
-            check_free(options.host, options.grpc_port)  # before the folder is made, so that a refusal leaves none
+            check_free(options.host, options.grpc_port)  # first: a server that cannot start makes no folder
         server = AgentServer(
             loops,
             host=options.host,
@@ -162,7 +171,7 @@ async def _grpc(
             sinks=sinks,
             connect=options.connect,
             security=security,
-            trainers=trainers,
+            credentials=credentials,
             state_dir=state,
         )
         server.engine.watchdog.paused = True
@@ -170,14 +179,18 @@ async def _grpc(
         server.engine.end_sinks.append(rollout_log)
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))
         return await stack.enter_async_context(server)
-    except (JournalError, Unavailable) as error:  # it cannot be opened, or not be read
-        raise NotStarted(f"{error}; --state-dir chooses another folder, --no-journal does without") from None
+    except (JournalError, Unavailable) as error:  # the journal cannot be opened or read
+        raise NotStarted(f"{error}; --state-dir chooses another folder, --no-journal keeps no journal") from None
     except OSError as error:
-        raise NotStarted(f"{error}; --grpc-port chooses another") from None
+        raise NotStarted(f"{error}; --grpc-port chooses another port") from None
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
-    """The HTTP server; None without one. A default port that is taken is no reason not to serve gRPC."""
+    """Start the HTTP server and return it; None with --no-http.
+
+    If the default port is taken, the server logs a warning and serves gRPC only. Raises NotStarted if the port was
+    given.
+    """
     options = settings.server
     if options.no_http:
         return None
@@ -188,13 +201,13 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
         )
     except OSError as error:
         if "http_port" in options.model_fields_set:
-            raise NotStarted(f"{error}; -p chooses another port, --no-http does without") from None
+            raise NotStarted(f"{error}; -p chooses another port, --no-http serves gRPC only") from None
         log.warning("no HTTP: %s; -p chooses another port, --no-http silences this", error)
         return None
 
 
 async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: int) -> str:
-    """Serve /metrics on a port of its own. Returns its address."""
+    """Serve /metrics on a separate port and return the address. Raises NotStarted naming the option."""
     http_server = importlib.import_module("osmosis_gateway.http_server")
     try:
         http = await stack.enter_async_context(http_server.serve_metrics(server, host=host, port=port))
@@ -206,9 +219,9 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
 
 
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets. The second ends the process, and so does time.
+    """Return an event that the first SIGTERM or SIGINT sets. A second signal, or `limit` seconds, ends the process.
 
-    `servers` are asked for the rollouts that the second one leaves unfinished.
+    `servers` say how many rollouts the second signal leaves unfinished.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     seen: list[int] = []
@@ -229,7 +242,7 @@ def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Ev
 
 
 def end_after(limit: float) -> None:
-    """End the process with exit code 1 when the drain limit is over and it still runs."""
+    """End the process with exit code 1 if it still runs EXIT_AFTER_LIMIT seconds after the drain limit."""
     at = time.monotonic() + limit + EXIT_AFTER_LIMIT
 
     def wait() -> bool:
@@ -241,14 +254,14 @@ def end_after(limit: float) -> None:
 
 
 def _exit_now(code: int) -> None:
-    """End without waiting for anybody: an agent that does not stop must not hold up the process."""
+    """End without cleanup: an agent that does not stop must not keep the process alive."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: Security) -> None:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> None:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
         more += '-H "Authorization: Bearer $TOKEN" '

@@ -15,7 +15,7 @@ class Records:
         self._stream = stream
 
     def write(self, event: str, **fields: Any) -> None:
-        """One record, flushed. A reader that went away is no reason to stop working."""
+        """Write and flush one record. If the reader is gone, drop it."""
         if self._stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
@@ -24,8 +24,9 @@ class Records:
 
 @contextlib.contextmanager
 def records(enabled: bool) -> Iterator[Records]:
-    """When enabled, stdout carries records only, until the process ends: everything else that is
-    written to it, also by C code, child processes and exit handlers, goes to stderr.
+    """Reserve stdout for records until the process ends; without `enabled`, write no records.
+
+    Everything else that is written to stdout, also by C code, child processes and exit handlers, goes to stderr.
     """
     if not enabled:
         yield Records(None)

@@ -1,4 +1,4 @@
-"""--reload: the server in a child process, started again when a Python file changes."""
+"""--reload: runs the server in a child process and restarts it when a Python file changes."""
 
 import signal
 import subprocess
@@ -9,13 +9,13 @@ from pathlib import Path
 from osmosis_grpc.errors import MissingExtraError
 
 LOOK_EVERY = 500
-"""Milliseconds between two looks at whether the server still runs."""
+"""Milliseconds between two checks that the server still runs."""
 
 
 def run_reloading() -> int:
-    """Runs the same command line without --reload, again and again. Returns the last exit code.
+    """Run the same command line without --reload, and restart it on each change. Return the last exit code.
 
-    Every start is a new process, made by spawn: a forked one would inherit gRPC's threads.
+    Each start is a new process, not a fork: a fork would inherit gRPC's threads.
     """
     try:
         from watchfiles import PythonFilter, watch
@@ -38,7 +38,7 @@ def run_reloading() -> int:
 
 
 class _Supervisor:
-    """Starts the server, says when it ended by itself, and passes signals on to it."""
+    """Starts and restarts the server process, prints when it ended by itself, and forwards signals to it."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -52,22 +52,22 @@ class _Supervisor:
         self._start()
 
     def restart(self, names: str) -> None:
-        """Stops the server, as SIGTERM does, and starts it again."""
-        _say(f"{names} changed; starting again")
+        """Stop the server with SIGTERM and start it again."""
+        _say(f"{names} changed; restarting the server")
         self._child.terminate()
         self._child.wait()
         if not self.over.is_set():
             self._start()
 
     def look(self) -> None:
-        """Says once when the server ended by itself. It has said why."""
+        """Print once that the server ended by itself; the server has printed the reason."""
         code = self._child.poll()
         if code is not None and not self._ended:
             self._ended = True
-            _say(f"serve: ended with exit code {code}; starts again when a Python file below {Path.cwd()} changes")
+            _say(f"serve: ended with exit code {code}; restarts when a Python file below {Path.cwd()} changes")
 
     def end(self) -> int:
-        """Passes on the first signal and returns the exit code. A second signal stops the server at once."""
+        """Forward the first signal and return the exit code. A second signal stops the server at once."""
         self._child.send_signal(self._signals[0])
         code = self._child.wait()
         return code if code >= 0 else 128 - code
@@ -88,6 +88,6 @@ def _say(text: str) -> None:
 
 
 def _arguments(given: list[str]) -> list[str]:
-    """Returns the arguments without --reload, whatever its variable says, and without the command's name in front."""
+    """Return the arguments without the command's name, and with --no-reload, which overrides the variable."""
     kept = [argument for argument in given if argument != "--reload"]
     return [*(kept[1:] if kept[:1] == ["serve"] else kept), "--no-reload"]

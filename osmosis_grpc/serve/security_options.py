@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls, read_pems
 
 HARMLESS_TRACERS = frozenset(
@@ -24,7 +24,7 @@ HARMLESS_TRACERS = frozenset(
 """Tracers of gRPC that print nothing of what is said. `all`, `api` and `http` print metadata, `tcp` every byte."""
 
 
-def security_of(
+def server_security_from_options(
     tokens: Sequence[str],
     cert: Path | None,
     key: Path | None,
@@ -32,7 +32,7 @@ def security_of(
     *,
     insecure: bool,
     admin: Sequence[str] = (),
-) -> Security:
+) -> ServerSecurity:
     """What callers have to show, and what they are shown."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
@@ -46,12 +46,12 @@ def security_of(
             raise ValueError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from None
         tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
     try:
-        return Security.of(tokens, tls, insecure, admin=admin)
+        return ServerSecurity(tokens, tls=tls, insecure=insecure, admin_tokens=admin)
     except ValueError as error:
         raise ValueError(f"--token: {error}") from None
 
 
-def access_of(
+def credentials_from_options(
     token: str,
     ca: Path | None,
     cert: Path | None,
@@ -60,7 +60,7 @@ def access_of(
     tls: bool,
     insecure: bool,
     names: tuple[str, str],
-) -> Access:
+) -> Credentials:
     """How others are dialled. `names` are the token's option and what the files' options begin with."""
     files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
     if (cert is None) != (key is None):
@@ -71,7 +71,7 @@ def access_of(
         raise ValueError(f"{files_of}: {error}") from None
     files = ClientTls(ca=ca, cert=cert, key=key) if tls or ca or cert else None
     try:
-        return Access(token=token, tls=files, insecure=insecure)
+        return Credentials(token=token, tls=files, insecure=insecure)
     except ValueError as error:
         raise ValueError(f"{names[0]}: {error}") from None
 

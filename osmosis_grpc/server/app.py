@@ -21,10 +21,10 @@ from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
@@ -54,7 +54,7 @@ _Status = health_pb2.HealthCheckResponse
 class AgentServer:
     """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` says who may call, and over what; `trainers` how trainers are dialled: with which
+    `security` says who may call, and over what; `credentials` how trainers are dialled: with which
     token those of `connect`, and by which files those that speak TLS.
     It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
     Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
@@ -79,17 +79,17 @@ class AgentServer:
         max_metadata_bytes: int = MAX_METADATA_BYTES,
         sinks: Sequence[EventSink] = (),
         connect: Sequence[str] = (),
-        security: Security | None = None,
-        trainers: Access | None = None,
+        security: ServerSecurity | None = None,
+        credentials: Credentials | None = None,
         state_dir: Path | None = None,
         disk_budget: int = DISK_BUDGET,
     ) -> None:
-        self.security = security or Security()
+        self.security = security or ServerSecurity()
         self.security.check_host(host)
-        self.trainers = trainers or Access()
+        self.credentials = credentials or Credentials()
         """How trainers are dialled."""
         for target in connect:
-            self.trainers.check_target(target)
+            self.credentials.check_target(target)
         config = config or EngineConfig()
         self.port = port
         self._host = host
@@ -98,7 +98,7 @@ class AgentServer:
         self.callbacks = Callbacks(
             TargetPolicy(loopback=self.on_loopback, allow=allow_targets),
             authenticated=self.security.authenticates,
-            tls=self.trainers.tls,
+            tls=self.credentials.tls,
         )
         """Where rollouts' calls go, by the scheme of their callback's target."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
@@ -143,7 +143,7 @@ class AgentServer:
 
     async def _start(self) -> "AgentServer":
         self._server = grpc.aio.server(options=server_options())
-        guard = self.security.guard()
+        guard = self.security.authenticator()
         servicer = RolloutServicer(
             self.engine,
             self.callbacks,
@@ -173,13 +173,13 @@ class AgentServer:
         await self._health.set(LIVENESS, _Status.SERVING)
         await self._update_health()
         for target in self._connect:
-            self.attachments.dial(target, self.trainers)
+            self.attachments.dial(target, self.credentials)
         return self
 
     def _peer_of(self, entry: JournaledRollout) -> Peer:
         """Return the peer for a rollout that another process left."""
-        if entry.place and not entry.init.callback:
-            return self.attachments.expect(entry.place, entry.owner)
+        if entry.attachment_id:
+            return self.attachments.expect(entry.attachment_id, entry.owner)
         return self.callbacks.later(entry.init)
 
     async def __aexit__(self, *exc: Any) -> None:

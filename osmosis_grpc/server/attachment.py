@@ -39,7 +39,7 @@ ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
-_TICK = 5.0
+RESEND_INTERVAL = 5.0
 MAX_ASKED = 64
 """Equal Inits that may wait for the same answer."""
 MAX_CANCELLING = 4 * 1024 * 1024
@@ -87,12 +87,12 @@ class Attachment:
             has_tokens=True,
             accepts_references=True,
             tenant=self.tenant,
-            trainer_id=attachment_id,
+            attachment_id=attachment_id,
             trainer_run=run_name(attachment_id),
             destination_key=attachment_id,
         )
         self._loop = asyncio.get_running_loop()
-        self._subscriptions = Subscriptions(engine, owner)
+        self.subscriptions = Subscriptions(engine, owner)
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
@@ -184,7 +184,7 @@ class Attachment:
         for chat in self._waiting:
             chat.delta = chat.delta and self._delta
         self._ask()
-        self._ticking = self._engine.supervisor.every(ASK_AGAIN, _TICK, partial(self._tick, stream))
+        self._ticking = self._engine.supervisor.every(ASK_AGAIN, RESEND_INTERVAL, partial(self._tick, stream))
 
     def leave(self, stream: FrameStream) -> None:
         """A stream has ended."""
@@ -192,7 +192,7 @@ class Attachment:
             self._stream = None
             if self._ticking is not None:
                 self._ticking.cancel()
-            self._subscriptions.end_all()
+            self.subscriptions.end_all()
 
     def grant(self, window: int) -> None:
         """How many rollouts this trainer may have open from now on."""
@@ -385,10 +385,10 @@ class Attachment:
 
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:
-            self._subscriptions.begin(self._stream, message)
+            self.subscriptions.begin(self._stream, message)
 
     def _on_unsubscribe(self, message: pb.Unsubscribe) -> None:
-        self._subscriptions.end(message.id)
+        self.subscriptions.end(message.id)
 
     def _on_window(self, message: pb.TrainerWindow) -> None:
         self._chat_window = message.max_open_chats

@@ -15,7 +15,7 @@ from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
@@ -62,12 +62,14 @@ class Attachments:
         if error is not None:
             raise error
 
-    def dial(self, target: str, access: Access | None = None) -> None:
+    def dial(self, target: str, credentials: Credentials | None = None) -> None:
         """Open a stream to a trainer, and open it again whenever it ends."""
         owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:
-            async with Dialled(target, ACCEPT, services_pb2.AcceptResponse, access or Access(), self.calls) as call:
+            async with Dialled(
+                target, ACCEPT, services_pb2.AcceptResponse, credentials or Credentials(), self.calls
+            ) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)
                 granted = self._share(owner)
                 await stream.greet(server_frame("hello", self._hello("", granted)))
@@ -89,6 +91,20 @@ class Attachments:
             attachment = self._add(attachment_id, owner)
             self._wait_for(attachment)
         return attachment.peer
+
+    def get(self, attachment_id: str) -> Attachment | None:
+        """Return an attachment that is open or within its grace period; None for any other id."""
+        return self._attachments.get(attachment_id)
+
+    @property
+    def known(self) -> list[str]:
+        """The ids of all attachments that are open or within their grace period."""
+        return list(self._attachments)
+
+    @property
+    def away(self) -> int:
+        """How many trainers are within their grace period."""
+        return len(self._graces)
 
     @property
     def attached(self) -> int:

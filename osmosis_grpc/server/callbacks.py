@@ -100,15 +100,8 @@ class Callbacks:
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
     """A Peer, with a key that is equal for callbacks that reach the same run of a trainer in the same way."""
-    key = callback.target, callback.credential, callback.state, callback.delta, callback.tls, callback.run_id
-    return Peer(
-        chat,
-        complete,
-        key,
-        trainer_id=callback.run_id,
-        trainer_run=run_name(callback.run_id or callback.target),
-        destination_key=callback.target,
-    )
+    run = run_name(callback.run_id or callback.target)
+    return Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
 
 
 class _Trainer:

@@ -29,6 +29,11 @@ class Subscriptions:
         self._owner = owner
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def open(self) -> int:
+        """How many there are."""
+        return len(self._tasks)
+
     def begin(self, stream: FrameStream, message: pb.Subscribe) -> None:
         """Begin to follow; a subscription of the same id is replaced."""
         self.end(message.id)

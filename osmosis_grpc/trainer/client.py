@@ -9,17 +9,17 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.inbox import read_elsewhere
-from osmosis_grpc.trainer.request_check import checked
+from osmosis_grpc.trainer.request_check import check_selection, checked
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
@@ -78,13 +78,13 @@ class RolloutClient:
         self.target = target
         self._timeout = timeout
         self._lost_after = lost_after
-        access = Access(token=token, tls=tls, insecure=insecure)
-        access.check_target(target)
-        self._access = access
-        self._metadata = access.metadata
+        credentials = Credentials(token=token, tls=tls, insecure=insecure)
+        credentials.check_target(target)
+        self._credentials = credentials
+        self._metadata = credentials.metadata
         self._supervisor = Supervisor(f"the client of {target}")
         self._unreached = Unreached(target, self._supervisor)
-        self._channel = access.channel(target, client_options())
+        self._channel = credentials.channel(target, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._ended_before = EndedBefore()
         self._earlier = EarlierOutcomes()
@@ -157,8 +157,7 @@ class RolloutClient:
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
         """Cancel one rollout, a group, or everything of the caller's. What was met, a row each."""
-        if sum(map(bool, (rollout_id, group_id, everything))) != 1:
-            raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")
+        check_selection(rollout_id, group_id, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
         if everything:
             request.all = True
@@ -216,7 +215,7 @@ class RolloutClient:
         try:
             return await call(method, request, timeout=self._timeout, metadata=self._metadata)
         except CallError as error:
-            raise await explained(self.target, self._access, error) from None
+            raise await explained(self.target, self._credentials, error) from None
 
     async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
         stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
@@ -224,6 +223,6 @@ class RolloutClient:
             async for response in stream:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise await explained(self.target, self._access, error_of(error)) from None
+            raise await explained(self.target, self._credentials, error_of(error)) from None
         finally:
             stream.cancel()

@@ -9,17 +9,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.storage.ledger.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.cache import ChatCache
-from osmosis_grpc.trainer.rollout import Rollout, RolloutKey, job_failed
-from osmosis_grpc.trainer.subscriptions import Subscription
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
 
 READ = job("trainer.read_events", OnFailure.REPORT)
@@ -38,21 +36,21 @@ READING_RETRY = 1.0
 READING_LIMIT = 60.0
 """Seconds in which the events that an outcome refers to have to be read; then its rollout ends with an error."""
 
-ReadingKey = tuple[Attachment, str, int, str]
+ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
 class Completions:
-    """Of all servers.
+    """Records the completions of all servers.
 
-    `rollouts` are those that are not over; `over` is called with one that has been recorded, `refused` with one whose
-    outcome is of no use.
+    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called after each one is recorded, `refused` with each
+    one whose outcome cannot be used.
     """
 
     def __init__(
         self,
         cache: ChatCache,
         rollouts: Mapping[str, Rollout],
-        over: Callable[[Rollout, Completion], None],
+        on_recorded: Callable[[Rollout, Completion], None],
         refused: Callable[[Rollout, CallError], None],
         supervisor: Supervisor,
         *,
@@ -60,21 +58,22 @@ class Completions:
     ) -> None:
         self._cache = cache
         self._rollouts = rollouts
-        self._over = over
+        self._on_recorded = on_recorded
         self._refused = refused
         self._supervisor = supervisor
         self._keeps_chats = keeps_chats
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One for each rollout with an outcome that cannot be recorded yet."""
-        self._room_taken: Counter[Attachment] = Counter()
+        self._room_taken: Counter[AgentServerLink] = Counter()
 
-    def record(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
-        """Record a completion, once the rollout's events were read where that is needed, and tell its server.
+    def record(self, report: Report) -> None:
+        """Record a completion, if needed after reading the rollout's events, and answer its server.
 
-        Raises Aborted for a lower attempt, Unavailable where nobody here waits for the rollout, or where too many
+        Raises Aborted for a lower attempt, Unavailable if no caller waits for the rollout, or if too many
         of the server's completions wait for events.
         """
+        completion = report.completion
         rollout = self._rollouts.get(completion.rollout_id)
         if rollout is None and not self._cache.knows(completion.rollout_id):
             raise _unclaimed(completion)
@@ -88,9 +87,9 @@ class Completions:
         if cache.result_id is None and rollout is None:
             raise _unclaimed(completion)
         if cache.result_id is None and cache.lacks(completion):
-            self._read(server, completion, raw)
+            self._read(report)
         else:
-            self._record(server, completion, raw)
+            self._record(report)
 
     def close(self) -> None:
         """Read no more events."""
@@ -99,28 +98,29 @@ class Completions:
         for timer in self._overdue.values():
             timer.cancel()
 
-    def _record(
-        self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion, chats: Sequence[ChatRow] = ()
-    ) -> None:
+    def _record(self, report: Report, chats: Sequence[ChatRow] = ()) -> None:
         def done(outcome: Outcome | CallError, recorded: Completion | None) -> None:
-            rollout = self._rollouts.get(completion.rollout_id)
+            rollout = self._rollouts.get(report.completion.rollout_id)
             if recorded is not None and rollout is not None:
-                self._over(rollout, recorded)
-            server.send_outcome(completion, outcome)
+                self._on_recorded(rollout, recorded)
+            report.reply(outcome)
 
-        rollout = self._rollouts.get(completion.rollout_id)
-        if rollout is not None and rollout.request.evaluation and not completion.evaluation:
+        rollout = self._rollouts.get(report.completion.rollout_id)
+        if rollout is not None and rollout.request.evaluation and not report.completion.evaluation:
             # An older server does not echo the field. The ledger keeps `raw`, so it is set there too.
-            completion, raw.evaluation = replace(completion, evaluation=True), True
-        given_up = rollout is not None and rollout.given_up and not rollout.waiters
-        self._cache.record(completion, raw, done, given_up=given_up, chats=chats)
+            report.completion, report.raw.evaluation = replace(report.completion, evaluation=True), True
+        abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
+        self._cache.record(report.completion, report.raw, done, abandoned=abandoned, chats=chats)
 
-    def _read(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
-        """Begin to read the rollout's events, unless they are being read."""
+    def _read(self, report: Report) -> None:
+        """Start to read the rollout's events, unless they are being read."""
+        server, completion = report.server, report.completion
+        if server is None:
+            raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)
         key = (server, completion.rollout_id, completion.attempt, completion.result_id)
         if key in self._reading:
             return
-        room = raw.ByteSize() + READING_COST
+        room = report.raw.ByteSize() + READING_COST
         if self._room_taken[server] + room > READING_ROOM:
             raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
 
@@ -131,16 +131,15 @@ class Completions:
                 del self._room_taken[server]
 
         self._room_taken[server] += room
-        self._reading[key] = self._supervisor.start(
-            READ, partial(self._recover, server, completion, raw), partial(self.fail, server, completion, READ)
-        )
+        fail = partial(self.fail, report, READ)
+        self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
-        self._limit(server, completion)
+        self._limit(server, report)
 
-    def _limit(self, server: Attachment, completion: Completion) -> None:
+    def _limit(self, server: AgentServerLink, report: Report) -> None:
         """End the rollout with an error unless its outcome is recorded in time."""
-        key = completion.rollout_id, completion.attempt
-        rollout = self._rollouts.get(completion.rollout_id)
+        key = report.completion.rollout_id, report.completion.attempt
+        rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
 
@@ -154,14 +153,14 @@ class Completions:
             if rollout.done.done() or rollout.key != key:
                 return
             if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
-                self._limit(server, completion)
+                self._limit(server, report)
                 return
             problem = f"it refers to chats that are not known here, nor from its events within {READING_LIMIT:g} s"
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
             self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
-            server.send_outcome(completion, InvalidArgument("completion", problem))
+            report.reply(InvalidArgument("completion", problem))
 
         def fail(error: BaseException) -> None:
             end()
@@ -170,34 +169,30 @@ class Completions:
         timer = self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
         rollout.done.add_done_callback(lambda _: end())
 
-    def fail(self, server: Attachment, completion: Completion, failed: Job, error: BaseException) -> None:
-        """End a rollout whose outcome cannot be recorded by a mistake of this side. Its server keeps the outcome."""
+    def fail(self, report: Report, failed: Job, error: BaseException) -> None:
+        """End a rollout whose outcome this side failed to record. Its server keeps the outcome."""
         problem = job_failed(failed, error)
-        rollout = self._rollouts.get(completion.rollout_id)
-        if rollout is not None and rollout.key == (completion.rollout_id, completion.attempt):
+        rollout = self._rollouts.get(report.completion.rollout_id)
+        if rollout is not None and rollout.key == (report.completion.rollout_id, report.completion.attempt):
             self._refused(rollout, problem)
-        server.send_outcome(completion, problem)
+        report.reply(problem)
 
-    async def _recover(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
-        """Read what a completion refers to from the rollout's events, and record it then."""
-        subscription = Subscription(completion.rollout_id, completion.attempt, 0, tokens=True)
+    async def _recover(self, server: AgentServerLink, report: Report) -> None:
+        """Read the chats that a completion refers to from the rollout's events, and record it then."""
+        rollout_id, attempt = report.completion.rollout_id, report.completion.attempt
         try:
-            server.subscriptions.begin(subscription)
             trajectory: list[TrajectoryEvent] = []
-            async for event in subscription.read(server.subscriptions.begin):
-                trajectory.append(event)
-                if isinstance(event.kind, events.Ended):
-                    break
-            cache = self._cache.rollout(completion.rollout_id, completion.attempt, time.monotonic())
+            async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
+                async for event in stream:
+                    trajectory.append(event)
+                    if isinstance(event.kind, events.Ended):
+                        break
+            cache = self._cache.rollout(rollout_id, attempt, time.monotonic())
             cache.restore(trajectory)
-            chats = cache.kept(completion.rollout_id) if self._keeps_chats else ()
-            self._record(server, completion, raw, chats)
+            self._record(report, cache.kept(rollout_id) if self._keeps_chats else ())
         except CallError as error:
-            problem = Unavailable(f"the events that the completion refers to cannot be read: {error}")
-            server.send_outcome(completion, problem)
-        finally:
-            server.subscriptions.end(subscription)
+            report.reply(Unavailable(f"the events that the completion refers to cannot be read: {error}"))
 
 
 def _unclaimed(completion: Completion) -> Unavailable:
-    return Unavailable(f"nobody here waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)
+    return Unavailable(f"no caller waits for rollout {completion.rollout_id}", retry_after=UNCLAIMED_RETRY)

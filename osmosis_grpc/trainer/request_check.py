@@ -51,3 +51,9 @@ def checked(request: RolloutRequest | None, changes: Mapping[str, Any]) -> Rollo
     if size > MAX_INIT_BYTES:
         raise InvalidArgument("messages", f"the request has {size} bytes, more than {MAX_INIT_BYTES}")
     return full
+
+
+def check_selection(rollout_id: str, group_id: str, *, everything: bool) -> None:
+    """Raises InvalidArgument unless a cancel names exactly one of a rollout, a group and everything."""
+    if sum(map(bool, (rollout_id, group_id, everything))) != 1:
+        raise InvalidArgument("selection", "name a rollout_id, a group_id, or everything=True")

@@ -9,9 +9,9 @@ from typing import Any
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, LedgerError, OsmosisValidationError
 from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer.agent_server_link import Rollout, job_failed
 from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.request_check import checked
-from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason, Group, RolloutRequest
 
@@ -184,7 +184,7 @@ class Run:
         """Wait for a rollout no longer. The scheduler cancels it when nobody else waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
-            self._scheduler.give_up(rollout)
+            self._scheduler.abandon(rollout)
 
 
 def reason_of(completion: Completion) -> str:

@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
 from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.completions import Completions
+from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
-from osmosis_grpc.trainer.rollout import Rollout, job_failed
 from osmosis_grpc.trainer.servers import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
@@ -33,8 +31,6 @@ log = logging.getLogger(__name__)
 TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
-MAX_ATTEMPTS = 5
-"""Attempts of a rollout that agent servers may lose."""
 LOST_PAUSES = 0.25, 10.0
 """Seconds before a lost rollout runs again: after its first loss, and at most."""
 SETTLING = 5.0
@@ -45,14 +41,7 @@ class Scheduler:
     """A trainer's rollouts that are not over, from being asked for to their completion."""
 
     def __init__(
-        self,
-        cache: ChatCache,
-        supervisor: Supervisor,
-        *,
-        lost_after: float,
-        max_open_chats: int,
-        max_attempts: int = MAX_ATTEMPTS,
-        ledger: Ledger | None = None,
+        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: Ledger | None = None
     ) -> None:
         self.cache = cache
         self.supervisor = supervisor
@@ -65,18 +54,11 @@ class Scheduler:
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
-        self.servers = Servers(
-            supervisor,
-            lost_after=lost_after,
-            max_open_chats=max_open_chats,
-            lost=self._lost,
-            stuck=self._stuck,
-            nobody=self._nobody,
-        )
+        self.servers = Servers(supervisor, config=config, lost=self._lost, stuck=self._stuck, nobody=self._nobody)
         self._completions = Completions(
             cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
         )
-        self._max_attempts = max_attempts
+        self._max_attempts = config.max_attempts
         self._queues: dict[str, deque[Rollout]] = {}
         self._loop = asyncio.get_running_loop()
         self._returning: set[asyncio.TimerHandle] = set()
@@ -137,27 +119,27 @@ class Scheduler:
         """A rollout that is over, its completion read from the ledger."""
         assert self.held is not None
         rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
-        rollout.done.add_done_callback(_retrieve)
+        rollout.done.add_done_callback(retrieve)
         return rollout
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
         """Go on with the rollouts that an earlier process had sent."""
         assert self.held is not None
-        places = {server.place: server for server in self.servers}
+        places = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
                 continue
             rollout = Rollout(
-                request_of(row), self._loop.create_future(), row.together, opened=row.tools is not None, begun=True
+                request_of(row), self._loop.create_future(), row.affinity_key, opened=row.tools is not None, begun=True
             )
             rollout.done.add_done_callback(partial(self._count, rollout.request))
             self.rollouts[row.rollout_id] = rollout
             self.held.left[row.rollout_id] = None
-            server = places.get(row.place)
+            server = places.get(row.server_key)
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.place} is none of this trainer's servers any more")
+                self.restart(rollout, f"{row.server_key} is none of this trainer's servers any more")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:
@@ -165,7 +147,7 @@ class Scheduler:
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
             del self.rollouts[rollout.request.rollout_id]
         if rollout.server is not None:
-            rollout.server.over(rollout)
+            rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
         """No server takes it."""
@@ -187,16 +169,16 @@ class Scheduler:
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
-    def give_up(self, rollout: Rollout) -> None:
+    def abandon(self, rollout: Rollout) -> None:
         """Nobody waits for a rollout any more."""
         if rollout.done.done() or self.rollouts.get(rollout.request.rollout_id) is not rollout:
             return
-        rollout.cancelled = rollout.given_up = True
+        rollout.cancelled = rollout.abandoned = True
         if rollout.server is None:
             self.end_here(rollout)
         else:
-            request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason="nobody waits for it")
-            rollout.server.cancels.ask(request).add_done_callback(_retrieve)
+            cancelled = rollout.server.cancel(rollout.request.rollout_id, "its caller has left")
+            cancelled.add_done_callback(retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
         """A rollout that no server has ends CANCELLED."""
@@ -223,7 +205,7 @@ class Scheduler:
         if rollout.server is None:  # it waits for room, and has run nowhere
             rollout.request = request
             return
-        rollout.server.let_go(rollout)
+        rollout.server.abandon(rollout)
         rollout.request = replace(request, attempt=request.attempt - 1)
         self.restart(rollout, "a higher attempt was asked for")
 
@@ -242,7 +224,7 @@ class Scheduler:
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
         """Run a rollout again, with a higher attempt, wherever there is room."""
         if rollout.server is not None:
-            rollout.server.over(rollout)
+            rollout.server.release(rollout)
             rollout.server = None
         if rollout.done.done():
             return
@@ -323,7 +305,7 @@ class Scheduler:
         queue = self._queues.setdefault(rollout.request.agent_loop, deque())
         (queue.appendleft if first else queue.append)(rollout)
 
-    def _place(self, rollout: Rollout) -> Attachment | None:
+    def _place(self, rollout: Rollout) -> AgentServerLink | None:
         """The server with the most room, that of its group where there is one; None while there is no room."""
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
@@ -336,26 +318,26 @@ class Scheduler:
 
     # What servers tell.
 
-    def completed(self, server: Attachment, completion: Completion, raw: rollout_pb2.Completion) -> None:
+    def completed(self, report: Report) -> None:
         """See Completions.record."""
         refusals: list[CallError] = []
 
         def take() -> None:
             try:
-                self._completions.record(server, completion, raw)
+                self._completions.record(report)
             except CallError as error:
                 refusals.append(error)
 
-        fail = partial(self._completions.fail, server, completion, TAKE)
-        self.supervisor.call(TAKE, take, report=fail)
+        self.supervisor.call(TAKE, take, report=partial(self._completions.fail, report, TAKE))
         if refusals:
             raise refusals[0]
 
-    def unusable(self, server: Attachment, rollout_id: str, attempt: int, problem: BaseException) -> None:
+    def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
         """See Owner. The server sends no other outcome, so the caller would wait for ever."""
         rollout = self.rollouts.get(rollout_id)
-        if rollout is not None and rollout.server is server and attempt in (0, rollout.request.attempt):
-            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {server.name}: {problem}"))
+        if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
+            name = rollout.server.name if rollout.server is not None else "which it was sent to"
+            self.refused(rollout, Internal(f"the outcome of rollout {rollout_id} from server {name}: {problem}"))
             self.changed()
 
     def _recorded(self, rollout: Rollout, completion: Completion) -> None:
@@ -377,12 +359,12 @@ class Scheduler:
         else:
             self.cache.metrics.refused(request, error)
 
-    def _lost(self, server: Attachment, why: str) -> None:
+    def _lost(self, server: AgentServerLink, why: str) -> None:
         """What ran on a lost server goes elsewhere."""
         for rollout in list(server.rollouts.values()):
             self.lost(rollout, why)
 
-    def _stuck(self, server: Attachment, error: BaseException) -> None:
+    def _stuck(self, server: AgentServerLink, error: BaseException) -> None:
         """What ran on a lost server could not be sent elsewhere."""
         for rollout in list(server.rollouts.values()):
             self.refused(rollout, job_failed(LOST, error))
@@ -402,7 +384,7 @@ class Scheduler:
         """
         for _ in range(3):  # asyncio closes run() in the turns after its loop was left; then its rollouts are given up
             await asyncio.sleep(0)
-        ending = [r.done for r in self.rollouts.values() if r.given_up and r.server is not None and r.server.attached]
+        ending = [r.done for r in self.rollouts.values() if r.abandoned and r.server is not None and r.server.attached]
         if ending:
             await asyncio.wait(ending, timeout=SETTLING)
         if self.ledger is not None:
@@ -440,8 +422,3 @@ def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:
     """Whether it is the same request, but for its attempt; one that the ledger kept is as it was sent."""
     request = replace(request, attempt=known.attempt)
     return known == request or init_bytes(known) == init_bytes(request)
-
-
-def _retrieve(done: "asyncio.Future[Any]") -> None:
-    if not done.cancelled():
-        done.exception()

@@ -20,7 +20,7 @@ from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.security import CallbackGuard, Security, check_for_rollout
+from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
@@ -96,7 +96,7 @@ class TrainerServer:
         if recorder is not None and ledger is not None:
             raise ValueError("a recorder and a ledger: completions go to one of them")
         check_policy(policy)
-        self._security = Security.of(tokens, tls, insecure)
+        self._security = ServerSecurity(tokens, tls=tls, insecure=insecure)
         self._security.check_host(host)
         self.port = port
         self._host = host
@@ -209,7 +209,7 @@ class TrainerServer:
         self._supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
         calls = self._cache.metrics.answered_calls
-        services: Any = Registrar(self._server, CallbackGuard(self._security, self._keys), calls)
+        services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
@@ -306,7 +306,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
     def __init__(self, trainer: TrainerServer) -> None:
         self._trainer = trainer
 
-    async def Chat(self, request: pb.ChatRequest, context: Any) -> bytes:
+    async def Chat(self, request: pb.ChatRequest, context: Any) -> bytes:  # type: ignore[override] # sent as it is
         credential = bearer(metadata_value(context, "authorization"))
         chat = chat_from_wire(request, context.time_remaining(), credential)
         check_for_rollout(credential, chat.rollout_id)

@@ -11,7 +11,8 @@ from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.connection_errors import is_permanent
 from osmosis_grpc.link.stream import PARTING
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink
+from osmosis_grpc.trainer.config import TrainerConfig
 
 log = logging.getLogger(__name__)
 
@@ -49,40 +50,39 @@ class Servers:
         self,
         supervisor: Supervisor,
         *,
-        lost_after: float,
-        max_open_chats: int,
-        lost: Callable[[Attachment, str], None],
-        stuck: Callable[[Attachment, BaseException], None],
+        config: TrainerConfig,
+        lost: Callable[[AgentServerLink, str], None],
+        stuck: Callable[[AgentServerLink, BaseException], None],
         nobody: Callable[[CallError], None],
     ) -> None:
         self.paused = False
         self.more_may_come = False
         """Whether servers that nobody has named may dial in."""
-        self._known: list[Attachment] = []
-        self._lost_after = lost_after
-        self._max_open_chats = max_open_chats
+        self._known: list[AgentServerLink] = []
+        self._lost_after = config.lost_after
+        self._max_open_chats = config.max_open_chats
         self._supervisor = supervisor
         self._on_lost = lost
         self._on_stuck = stuck
         self._on_none_attached = nobody
-        self._timers: dict[Attachment, asyncio.TimerHandle] = {}
+        self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
         self._nobody: asyncio.TimerHandle | None = None
         self._wait_for_any()
         self._parted = asyncio.Event()
         self._closed = False
 
-    def __iter__(self) -> Iterator[Attachment]:
+    def __iter__(self) -> Iterator[AgentServerLink]:
         return iter(self._known)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, *servers: Attachment) -> None:
+    def add(self, *servers: AgentServerLink) -> None:
         """Await these."""
         self._known += servers
 
     @property
-    def attached(self) -> list[Attachment]:
+    def attached(self) -> list[AgentServerLink]:
         """Those with a stream."""
         return [server for server in self._known if server.attached]
 
@@ -96,7 +96,7 @@ class Servers:
         """Whether none has come for so long that nothing is sent or awaited."""
         return self._nobody is None and not self.attached
 
-    def arrived(self, server: Attachment) -> None:
+    def arrived(self, server: AgentServerLink) -> None:
         """A server has a stream."""
         self._stop_waiting(server)
         if self._nobody is not None:
@@ -106,7 +106,7 @@ class Servers:
             self._known.append(server)
         self.grant()
 
-    def not_reached(self, server: Attachment, error: CallError | None) -> None:
+    def not_reached(self, server: AgentServerLink, error: CallError | None) -> None:
         """A dial has ended. A server that refuses at first contact is of no use: where no other is, nothing waits."""
         if server.used or self._closed:
             return
@@ -122,7 +122,7 @@ class Servers:
     def _all_refuse(self) -> bool:
         return not self.more_may_come and all(server.refusal is not None for server in self._known)
 
-    def left(self, server: Attachment) -> None:
+    def left(self, server: AgentServerLink) -> None:
         """A server's stream has ended: its rollouts wait for it, and then go elsewhere."""
         self._parted.set()
         if self._closed or server.attached:
@@ -148,7 +148,7 @@ class Servers:
             self._known.remove(gone)
         return gone is not None
 
-    def share(self, joining: Attachment | None = None) -> int:
+    def share(self, joining: AgentServerLink | None = None) -> int:
         """How many chats each server may have open; 0 while paused."""
         if self.paused:
             return 0
@@ -158,7 +158,7 @@ class Servers:
     def grant(self) -> None:
         """Tell every server its share."""
         for server in self.attached:
-            server.chats.grant(self.share(server))
+            server.grant(self.share(server))
 
     async def part(self) -> None:
         """Leave every server in good order."""
@@ -189,7 +189,7 @@ class Servers:
             f"no agent server was there for {self._lost_after:g} s ({problems or 'none is named, and none dialled in'})"
         )
 
-    def _wait_for(self, server: Attachment) -> None:
+    def _wait_for(self, server: AgentServerLink) -> None:
         self._stop_waiting(server)
         self._timers[server] = self._supervisor.call_later(
             LOST, self._lost_after, self._lost, server, report=partial(self._on_stuck, server)
@@ -198,12 +198,12 @@ class Servers:
     def _wait_for_any(self) -> None:
         self._nobody = self._supervisor.call_later(NOBODY, self._lost_after, self._nobody_came)
 
-    def _stop_waiting(self, server: Attachment) -> None:
+    def _stop_waiting(self, server: AgentServerLink) -> None:
         timer = self._timers.pop(server, None)
         if timer is not None:
             timer.cancel()
 
-    def _lost(self, server: Attachment) -> None:
+    def _lost(self, server: AgentServerLink) -> None:
         self._timers.pop(server, None)
         if server.rollouts:
             log.warning("server %s is lost; its %d rollouts go elsewhere", server.name, len(server.rollouts))

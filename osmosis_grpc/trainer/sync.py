@@ -176,7 +176,7 @@ class SyncTrainer:
     async def _cancel_all(self) -> None:
         try:
             async with asyncio.timeout(_CANCEL_LIMIT):
-                await self._trainer.cancel(reason="the trainer was interrupted")
+                await self._trainer.cancel(everything=True, reason="the trainer was interrupted")
         except (CallError, TimeoutError) as error:
             log.warning("not every agent server answered the cancel: %s", error or "no answer in time")
 

@@ -1,171 +1,109 @@
-"""attach(): a trainer's rollouts on any number of agent servers, over one stream each."""
+"""Trainer: rollouts on any number of agent servers, over attachments or by callbacks."""
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.errors import NotFound, TrainerFailed
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer.attachment import Attachment
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
-from osmosis_grpc.trainer.connections import Connections
+from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.progress import shown
-from osmosis_grpc.trainer.request_check import checked
+from osmosis_grpc.trainer.request_check import check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
-from osmosis_grpc.trainer.scheduler import MAX_ATTEMPTS, Scheduler
+from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
-from osmosis_grpc.trainer.subscriptions import Subscription
+from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
+from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
-from osmosis_grpc.wire.control import cancelled_from_wire
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-MAX_OPEN_CHATS = 16_384
-
-
-def attach(
-    targets: str | Sequence[str],
-    policy: Policy,
-    *,
-    listen_on: str = "",
-    lost_after: float = 120.0,
-    max_open_chats: int = MAX_OPEN_CHATS,
-    delta: bool = True,
-    ttl: float = 7200.0,
-    ledger: str | Path | None = None,
-    token: str = "",
-    tls: ClientTls | None = None,
-    listen_tokens: str | Sequence[str] = (),
-    listen_tls: ServerTls | None = None,
-    insecure: bool = False,
-    longest_pause: float = 10.0,
-    max_attempts: int = MAX_ATTEMPTS,
-) -> "Trainer":
-    """A trainer with any number of agent servers, to be used with `async with`.
-
-    `listen_on` is a HOST:PORT for agent servers that dial out (`serve --connect`); port 0 picks
-    a free one. A server that is away for `lost_after` seconds is lost: its rollouts run elsewhere,
-    with a higher attempt; when none is there for so long, rollouts end with Unavailable. So does a
-    rollout of which servers have lost `max_attempts` attempts; a pause that grows lies between two of them.
-    `max_open_chats` bounds how many chats may be open, shared evenly among the servers, each of
-    which may have at least one. Without `delta` every chat comes with its whole history. What is
-    known of a rollout is forgotten `ttl` seconds after it was last heard of. A server that is away
-    is dialled again after pauses that grow up to `longest_pause` seconds.
-
-    `token` and `tls` are for the servers at `targets`: what is shown to them, and how to speak TLS
-    with them. `listen_tokens` (SECRET or NAME=SECRET) are those that servers which dial out show,
-    `listen_tls` has the files that they are shown. `insecure` means that tokens may travel in plain
-    text, and that `listen_on` may be public without any of it.
-
-    `ledger` is a file in which the trainer keeps what it has promised: attachment ids, rollouts that
-    were sent, answers to chats, completions until `await completion.confirm()`. A trainer that is
-    started again with the same ledger goes on where the other one ended, however that was; see
-    Trainer.unconfirmed. Without one a completion counts as recorded when it has been handed to
-    whoever waits for it, and a trainer that is killed forgets its rollouts.
-
-    Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError
-    for a target that is none or an address that is not guarded enough, TypeError for a policy that
-    is not callable and for TLS that is not ClientTls or ServerTls.
-    """
-    named = [targets] if isinstance(targets, str) else targets
-    return Trainer(
-        named,
-        policy,
-        listen_on=listen_on,
-        lost_after=lost_after,
-        max_open_chats=max_open_chats,
-        delta=delta,
-        ttl=ttl,
-        access=Access(token=token, tls=tls, insecure=insecure),
-        security=Security.of(listen_tokens, listen_tls, insecure, tls_name="listen_tls"),
-        ledger=ledger,
-        longest_pause=longest_pause,
-        max_attempts=max_attempts,
-    )
+TransportName = Literal["attach", "callback"]
 
 
 class Trainer:
-    """Made by attach().
+    """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
 
-    A completion counts as recorded when it has been handed to whoever waits for it; with a ledger
-    when it stands there.
+    `servers` are the agent servers, each HOST:PORT. `transport` says how the trainer and the servers talk:
+
+    - "attach": one stream to each server carries everything. With `listen`, a HOST:PORT, agent servers may also open
+      it (`serve --connect`).
+    - "callback": the trainer calls the servers, and they call the trainer back at `listen`, by default a free port of
+      127.0.0.1.
+
+    Port 0 in `listen` takes a free port; `address` has the port as bound.
+
+    `ledger` is a file that keeps what the trainer has promised: the rollouts that were sent, the answers to chats, and
+    the completions until `await completion.confirm()`. A trainer that is started again with the same ledger continues
+    where the earlier process ended; see unconfirmed(). Without a ledger a completion counts as recorded when its
+    caller has it, and a trainer that is killed forgets its rollouts.
+
+    `credentials` are for the servers in `servers`: the token to show, and how to speak TLS. `security` is for callers
+    of `listen`: the tokens that servers which dial in have to show, and the files for TLS. With callbacks the trainer
+    makes a credential for each rollout by itself.
+
+    Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
+    is not HOST:PORT, an unknown transport or an address that is not guarded enough, TypeError for a policy that is not
+    callable.
     """
 
     def __init__(
         self,
-        targets: Sequence[str],
+        servers: str | Sequence[str],
         policy: Policy,
         *,
-        listen_on: str,
-        lost_after: float,
-        max_open_chats: int,
-        delta: bool,
-        ttl: float,
-        access: Access,
-        security: Security,
+        transport: TransportName = "attach",
+        listen: str = "",
         ledger: str | Path | None = None,
-        longest_pause: float = 10.0,
-        max_attempts: int = MAX_ATTEMPTS,
+        credentials: Credentials | None = None,
+        security: ServerSecurity | None = None,
+        config: TrainerConfig | None = None,
     ) -> None:
-        for name, value in (
-            ("lost_after", lost_after),
-            ("max_open_chats", max_open_chats),
-            ("ttl", ttl),
-            ("longest_pause", longest_pause),
-            ("max_attempts", max_attempts),
-        ):
-            if not value > 0:
-                raise ValueError(f"{name}: {value} is not greater than 0")
-        for target in targets:
+        if transport not in get_args(TransportName):
+            raise ValueError(f"transport: {transport!r} is none of {', '.join(get_args(TransportName))}")
+        self._credentials = credentials or Credentials()
+        self._security = security or ServerSecurity()
+        self._config = config or TrainerConfig()
+        named = [servers] if isinstance(servers, str) else servers
+        for target in named:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            access.check_target(target)
+            self._credentials.check_target(target)
         check_policy(policy)
-        self._access = access
-        self._security = security
-        self._targets = list(dict.fromkeys(targets))
-        self._listen_on = listen_on
-        self._ttl = ttl
-        self._pauses = min(0.25, longest_pause), longest_pause
-        self._delta = delta
-        self._options: dict[str, Any] = {
-            "lost_after": lost_after,
-            "max_open_chats": max_open_chats,
-            "max_attempts": max_attempts,
-        }
+        self._targets = list(dict.fromkeys(named))
+        self._listen = listen
+        self._transport_name = transport
         self._policy = policy
-        self._path = ledger
+        self._ledger_path = ledger
         self._ledger: Ledger | None = None
         self._opened_cache: ChatCache | None = None
         self._opened_scheduler: Scheduler | None = None
-        self._connections: Connections
+        self._transport: Transport
         self._supervisor: Supervisor
         self._resources: AsyncExitStack
         self._group_counts: Counter[str] = Counter()
         self.address = ""
-        """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+        """Where agent servers reach this trainer, the port as bound; empty if it does not listen."""
 
     @property
     def _cache(self) -> ChatCache:
@@ -179,8 +117,8 @@ class Trainer:
         async with AsyncExitStack() as stack:
             self._supervisor = Supervisor("the trainer")
             stack.push_async_callback(self._supervisor.close)
-            if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
+            if self._ledger_path is not None:
+                self._ledger = await Ledger.open(self._ledger_path, self._config.ttl, self._supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()
@@ -188,59 +126,61 @@ class Trainer:
         return self
 
     async def _begin(self) -> None:
-        self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
-        self._opened_scheduler = Scheduler(self._cache, self._supervisor, **self._options, ledger=self._ledger)
-        self._supervisor.add_listener(self._failed)
-        self._connections = Connections(
-            self._scheduler,
-            self._attachment,
-            self._targets,
-            access=self._access,
-            security=self._security,
-            pauses=self._pauses,
+        cache = self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
+        scheduler = self._opened_scheduler = Scheduler(
+            cache, self._supervisor, config=self._config, ledger=self._ledger
         )
-        if self._listen_on:
-            try:
-                self.address = self._connections.listen(self._listen_on)
-            except BaseException:
-                self._scheduler.close()
-                raise
+        self._supervisor.add_listener(self._failed)
+        self._transport = self._make_transport(scheduler)
+        try:
+            self._transport.listen()
+        except BaseException:
+            scheduler.close()
+            raise
+        self.address = self._transport.address
         kept = self._ledger.take_restored() if self._ledger is not None else []
-        self._cache.restore(kept, time.monotonic())
-        self._connections.await_servers(kept)
+        cache.restore(kept, time.monotonic())
+        self._transport.add_servers(kept)
         if self._ledger is not None:
-            self._scheduler.restore(kept)
-        await self._connections.begin()
-        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            scheduler.restore(kept)
+        await self._transport.begin()
+        self._supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
+
+    def _make_transport(self, scheduler: Scheduler) -> Transport:
+        return AttachTransport(
+            scheduler,
+            self._targets,
+            listen=self._listen,
+            credentials=self._credentials,
+            security=self._security,
+            config=self._config,
+        )
 
     def _failed(self, error: BaseException) -> None:
         self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
 
-    def _attachment(self, name: str, place: str) -> Attachment:
-        return Attachment(name, self._scheduler, self._cache, delta=self._delta, place=place, ledger=self._ledger)
-
     async def __aexit__(self, *exc: Any) -> None:
         try:
             await self._scheduler.settle()
-            self._connections.leave()
+            self._transport.leave()
             await self._scheduler.servers.part()
-            await self._connections.close()
+            await self._transport.close()
         finally:
             self._scheduler.close()
             await self._resources.aclose()
 
     @property
     def servers(self) -> list[Server]:
-        """The agent servers, attached or awaited."""
+        """The agent servers, whether they can be reached or not."""
         return [
             Server(
                 s.name,
                 s.attached,
                 s.window,
                 len(s.rollouts),
-                tuple(s.hello.agent_loops),
-                s.hello.version,
-                s.hello.journal_id,
+                s.identity.agent_loops,
+                s.identity.version,
+                s.identity.journal_id,
             )
             for s in self._scheduler.servers
         ]
@@ -263,7 +203,7 @@ class Trainer:
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self._scheduler.give_up(rollout)
+                self._scheduler.abandon(rollout)
 
     async def run(
         self,
@@ -377,33 +317,33 @@ class Trainer:
             async for completion in completions:
                 yield completion
 
-    async def cancel(self, rollout_id: str = "", *, group_id: str = "", reason: str = "") -> list[CancelResult]:
-        """Cancel one rollout of this trainer's, a group, or, with neither given, all of them. Idempotent.
+    async def cancel(
+        self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, reason: str = ""
+    ) -> list[CancelResult]:
+        """Cancel one rollout of this trainer, a group, or everything. Idempotent.
 
-        Rollouts end CANCELLED; whoever waits for one gets that completion. Raises Unavailable where a server's
-        disk cannot keep the cancel: it holds in that process all the same, and may be asked again.
+        Rollouts end CANCELLED, and their callers get that completion. Raises InvalidArgument unless exactly one of
+        the three is given, and Unavailable when a server's disk cannot keep the cancel: the cancel holds in that
+        process, and may be asked again.
         """
-        if rollout_id and group_id:
-            raise ValueError("cancel takes a rollout_id or a group_id, not both")
-        asked = []
+        check_selection(rollout_id, group_id, everything=everything)
+        cancels = []
         for rollout in list(self._scheduler.rollouts.values()):
             group = rollout.request.group
-            mine = group.id if group is not None else ""
-            if rollout_id not in ("", rollout.request.rollout_id) or group_id not in ("", mine):
+            selected = group is not None and group.id == group_id if group_id else everything
+            if not selected and rollout_id != rollout.request.rollout_id:
                 continue
             rollout.cancelled = True
             if rollout.server is None:
                 self._scheduler.end_here(rollout)
-            else:  # by its id: a group, or all, may be other trainers' of the same owner as well
-                request = control_pb2.CancelRequest(rollout_id=rollout.request.rollout_id, reason=reason)
-                asked.append(rollout.server.cancels.ask(request))
-        answers = await asyncio.gather(*asked)
-        return [cancelled_from_wire(row) for answer in answers for row in answer.results]
+            else:  # by its id: a group, or everything, may include rollouts of the owner's other trainers
+                cancels.append(rollout.server.cancel(rollout.request.rollout_id, reason))
+        return list(chain.from_iterable(await asyncio.gather(*cancels)))
 
     async def events(
         self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
-    ) -> AsyncIterator[TrajectoryEvent]:
-        """A rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield a rollout's events with numbers above `after`, then live, until none can follow. Survives breaks.
 
         Waits for a rollout that this trainer has not sent yet, or whose Init is not answered. Without `tokens` replies
         come without their token blocks. Raises NotFound when no server knows the rollout, and the CallError that it is
@@ -412,25 +352,22 @@ class Trainer:
         await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
         if self._scheduler.failure is not None:
             raise self._scheduler.failure
-        held = self._scheduler.rollouts.get(rollout_id)
-        if held is not None:
-            await held.wait_until_opened()
-        first = held.server if held is not None else None
+        rollout = self._scheduler.rollouts.get(rollout_id)
+        if rollout is not None:
+            await rollout.wait_until_opened()
+        first = rollout.server if rollout is not None else None
         servers = [first] if first is not None else self._scheduler.servers.attached
         for server in servers:
-            subscription = Subscription(rollout_id, attempt, after, tokens)
-            server.subscriptions.begin(subscription)
             begun = False
             try:
-                async for event in subscription.read(server.subscriptions.begin):
-                    begun = True
-                    yield event
+                async with aclosing(server.events(rollout_id, attempt, after, tokens=tokens)) as stream:
+                    async for event in stream:
+                        begun = True
+                        yield event
                 return
             except NotFound:
                 if begun:
                     raise
-            finally:
-                server.subscriptions.end(subscription)
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
@@ -511,11 +448,36 @@ class Trainer:
         return prometheus(self.source)
 
     def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._ttl, keep=self._scheduler.rollouts)
+        self._cache.sweep(time.monotonic() - self._config.ttl, keep=self._scheduler.rollouts)
 
 
 def _of_open(part: T | None) -> T:
     """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
     if part is None:
-        raise RuntimeError("the trainer is not open: use it inside `async with attach(...) as trainer:`")
+        raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
     return part
+
+
+def attach(
+    targets: str | Sequence[str],
+    policy: Policy,
+    *,
+    listen_on: str = "",
+    ledger: str | Path | None = None,
+    token: str = "",
+    tls: ClientTls | None = None,
+    listen_tokens: str | Sequence[str] = (),
+    listen_tls: ServerTls | None = None,
+    insecure: bool = False,
+    **options: Any,
+) -> Trainer:
+    """A trainer over attachments."""
+    return Trainer(
+        targets,
+        policy,
+        listen=listen_on,
+        ledger=ledger,
+        credentials=Credentials(token=token, tls=tls, insecure=insecure),
+        security=ServerSecurity(listen_tokens, tls=listen_tls, insecure=insecure),
+        config=TrainerConfig(**options),
+    )

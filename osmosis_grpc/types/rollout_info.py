@@ -49,8 +49,8 @@ class JournaledRollout:
     init: InitRequest
     tools: Sequence[ToolDict]
     owner: str
-    place: str
-    """The run of the trainer: the attachment's id, or the run id of its callback."""
+    attachment_id: str
+    """Of the attachment that its calls go to; empty for a callback."""
     sequence: int
     """Its place in the order of acceptance."""
     agent_loop: str

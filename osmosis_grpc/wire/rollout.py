@@ -134,16 +134,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         message.trace_context.traceparent = init.trace.traceparent
         message.trace_context.tracestate = init.trace.tracestate
     if init.callback is not None:
-        message.callback.target = init.callback.target
-        if init.callback.delta:
-            message.callback.history = pb.HISTORY_FORM_DELTA
-        message.callback.run_id = init.callback.run_id
-        if secrets:
-            message.callback.credential = init.callback.credential
-            message.callback.state = init.callback.state
-        if init.callback.tls is not None:
-            message.callback.tls.server_name = init.callback.tls.server_name
-            message.callback.tls.SetInParent()
+        message.callback.CopyFrom(_callback_to_wire(init.callback, secrets=secrets))
     return message
 
 
@@ -178,6 +169,27 @@ def _group_from_wire(group: pb.Group) -> Group:
     if group.size and group.index >= group.size:
         raise InvalidArgument("group.index", f"{group.index} is not below the group's size, {group.size}")
     return Group(group.id, group.index, group.size)
+
+
+def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
+    """Return a callback as a serialized message; without its credential and state if `secrets` is False."""
+    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
+
+
+def callback_from_bytes(data: bytes) -> Callback:
+    """Return the callback of a serialized message. Raises an error for bytes that are not one."""
+    return _callback_from_wire(pb.Callback.FromString(data))
+
+
+def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
+    return pb.Callback(
+        target=callback.target,
+        credential=callback.credential if secrets else "",
+        state=callback.state if secrets else b"",
+        history=pb.HISTORY_FORM_DELTA if callback.delta else pb.HISTORY_FORM_UNSPECIFIED,
+        tls=None if callback.tls is None else pb.CallbackTls(server_name=callback.tls.server_name),
+        run_id=callback.run_id,
+    )
 
 
 def _callback_from_wire(callback: pb.Callback) -> Callback:

@@ -16,8 +16,8 @@ from tests.attach.servers import ServerProcess
 from tests.waiting import until
 
 LOST_INIT_REPLY = (
-    "trainer/attachment.py _on_chat: a chat that comes before the InitReply that a cut lost is sampled without tools, "
-    "and is ALREADY_EXISTS (another body) when it is asked again after the InitReply"
+    "trainer/transports/attach/link.py _on_chat: a chat that comes before the InitReply that a cut lost is sampled "
+    "without tools, and is ALREADY_EXISTS (another body) when it is asked again after the InitReply"
 )
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_redial")
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts beat, and silence is noticed, a hundred times as fast."""
-    for name, seconds in {"SILENCE": 0.45, "HEARTBEAT": 0.15, "_BEAT": 0.05, "HELLO_LIMIT": 0.3}.items():
+    for name, seconds in {"SILENCE": 0.45, "HEARTBEAT": 0.15, "HEARTBEAT_INTERVAL": 0.05, "HELLO_LIMIT": 0.3}.items():
         monkeypatch.setattr(stream, name, seconds)
 
 

@@ -130,6 +130,7 @@ def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
     assert len(ids(result)) == 8
 
 
+@pytest.mark.slow
 def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("may not mount")
@@ -180,8 +181,15 @@ def server_of(process):
     return int(children[0]) if children else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["the server starts", "the server has its journal"])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("the server has its journal", signal.SIGINT),
+        pytest.param("the server has its journal", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("the server starts", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("the server starts", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_t01_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
     with demo_process(tmp_path) as process:
         pattern = "osmosis-demo-*" if when == "the server starts" else "osmosis-demo-*/state/lock"
@@ -206,11 +214,20 @@ AT_START = """
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "the server did not start: killed by SIGKILL"),
-        ("os._exit(3)", "the server did not start: exit code 3"),
-        ("os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'", "the server ended before the rollouts: killed by SIGKILL"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "the server did not start: killed by SIGKILL",
+            id="killed at its start",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("os._exit(3)", "the server did not start: exit code 3", id="ends at its start"),
+        pytest.param(
+            "os.environ['OSMOSIS_FAILPOINT'] = 'chat.open:3'",
+            "the server ended before the rollouts: killed by SIGKILL",
+            id="killed in the middle",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["killed at its start", "ends at its start", "killed in the middle"],
 )
 def test_t01_a_server_that_ends_is_said_in_one_line(tmp_path, body, said):
     modules, temporary = tmp_path / "modules", tmp_path / "temporary"

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -11,14 +12,19 @@ import pytest
 from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.damaged import flip
-from tests.processes import run
 from tests.storage.journals import keeping
 from tests.storage.test_damage import TEXT, change, written
 
 
-def doctor(*arguments: object) -> tuple[int, str, str]:
-    done = run("-m", "osmosis_grpc", "doctor", *map(str, arguments))
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def doctor(forked) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command and returns its exit code, stdout and stderr."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        done = forked.run("-m", "osmosis_grpc", "doctor", *map(str, arguments))
+        return done.returncode, done.stdout, done.stderr
+
+    return command
 
 
 def all_bytes(folder: Path) -> dict[str, bytes]:
@@ -29,7 +35,9 @@ async def kept_ledger(path: Path) -> None:
     """A ledger with three outcomes of two chats each."""
     ledger = await Ledger.open(path, 60.0)
     for name in ("a", "b", "c"):
-        ledger.place(name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None)
+        ledger.record_assignment(
+            name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None
+        )
         for number in (1, 2):
             text = f"{TEXT} {name} {number}".encode()
             chat = ChatRow(name, 1, "main", number, number - 1, "", text, text)
@@ -39,7 +47,7 @@ async def kept_ledger(path: Path) -> None:
     await ledger.close()
 
 
-async def test_x09_doctor_finds_nothing_in_sound_files(tmp_path):
+async def test_x09_doctor_finds_nothing_in_sound_files(doctor, tmp_path):
     await written(tmp_path / "state")
     await kept_ledger(tmp_path / "ledger")
     before = all_bytes(tmp_path)
@@ -52,7 +60,7 @@ async def test_x09_doctor_finds_nothing_in_sound_files(tmp_path):
     assert all_bytes(tmp_path) == before
 
 
-async def test_x09_doctor_names_rollouts_and_rows(tmp_path):
+async def test_x09_doctor_names_rollouts_and_rows(doctor, tmp_path):
     await written(tmp_path / "state")
     await kept_ledger(tmp_path / "ledger")
     journal, ledger = tmp_path / "state" / "journal.db", tmp_path / "ledger"
@@ -76,7 +84,7 @@ async def test_x09_doctor_names_rollouts_and_rows(tmp_path):
     assert all_bytes(tmp_path) == before
 
 
-async def test_x09_doctor_reads_a_file_that_sqlite_does_not(tmp_path):
+async def test_x09_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
     await written(tmp_path)
     path = tmp_path / "journal.db"
     flip(path, 8 * 18 + 4)
@@ -91,7 +99,7 @@ async def test_x09_doctor_reads_a_file_that_sqlite_does_not(tmp_path):
 
 
 @pytest.mark.slow
-async def test_x09_doctor_says_what_it_cannot_read(tmp_path):
+async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
     code, _, stderr = doctor("--state-dir", tmp_path)
     assert (code, stderr) == (2, f"doctor: there is no journal {tmp_path}/journal.db\n")
     (tmp_path / "journal.db").write_bytes(b"no journal at all" * 1000)
@@ -102,7 +110,7 @@ async def test_x09_doctor_says_what_it_cannot_read(tmp_path):
     assert (code, stderr) == (2, f"doctor: there is no ledger {tmp_path}/none\n")
 
 
-async def test_x09_doctor_looks_while_a_server_has_it(tmp_path):
+async def test_x09_doctor_looks_while_a_server_has_it(doctor, tmp_path):
     async with keeping(tmp_path) as kept:
         kept.accept("r0")
         await kept.commit()

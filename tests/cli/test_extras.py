@@ -28,7 +28,9 @@ def advised(text):
     ("module", "arguments", "what"),
     [
         ("typer", ("-m", "osmosis_grpc", "demo"), "the command line"),
-        ("watchfiles", ("-m", "osmosis_grpc.serve", *CALCULATOR, "--reload"), "--reload"),
+        pytest.param(
+            "watchfiles", ("-m", "osmosis_grpc.serve", *CALCULATOR, "--reload"), "--reload", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_t17_a_missing_extra_is_one_line_that_can_be_pasted(tmp_path, module, arguments, what):

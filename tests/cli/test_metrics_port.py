@@ -23,7 +23,7 @@ def fetch(address):
         return Page(answer.read().decode())
 
 
-@pytest.mark.parametrize("how", ["option", "variable"])
+@pytest.mark.parametrize("how", ["option", pytest.param("variable", marks=pytest.mark.slow)])
 def test_o3_port_0_picks_a_free_port_and_says_which(how):
     arguments, environment = (["--metrics-port", "0"], {}) if how == "option" else ([], {VARIABLE: "0"})
     environment |= {"OSMOSIS_ROLLOUT_SERVER_TOKEN": CANARY}
@@ -39,11 +39,13 @@ def test_o3_port_0_picks_a_free_port_and_says_which(how):
     assert CANARY not in page.text
 
 
+@pytest.mark.slow
 def test_o3_there_is_no_such_port_by_default():
     with serving(*CALCULATOR) as (_, ready):
         assert "metrics" not in ready
 
 
+@pytest.mark.slow
 def test_o3_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

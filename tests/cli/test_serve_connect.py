@@ -71,6 +71,7 @@ async def test_it_serves_the_trainer_that_it_dials():
             await until(lambda: not trainer.servers[0].attached)
 
 
+@pytest.mark.slow
 async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
     replies = {name: (lambda request, name=name: answer(request, name)) for name in ("one", "two")}
     async with (
@@ -98,6 +99,7 @@ async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
                 assert (await third.completion("r", PATIENCE)).status is CompletionStatus.COMPLETED
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
     address = f"127.0.0.1:{free_port()}"
 
@@ -124,7 +126,8 @@ def test_a_target_that_is_none_is_refused(forked, target):
     assert "Traceback" not in result.stderr
 
 
-def test_nobody_there_is_no_reason_to_end():
+@pytest.mark.slow
+def test_a_trainer_that_is_away_does_not_end_the_server():
     with server_process(*CALCULATOR, "--connect", f"127.0.0.1:{free_port()}") as (process, address):
         assert address
         process.send_signal(signal.SIGTERM)

@@ -148,4 +148,7 @@ def free_ports(count: int) -> list[str]:
         return [str(each.getsockname()[1]) for each in sockets]
 
 
-PAGES = {name: ROOT / name for name in ("README.md", "docs/agents.md", "docs/trainers.md", "docs/operators.md")}
+PAGES = {
+    name: ROOT / name
+    for name in ("README.md", "docs/agents.md", "docs/trainers.md", "docs/operators.md", "docs/implementers.md")
+}

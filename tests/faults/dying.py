@@ -6,15 +6,12 @@ import gc
 import grpc
 import uvicorn
 
+from osmosis_grpc import supervise
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.storage.journal.writer import Writer
 
 
 def journal():
-    def die(self, items):
-        raise MemoryError("in the journal's thread")
-
-    Writer._commit = die
+    supervise.inject("journal.commit", MemoryError("in the journal's thread"))
 
 
 def http():

@@ -19,10 +19,13 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.server_frames import referring
+from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import TrainerServer, attach
 from tests.credentials import shown
-from tests.server.raw_trainer import OPTIONS, bystander, init
-from tests.trainer.raw_agent_server import RawAgentServer, referring
+from tests.server.attached import bystander
 
 SOON = 10.0
 LIMIT = 0.05  # seconds that an answer which need not come is waited for

@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
+from osmosis_grpc.testing.raw import RawAgentServer, RawStream, RawTrainer
+from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init, recorded
 from tests.faults.fuzzed import LIMIT, NUMBERS, Deployment
-from tests.server.raw_trainer import RawStream, RawTrainer, cancel, init, recorded
-from tests.trainer.raw_agent_server import RawAgentServer, accepted, chat, complete
 
 LOST = "Internal error from Core"
 """What grpc.aio's client makes of a write that met the end of its stream: the status that came is not told then."""
@@ -25,7 +26,7 @@ class _Forgetful(RawTrainer):
 
     def open(self) -> RawStream:
         stream = super().open()
-        stream.forgets, stream.patience = frozenset({"event"}), 60.0
+        stream.forgets, stream.timeout = frozenset({"event"}), 60.0
         return stream
 
 

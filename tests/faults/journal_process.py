@@ -50,7 +50,7 @@ async def main(folder: str) -> None:
         if not lasts:
             kinds.append(events.Delivered(Outcome.RECORDED, "", 1))
         entry = JournaledRollout(
-            init=init, tools=[], owner="", place="p", sequence=number, agent_loop="a", accept_time=now
+            init=init, tools=[], owner="", attachment_id="p", sequence=number, agent_loop="a", accept_time=now
         )
         for at, kind in enumerate(kinds, 1):
             told = name if lasts and at == len(kinds) else ""

@@ -78,7 +78,7 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
                     await gathering(trainer, COUNT, completions)
                     numbers = [event.number async for event in trainer.events("r1")]
                     assert numbers == list(range(1, len(numbers) + 1))
-                    assert len(await trainer.cancel()) == 0
+                    assert len(await trainer.cancel(everything=True)) == 0
         check_equal(completions, expected, policy)
         assert agents.runs == Counter(dict.fromkeys(expected, 1))
     for name in ("Init", "Chat", "Complete", "init", "init_reply", "chat", "chat_reply", "complete", "complete_reply"):
@@ -106,7 +106,7 @@ async def test_calls_lost_there_back_and_in_between_have_one_effect(stack, tmp_p
 async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path, monkeypatch, seed):
     """What is silent is asked again: chats and completions by the server, whose answers are lost here."""
     expected = await undisturbed(tmp_path, COUNT)
-    monkeypatch.setattr(attachments, "_TICK", 0.05)
+    monkeypatch.setattr(attachments, "RESEND_INTERVAL", 0.05)
     lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
     agents, policy, completions = Counting(), Counted(tmp_path), []
     config = EngineConfig(**QUICK, chat_silence=0.2)

@@ -19,6 +19,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.faults.lines import Injected, executed, raising
 from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
+from tests.waiting import until
 
 FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
@@ -94,13 +95,10 @@ class Deployment:
         return self.server.supervisor.failure is not None
 
     async def unended(self):
-        """The rollouts of the server that have not ended, after a while."""
-        for _ in range(200):
-            left = [record.rollout_id for record in self.server.engine.context.table.live()]
-            if not left:
-                break
-            await asyncio.sleep(0.05)
-        return left
+        """How many rollouts of each agent loop have not ended after a while."""
+        with contextlib.suppress(AssertionError):
+            await until(lambda: not self.server.engine.rollouts.in_flight(), timeout=10)
+        return dict(self.server.engine.rollouts.in_flight())
 
 
 async def policy(request):
@@ -122,7 +120,7 @@ async def inject(folder, line):
         with raising(line) as fired:
             waiting = await deployment.all_end()
         failed = deployment.failed
-        unended = [] if failed else await deployment.unended()
+        unended = {} if failed else await deployment.unended()
     if failed:
         async with Deployment(folder) as deployment:
             waiting, unended = await deployment.all_end(), await deployment.unended()

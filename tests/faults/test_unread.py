@@ -12,11 +12,14 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link import stream as link_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
+from osmosis_grpc.testing.raw.server_frames import hello as server_hello
+from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH
+from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import RolloutRequest
-from tests.server.raw_trainer import ATTACH, HEARTBEAT, RawTrainer, Talk, Wide, bystander, init, recorded
-from tests.trainer.raw_agent_server import ACCEPT, accepted, chat, complete
-from tests.trainer.raw_agent_server import hello as server_hello
+from tests.server.attached import Talk, Wide, bystander
 from tests.waiting import until
 
 KIB = 1024
@@ -80,7 +83,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 1024 * KIB)
     monkeypatch.setattr(link_stream, "EVENT_ROOM", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
-    monkeypatch.setattr("osmosis_grpc.trainer.connections.FrameStream", Watched)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
     return Watched
 
@@ -128,7 +131,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(asked, 3000)
-            attachment = server.attachments._attachments.get(trainer.attachment_id)
+            attachment = server.attachments.get(trainer.attachment_id)
             await until(lambda: attachment is None or not attachment.attached)
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
@@ -196,15 +199,14 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
     monkeypatch.setattr(link_stream, "SILENCE", 0.6)
-    monkeypatch.setattr(link_stream, "_BEAT", 0.1)
+    monkeypatch.setattr(link_stream, "HEARTBEAT_INTERVAL", 0.1)
     monkeypatch.setattr(link_stream, "MAX_ANSWERS", 2**40)
     async with AgentServer([Talk()], port=0) as server, RawTrainer(server.address) as trainer:
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
+            attachment = await until(lambda: server.attachments.get(trainer.attachment_id))
             async with asyncio.timeout(SOON):
-                await until(lambda: trainer.attachment_id in server.attachments._attachments)
-                attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)

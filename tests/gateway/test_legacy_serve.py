@@ -105,7 +105,7 @@ async def test_serve_that_does_not_start(old):
     )
     assert "--legacy-agent http://127.0.0.1:1" in without
     assert "cannot be reached" in without
-    assert "names of their own: old, old" in twice
+    assert "the same name: old, old" in twice
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from osmosis_gateway.http_server import serve_http, serve_metrics
 from osmosis_gateway.routes import HttpAccess, add_metrics, gateway_app
 from osmosis_gateway.standalone import stand_alone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.test_auth import TOKEN, showing
 from tests.observability.scrape import OPENMETRICS, Page
@@ -54,7 +54,7 @@ async def test_o3_a_token_guards_it(start):
 
 async def test_o3_it_is_not_there_in_public_without_a_token(stack):
     server = await stack.enter_async_context(
-        AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=Security.of(insecure=True))
+        AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=ServerSecurity(insecure=True))
     )
     http = await stack.enter_async_context(serve_http(server, host="0.0.0.0", port=0))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http.port}", trust_env=False) as client:
@@ -99,7 +99,7 @@ async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
 
 
 async def test_o3_a_port_of_its_own_is_on_loopback_and_asks_nobody(stack):
-    security = Security.of(TOKEN, insecure=True)
+    security = ServerSecurity(TOKEN, insecure=True)
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=security)
     )

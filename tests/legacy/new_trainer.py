@@ -36,7 +36,7 @@ class NewTrainer:
         self.completions: list[Completion] = []
         """The completions it got."""
         self._faults = list(scenario.faults)
-        self._server = TrainerServer(self._policy)
+        self._server = TrainerServer(self.policy)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "NewTrainer":
@@ -74,7 +74,7 @@ class NewTrainer:
             metadata=scenario.metadata,
         )
 
-    async def _policy(self, request: ChatRequest) -> ChatResponse:
+    async def policy(self, request: ChatRequest) -> ChatResponse:
         self.tries.append(time.monotonic())
         if self._faults:
             fault = self._faults.pop(0)
@@ -116,11 +116,11 @@ class AttachedTrainer(NewTrainer):
 
     async def trainer(self, agent_server: str) -> Trainer:
         """Who is attached to it."""
-        return await self._stack.enter_async_context(attach([agent_server], self._policy))
+        return await self._stack.enter_async_context(attach([agent_server], self.policy))
 
     async def again(self, agent_server: str) -> Completion | None:
         """What a trainer gets that has forgotten everything and asks again; None where it has not."""
-        async with asyncio.timeout(20), attach([agent_server], self._policy) as fresh:
+        async with asyncio.timeout(20), attach([agent_server], self.policy) as fresh:
             return await fresh.rollout(self.request)
 
 
@@ -129,10 +129,10 @@ class Hub:
 
     def __init__(self) -> None:
         self.scenarios: dict[str, DialledTrainer] = {}
-        self.trainer = attach([], self._policy, listen_on="127.0.0.1:0")
+        self.trainer = attach([], self.policy, listen_on="127.0.0.1:0")
 
-    async def _policy(self, request: ChatRequest) -> ChatResponse:
-        return await self.scenarios[request.rollout_id]._policy(request)
+    async def policy(self, request: ChatRequest) -> ChatResponse:
+        return await self.scenarios[request.rollout_id].policy(request)
 
 
 class DialledTrainer(AttachedTrainer):

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
@@ -107,7 +107,7 @@ async def test_o1_methods_that_nobody_registered_are_one(server, channel):
 
 
 async def test_o1_a_call_without_the_token_is_counted(stack):
-    server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=Security.of("secret")))
+    server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=ServerSecurity("secret")))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
     stub = services_pb2_grpc.RolloutServiceStub(channel)
     assert await refused(stub.GetServerInfo(pb.GetServerInfoRequest())) == "UNAUTHENTICATED"

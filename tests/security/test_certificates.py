@@ -15,7 +15,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import Access, AgentServer, ClientTls, Security, ServerTls
+from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import CompletionStatus
@@ -31,7 +31,7 @@ PROTOCOLS = ("gRPC", "HTTPS")
 @asynccontextmanager
 async def opened(tls: ServerTls, protocol: str):
     """A server that listens with one protocol: whether a caller is accepted, by its TLS."""
-    async with AgentServer([CalculatorAgent()], port=0, security=Security(tls=tls)) as server:
+    async with AgentServer([CalculatorAgent()], port=0, security=ServerSecurity(tls=tls)) as server:
         if protocol == "gRPC":
             yield lambda client: grpc_opens(server.address, client)
             return
@@ -88,7 +88,7 @@ async def test_callers_need_a_certificate_of_the_ca(files, stranger, protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_where_both_are_asked_for_both_are_needed(files, protocol):
-    security = Security.of(TOKEN, files.server(client_ca=files.ca))
+    security = ServerSecurity(TOKEN, tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security) as server,
         serve_http(server, port=0) as http,
@@ -115,7 +115,7 @@ async def test_where_both_are_asked_for_both_are_needed(files, protocol):
 
 
 async def test_https_health_needs_no_certificate(files):
-    security = Security(tls=files.server(client_ca=files.ca))
+    security = ServerSecurity(tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security) as server,
         serve_http(server, port=0) as http,
@@ -167,7 +167,7 @@ async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger,
 
 
 async def test_an_attachment_over_mtls_with_a_token(files):
-    security = Security.of(f"lab={TOKEN}", files.server(client_ca=files.ca))
+    security = ServerSecurity(f"lab={TOKEN}", tls=files.server(client_ca=files.ca))
     async with AgentServer([CalculatorAgent()], port=0, security=security) as server:
         async with attach([server.address], ToolCallingMock(), token=TOKEN, tls=files.client("client")) as trainer:
             completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
@@ -183,7 +183,7 @@ async def test_an_attachment_over_mtls_with_a_token(files):
 async def test_a_certificate_is_an_owner(files, name):
     """By its alternative name, else by its common name; over HTTPS the same."""
     owner = {"client": "cert:trainer-7@lab.example", "nameless": "cert:trainer-8"}[name]
-    security = Security(tls=files.server(client_ca=files.ca))
+    security = ServerSecurity(tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security, config=QUICK) as server,
         serve_http(server, port=0) as http,
@@ -204,28 +204,28 @@ async def test_a_certificate_is_an_owner(files, name):
 async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
     options = {"listen_on": "127.0.0.1:0", "listen_tokens": [TOKEN], "listen_tls": files.server(client_ca=files.ca)}
     async with attach([], ToolCallingMock(), **options) as trainer:
-        for access, problem in (
-            (Access(token="wrong", tls=files.client("client")), "no credential, or a wrong one"),
-            (Access(token=TOKEN, tls=files.client()), "trying again"),
-            (Access(token=TOKEN, tls=files.client("client", ca=stranger.ca)), "CERTIFICATE_VERIFY_FAILED"),
-            (Access(token=TOKEN), "trying again"),
+        for credentials, problem in (
+            (Credentials(token="wrong", tls=files.client("client")), "no credential, or a wrong one"),
+            (Credentials(token=TOKEN, tls=files.client()), "trying again"),
+            (Credentials(token=TOKEN, tls=files.client("client", ca=stranger.ca)), "CERTIFICATE_VERIFY_FAILED"),
+            (Credentials(token=TOKEN), "trying again"),
         ):
             caplog.clear()
-            async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
+            async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], credentials=credentials):
                 await until(lambda: problem in caplog.text)
             assert trainer.servers == []
             assert TOKEN not in caplog.text
-        access = Access(token=TOKEN, tls=files.client("client"))
-        async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], trainers=access):
+        credentials = Credentials(token=TOKEN, tls=files.client("client"))
+        async with AgentServer([CalculatorAgent()], port=0, connect=[trainer.address], credentials=credentials):
             completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
             assert completion.status is CompletionStatus.COMPLETED
 
 
 async def called_back(files, trainer_tls, server_tls, *, server_name=""):
     """How a rollout ends whose trainer speaks TLS."""
-    trainers = Access(tls=server_tls)
+    trainers = Credentials(tls=server_tls)
     async with (
-        AgentServer([CalculatorAgent()], port=0, config=QUICK, trainers=trainers) as server,
+        AgentServer([CalculatorAgent()], port=0, config=QUICK, credentials=trainers) as server,
         TrainerServer(ToolCallingMock(), tls=trainer_tls, tokens=TOKEN) as trainer,
         RolloutClient(server.address) as client,
     ):

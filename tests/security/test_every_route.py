@@ -9,7 +9,7 @@ from osmosis_gateway.app import create_app
 from osmosis_gateway.http_server import serve_http
 from osmosis_gateway.standalone import stand_alone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
-from osmosis_grpc.server import Access, AgentServer, Security
+from osmosis_grpc.server import AgentServer, Credentials, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG
 
@@ -38,10 +38,10 @@ async def deployment(request, stack):
         await stack.enter_async_context(app.router.lifespan_context(app))
         transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
         return app, await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://x"))
-    server = AgentServer([CalculatorAgent()], port=0, security=Security.of(TOKENS))
+    server = AgentServer([CalculatorAgent()], port=0, security=ServerSecurity(TOKENS))
     await stack.enter_async_context(server)
     if request.param == "alone":
-        shown = {"security": Security.of(TOKENS), "access": Access(token=SECOND)}
+        shown = {"security": ServerSecurity(TOKENS), "credentials": Credentials(token=SECOND)}
         http, _ = await stack.enter_async_context(stand_alone(server.address, port=0, callback_port=0, **shown))
     else:
         http = await stack.enter_async_context(serve_http(server, port=0))

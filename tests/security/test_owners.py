@@ -10,12 +10,12 @@ from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 from osmosis_grpc.types import Callback, CompletionStatus
 from tests.security.conftest import SECOND, TOKEN
-from tests.server.raw_trainer import ATTACH, RawStream, RawTrainer
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
@@ -42,7 +42,7 @@ class Waiter(RolloutAgentLoop):
 async def deployment(stack):
     """A server with a rollout of the first token's, and everybody's clients."""
     agent = Waiter()
-    server = await stack.enter_async_context(AgentServer([agent], port=0, security=Security.of(TOKENS)))
+    server = await stack.enter_async_context(AgentServer([agent], port=0, security=ServerSecurity(TOKENS)))
     trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock()))
     clients = [
         await stack.enter_async_context(RolloutClient(server.address, token=token))
@@ -115,10 +115,8 @@ async def test_an_attachment_is_its_credentials(deployment):
     server, *_ = deployment
 
     def opened(trainer, token):
-        call = trainer._channel.stream_stream(ATTACH, None, trainer._answer)(
-            metadata=(("authorization", f"Bearer {token}"),)
-        )
-        return RawStream(call)
+        trainer.metadata = (("authorization", f"Bearer {token}"),)
+        return trainer.open()
 
     async with RawTrainer(server.address) as trainer:
         first = opened(trainer, TOKEN)
@@ -214,7 +212,7 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
 @pytest.mark.parametrize("authenticated", [True, False])
 async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authenticated):
     """Private and public addresses are for callers who are known; link-local ones are for nobody."""
-    security = Security.of(TOKEN) if authenticated else Security()
+    security = ServerSecurity(TOKEN) if authenticated else ServerSecurity()
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
     client = await stack.enter_async_context(RolloutClient(server.address, token=TOKEN if authenticated else ""))
     for number, (target, allowed) in enumerate(
@@ -237,7 +235,7 @@ async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authent
 
 
 async def test_a_url_as_callback_is_for_who_has_shown_a_token(stack):
-    for security, allowed in ((Security.of(TOKEN), True), (Security(), False)):
+    for security, allowed in ((ServerSecurity(TOKEN), True), (ServerSecurity(), False)):
         server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
         await stack.enter_async_context(serve_http(server, port=0))
         client = RolloutClient(server.address, token=TOKEN if allowed else "")

@@ -8,11 +8,11 @@ import pytest
 
 from osmosis_grpc.link import tokens as module
 from osmosis_grpc.link.callback_credentials import is_for, narrowed
-from osmosis_grpc.link.credentials import Access
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.link.tokens import Tokens
-from osmosis_grpc.serve.security_options import access_of, check_trace, security_of
+from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
 from osmosis_grpc.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
 
@@ -74,21 +74,20 @@ def test_nothing_shows_a_secret(tmp_path):
     tokens = Tokens([canary, f"name={canary}2"])
     shown = [
         tokens,
-        Security.of([canary]),
-        Access(token=canary),
+        ServerSecurity([canary]),
+        Credentials(token=canary),
         TrainerServer(lambda request: None, tokens=canary),
         RolloutServerSettings(token=canary, connect_token=canary),
-        tokens._rows,
         tokens.callbacks,
         attach([], lambda request: None, token=canary, listen_tokens=canary),
     ]
     for value in shown:
         assert canary not in repr(value)
         assert canary not in str(value)
-    assert canary.encode() not in pickle.dumps((tokens._rows, tokens.callbacks))
+    assert canary.encode() not in pickle.dumps((tokens, tokens.callbacks))
     for make in (
         lambda: Tokens([canary + "\n"]),
-        lambda: Access(token=canary + "\n"),
+        lambda: Credentials(token=canary + "\n"),
         lambda: RolloutClient("10.0.0.1:1", token=canary),
         lambda: RolloutServerSettings(token=canary + "\t"),
     ):
@@ -139,14 +138,14 @@ def test_options_that_do_not_go_together_are_named(tmp_path, files):
         ((["a "], None, None, None), "--token"),
     ):
         with pytest.raises(ValueError, match=text):
-            security_of(*options, insecure=False)
+            server_security_from_options(*options, insecure=False)
     for options, text in (
         (("", None, pem, None), "--x-cert and --x-key"),
         (("", none, None, None), "--x-ca.*none cannot be read"),
         (("a ", None, None, None), "--x-token"),
     ):
         with pytest.raises(ValueError, match=text):
-            access_of(*options, tls=False, insecure=False, names=("--x-token", "--x"))
+            credentials_from_options(*options, tls=False, insecure=False, names=("--x-token", "--x"))
 
 
 def test_tracers_that_print_tokens():

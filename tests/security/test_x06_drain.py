@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import FailedPrecondition, PermissionDenied, Unauthenticated, Unavailable
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, attach
 from osmosis_grpc.types import Callback
@@ -49,7 +49,7 @@ async def health(server):
 
 
 async def test_x06_a_tenants_token_does_not_drain(stack):
-    server = await hosting(stack, Security.of([f"lab={TOKEN}", SECOND], admin=f"ops={ADMIN}"))
+    server = await hosting(stack, ServerSecurity([f"lab={TOKEN}", SECOND], admin_tokens=f"ops={ADMIN}"))
     for token, refused in ((TOKEN, PermissionDenied), (SECOND, PermissionDenied), ("", Unauthenticated)):
         async with RolloutClient(server.address, token=token) as client:
             for cancel in (False, True):
@@ -63,7 +63,7 @@ async def test_x06_a_tenants_token_does_not_drain(stack):
 
 
 async def test_x06_where_tokens_are_asked_for_and_none_is_an_administrators_nobody_drains(stack):
-    server = await hosting(stack, Security.of(TOKEN))
+    server = await hosting(stack, ServerSecurity(TOKEN))
     async with RolloutClient(server.address, token=TOKEN) as client:
         with pytest.raises(PermissionDenied, match="--admin-token-file"):
             await client.drain()
@@ -71,7 +71,7 @@ async def test_x06_where_tokens_are_asked_for_and_none_is_an_administrators_nobo
 
 
 async def test_x06_without_tokens_an_administrators_token_still_counts(stack):
-    server = await hosting(stack, Security.of(admin=ADMIN))
+    server = await hosting(stack, ServerSecurity(admin_tokens=ADMIN))
     async with RolloutClient(server.address) as anyone, RolloutClient(server.address, token=ADMIN) as admin:
         with pytest.raises(PermissionDenied):
             await anyone.drain()
@@ -91,7 +91,7 @@ def own_address():
 
 @pytest.mark.skipif(own_address() is None, reason="this machine has no address but loopback")
 async def test_x06_without_any_token_only_this_machine_drains(stack):
-    server = await hosting(stack, Security(insecure=True), host="0.0.0.0")
+    server = await hosting(stack, ServerSecurity(insecure=True), host="0.0.0.0")
     async with RolloutClient(f"{own_address()}:{server.port}") as client:
         with pytest.raises(PermissionDenied, match="machine"):
             await client.drain()
@@ -103,7 +103,7 @@ async def test_x06_without_any_token_only_this_machine_drains(stack):
 
 async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
     waiter = Waiter()
-    server = await hosting(stack, Security(), waiter, CalculatorAgent())
+    server = await hosting(stack, ServerSecurity(), waiter, CalculatorAgent())
     trainer = await stack.enter_async_context(attach([server.address], ToolCallingMock()))
     running = asyncio.create_task(trainer.rollout(rollout_id="before", messages=QUESTION, agent_loop="waiter"))
     await waiter.started.wait()
@@ -129,7 +129,7 @@ async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
 
 async def test_x06_a_server_that_stops_goes_on_stopping(stack):
     waiter = Waiter()
-    server = await hosting(stack, Security(), waiter)
+    server = await hosting(stack, ServerSecurity(), waiter)
     trainer = await stack.enter_async_context(attach([server.address], ToolCallingMock()))
     running = asyncio.create_task(trainer.rollout(rollout_id="r", messages=QUESTION))
     await waiter.started.wait()

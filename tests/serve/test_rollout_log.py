@@ -125,6 +125,7 @@ async def test_t18_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_pa
     assert not {row["logger"] for row in rows if not row["logger"].startswith("osmosis_grpc.")}
 
 
+@pytest.mark.slow
 async def test_t18_http_libraries_talk_at_debug_only(tmp_path):
     rows, _, _ = await asyncio.to_thread(
         served, *CALCULATOR, "-p", "0", "--log-level", "debug", policy=ToolCallingMock(), count=1
@@ -132,6 +133,7 @@ async def test_t18_http_libraries_talk_at_debug_only(tmp_path):
     assert "uvicorn.error" in {row["logger"] for row in rows}
 
 
+@pytest.mark.slow
 async def test_t18_nothing_at_warning(tmp_path):
     rows, _, _ = await asyncio.to_thread(
         served, *CALCULATOR, "-p", "0", "--log-level", "warning", policy=ToolCallingMock(), count=3

@@ -58,6 +58,7 @@ async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_i
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_x15_sockets_and_files_are_closed_on_exec(tmp_path):
     """Read from the descriptors of a server that runs."""
     with serving(*AGENT, "--state-dir", str(tmp_path / "state"), "-p", "0") as (process, ready):

@@ -1,9 +1,58 @@
-"""What the tests of an attachment share: loops of one function, and what was asked and told."""
+"""What the tests of an attachment share: agent loops, bystanders, and what was asked and reported."""
 
-from typing import Any
+import asyncio
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from tests.server.raw_trainer import RawTrainer, subscribe
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import subscribe
+
+
+@asynccontextmanager
+async def bystander(server: Any, rollout_id: str = "bystander"):
+    """Another trainer with a rollout in progress, which goes on and completes afterwards, on the same stream."""
+    async with RawTrainer(server.address) as other:
+        stream = await other.attach()
+        await other.start(rollout_id, turns=2)
+        chat = await other.chat()
+        yield other
+        await other.answer(chat)
+        completion = await other.finish()
+        assert (completion.rollout_id, completion.status) == (rollout_id, rollout_pb2.COMPLETION_STATUS_COMPLETED)
+        assert stream is other.stream
+        assert stream.over is None
+
+
+class Talk(RolloutAgentLoop):
+    """Asks as often as it is told to, each time with something new."""
+
+    name: ClassVar[str] = "talk"
+
+    def get_tools(self, request: Any) -> Any:
+        return [{"type": "function", "function": {"name": "nod", "parameters": {"type": "object"}}}]
+
+    async def run(self, ctx: Any) -> Any:
+        messages = list(ctx.request.messages)
+        for turn in range(ctx.request.metadata["turns"]):
+            messages.append((await ctx.chat(messages)).message)
+            messages.append({"role": "user", "content": f"so much for turn {turn + 1}"})
+        return ctx.complete(messages, reward=1.0)
+
+
+class Wide(RolloutAgentLoop):
+    """Asks that often at once, each in a sample of its own."""
+
+    name: ClassVar[str] = "wide"
+
+    def get_tools(self, request: Any) -> Any:
+        return []
+
+    async def run(self, ctx: Any) -> Any:
+        chats = (ctx.chat(ctx.request.messages, sample=f"s{n}") for n in range(ctx.request.metadata["turns"]))
+        await asyncio.gather(*chats)
+        return ctx.complete([])
 
 
 def plays(run: Any, tools: Any = (), name: str = "talk") -> RolloutAgentLoop:

@@ -3,8 +3,8 @@
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from tests.server.attached import plays, texts, user
-from tests.server.raw_trainer import RawTrainer, Talk, Wide
+from osmosis_grpc.testing.raw import RawTrainer
+from tests.server.attached import Talk, Wide, plays, texts, user
 
 MIB = 1024 * 1024
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED

@@ -5,15 +5,16 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.link import stream as link_stream
-from tests.server.attached import bystander_watcher, kinds_until
-from tests.server.raw_trainer import HEARTBEAT, RawTrainer, Talk, subscribe
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
+from tests.server.attached import Talk, bystander_watcher, kinds_until
 from tests.waiting import until
 
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
 
 
 async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
-    for name, seconds in (("_BEAT", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
+    for name, seconds in (("HEARTBEAT_INTERVAL", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
         monkeypatch.setattr(link_stream, name, seconds)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
@@ -27,7 +28,7 @@ async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
 
 
 async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve, monkeypatch):
-    monkeypatch.setattr(link_stream, "_BEAT", 0.02)
+    monkeypatch.setattr(link_stream, "HEARTBEAT_INTERVAL", 0.02)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -73,8 +74,7 @@ async def test_a_trainer_that_comes_within_the_grace_period_finds_everything(ser
         await trainer.start("r")
         await trainer.stream.cut()
         await trainer.attach()
-        attachments = server.attachments
-        assert not attachments._graces
+        assert server.attachments.away == 0
         assert (await trainer.finish()).status == COMPLETED
 
 
@@ -119,4 +119,4 @@ async def test_an_attachment_that_nobody_needs_is_forgotten(serve):
         async with RawTrainer(server.address) as other:
             await other.attach()
             await other.barrier()
-            assert list(server.attachments._attachments) == [other.attachment_id]
+            assert server.attachments.known == [other.attachment_id]

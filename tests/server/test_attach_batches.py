@@ -3,8 +3,9 @@
 import asyncio
 from itertools import pairwise
 
-from tests.server.attached import asked, plays, user
-from tests.server.raw_trainer import RawTrainer, Talk, Wide, cancel, init, subscribe, window
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init, subscribe, window
+from tests.server.attached import Talk, Wide, asked, plays, user
 
 MIB = 1024 * 1024
 

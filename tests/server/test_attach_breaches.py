@@ -18,17 +18,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
 )
 from osmosis_grpc.link import stream as link_stream
 from osmosis_grpc.server import AgentServer
-from tests.server.raw_trainer import (
+from osmosis_grpc.testing.raw import RawTrainer, detail_of, field_of, listen_as_trainer
+from osmosis_grpc.testing.raw.stream import TIMEOUT as SOON
+from osmosis_grpc.testing.raw.trainer_frames import (
     HEARTBEAT,
-    SOON,
-    RawTrainer,
-    Talk,
-    accepting_trainer,
-    bystander,
     cancel,
     chat_reply,
-    details,
-    field_of,
     init,
     recorded,
     reply,
@@ -36,6 +31,7 @@ from tests.server.raw_trainer import (
     unknown_chat,
     window,
 )
+from tests.server.attached import Talk, bystander
 
 INVALID, EXHAUSTED, PRECONDITION, NOT_FOUND, UNAVAILABLE = 3, 8, 9, 5, 14
 COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLETION_STATUS_FAILED
@@ -83,7 +79,7 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         if code == "INVALID_ARGUMENT":
             assert stream.field() == field
         else:
-            violation = details(stream.status, error_details_pb2.PreconditionFailure).violations[0]
+            violation = detail_of(stream.status, error_details_pb2.PreconditionFailure).violations[0]
             assert (violation.type, violation.subject) == ("PROTOCOL", "1-1")
         await works_again(trainer)
 
@@ -202,7 +198,7 @@ async def test_an_init_beyond_every_window_ends_the_attachment_and_no_rollout(se
             await trainer.start(name)
         await trainer.send(init("three"))
         assert await stream.ended() == "RESOURCE_EXHAUSTED"
-        assert details(stream.status, error_details_pb2.RetryInfo) is not None
+        assert detail_of(stream.status, error_details_pb2.RetryInfo) is not None
         await trainer.attach()
         assert {(await trainer.finish()).rollout_id, (await trainer.finish()).rollout_id} == {"one", "two"}
 
@@ -218,7 +214,7 @@ async def test_an_init_that_crossed_a_lowering_is_answered_singly(serve):
             await trainer.send(init("crossed"))
             refused = await stream.next("init_reply")
             assert (refused.rollout_id, refused.status.code) == ("crossed", EXHAUSTED)
-            assert details(refused.status, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
+            assert detail_of(refused.status, error_details_pb2.RetryInfo).retry_delay.ToTimedelta().total_seconds() > 0
             await trainer.send(init("bystander-too"))
             assert not (await stream.next("init_reply")).response.started, "what is open already is beyond nothing"
         assert (await stream.next("window")).max_open_rollouts == 2
@@ -269,7 +265,7 @@ async def test_an_init_of_an_unknown_agent_loop_is_answered_singly(serve):
         await trainer.send(init("bad", agent_loop="nobody's"))
         refused = await stream.next("init_reply")
         assert (refused.status.code, refused.rollout_id) == (NOT_FOUND, "bad")
-        assert details(refused.status, error_details_pb2.ResourceInfo).resource_name == "nobody's"
+        assert detail_of(refused.status, error_details_pb2.ResourceInfo).resource_name == "nobody's"
         await trainer.start("good")
 
 
@@ -286,7 +282,7 @@ async def test_an_unknown_rollout_is_answered_singly(serve):
         await trainer.send(subscribe("s", "unknown"), subscribe("t", "bystander", cursor="x"))
         told = {row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))}
         assert (told["s"].code, told["t"].code) == (NOT_FOUND, INVALID)
-        assert details(told["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
+        assert detail_of(told["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
         assert field_of(told["t"]) == "cursor"
         await trainer.barrier()
 
@@ -376,8 +372,7 @@ async def test_the_answer_to_an_ended_chat_is_dropped_and_counted(serve):
         await trainer.answer(chat)
         await trainer.answer(chat)
         await trainer.barrier()
-        attachment = server.attachments._attachments[trainer.attachment_id]
-        assert attachment.dropped == 2
+        assert server.attachments.get(trainer.attachment_id).dropped == 2
 
 
 async def test_a_chat_answered_twice_takes_the_first_answer(serve):
@@ -391,7 +386,7 @@ async def test_a_chat_answered_twice_takes_the_first_answer(serve):
         assert second.delta.continues == 1
         await trainer.send(chat_reply(second, status=unknown_chat(second)))
         assert [m.text for m in (await trainer.chat()).full.messages][1] == "one"
-        assert server.attachments._attachments[trainer.attachment_id].dropped == 1
+        assert server.attachments.get(trainer.attachment_id).dropped == 1
 
 
 async def test_nobody_answers_the_chats_of_another_attachment(serve):
@@ -416,7 +411,7 @@ async def test_an_init_after_drain_is_answered_singly(serve):
         await trainer.send(init("after"), init("before", turns=2))
         refused = await stream.next("init_reply")
         assert (refused.rollout_id, refused.status.code) == ("after", UNAVAILABLE)
-        assert details(refused.status, error_details_pb2.RetryInfo) is not None
+        assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
         known = await stream.next("init_reply")
         assert (known.rollout_id, known.response.started) == ("before", False)
         assert (await trainer.finish()).rollout_id == "before"
@@ -428,9 +423,9 @@ async def test_an_init_after_drain_is_answered_singly(serve):
 
 
 async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
-    async with accepting_trainer() as (streams, target):
-        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
-        dialled = await streams.streams.get()
+    async with listen_as_trainer() as listener:
+        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[listener.address]))
+        dialled = await listener.accept()
         assert (await dialled.next("hello")).attachment_id == "", "the server speaks first"
         async with RawTrainer(server.address) as other, RawTrainer(server.address) as trainer:
             await dialled.send(trainer.hello(), init("first"))
@@ -452,9 +447,9 @@ async def test_another_owners_stream_is_refused_and_the_first_stays(stack):
 
 
 async def test_somebody_elses_answer_to_my_chat_is_to_a_chat_never_asked(stack):
-    async with accepting_trainer() as (streams, target):
-        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[target]))
-        dialled = await streams.streams.get()
+    async with listen_as_trainer() as listener:
+        server = await stack.enter_async_context(AgentServer([Talk()], port=0, connect=[listener.address]))
+        dialled = await listener.accept()
         async with RawTrainer(server.address) as trainer:
             await dialled.send(trainer.hello(attachment_id="the dialled one's"), init("first"))
             chat = await dialled.next("chat")

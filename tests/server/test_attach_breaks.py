@@ -6,8 +6,9 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2
 from osmosis_grpc.server import attachment as server_attachment
-from tests.server.attached import asked, bystander_watcher, key, plays
-from tests.server.raw_trainer import RawTrainer, Talk, Wide, bystander, chat_reply, recorded
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import chat_reply, recorded
+from tests.server.attached import Talk, Wide, asked, bystander, bystander_watcher, key, plays
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 
@@ -75,12 +76,11 @@ async def test_a_second_stream_replaces_the_first(serve):
         assert (await trainer.finish()).status == COMPLETED
         await trainer.barrier()
         assert (second.count("chat"), second.count("complete")) == (2, 2)
-        attached = [a for a in server.attachments._attachments.values() if a.attached]
-        assert len(attached) == 2
+        assert server.attachments.attached == 2
 
 
 async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatch):
-    monkeypatch.setattr(server_attachment, "_TICK", 0.05)
+    monkeypatch.setattr(server_attachment, "RESEND_INTERVAL", 0.05)
     server = await serve(Talk(), chat_silence=0.1)
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()

@@ -1,8 +1,9 @@
 """An attachment as a raw trainer sees it: subscriptions to events."""
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
-from tests.server.attached import kinds_until, numbers
-from tests.server.raw_trainer import RawTrainer, Talk, subscribe
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import subscribe
+from tests.server.attached import Talk, kinds_until, numbers
 
 
 async def test_events_come_in_order_without_their_tokens_unless_asked(serve):
@@ -77,7 +78,7 @@ async def test_a_subscription_goes_on_after_a_break_without_gaps(serve):
         await trainer.answer(await trainer.chat())
         await trainer.answer(await trainer.chat())
         assert stream.count("event") == 0, "subscriptions do not outlive their stream"
-        assert not server.attachments._attachments[trainer.attachment_id]._subscriptions._tasks
+        assert server.attachments.get(trainer.attachment_id).subscriptions.open == 0
         await trainer.send(subscribe("s", "r", after=seen[-1].event.number))
         await trainer.finish()
         seen += await kinds_until(trainer, "s", "delivered")

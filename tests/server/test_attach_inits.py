@@ -6,8 +6,9 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2
-from tests.server.attached import key, texts
-from tests.server.raw_trainer import RawTrainer, Talk, bystander, cancel, chat_reply, init, reply
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply
+from tests.server.attached import Talk, bystander, key, texts
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 

@@ -3,8 +3,9 @@
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from tests.server.attached import asked
-from tests.server.raw_trainer import RawTrainer, Talk, Wide, cancel, init, window
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init, window
+from tests.server.attached import Talk, Wide, asked
 
 COMPLETED = rollout_pb2.COMPLETION_STATUS_COMPLETED
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from grpc_health.v1 import health
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.policies.scripted import EchoPolicy
@@ -24,10 +25,10 @@ async def test_h05_a_server_that_cannot_be_made_lets_go_of_its_folder(tmp_path):
 async def test_h05_a_server_that_cannot_start_lets_go_of_folder_and_port(tmp_path, monkeypatch):
     server = AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path)
 
-    async def fail(self):
+    async def fail(self, service, status):
         raise OSError("no health")
 
-    monkeypatch.setattr(AgentServer, "_update_health", fail)
+    monkeypatch.setattr(health.aio.HealthServicer, "set", fail)
     with pytest.raises(OSError, match="no health"):
         async with server:
             pass

@@ -16,10 +16,12 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply, subscribe
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Outcome, events
 from tests.processes import server_process
-from tests.server.raw_trainer import RawTrainer, Talk, cancel, chat_reply, init, reply, subscribe
+from tests.server.attached import Talk
 from tests.waiting import until
 
 AGENT = """

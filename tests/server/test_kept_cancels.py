@@ -10,10 +10,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, attachment
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus
 from tests.processes import server_process
-from tests.server.raw_trainer import RawTrainer, Talk, cancel, init
+from tests.server.attached import Talk
 from tests.storage.disk import Disk
 from tests.waiting import until
 

@@ -82,7 +82,12 @@ class Odd(CalculatorAgent):
 
     name = "odd"
 
+    def __init__(self):
+        self.listed = []
+        """Rollouts whose tools were asked for."""
+
     async def get_tools(self, request):
+        self.listed.append(request.rollout_id)
         if request.label == "spoilt":
             return [Spoilt()]
         while request.rollout_id == "server-info":
@@ -108,10 +113,11 @@ async def test_what_get_tools_returns_cannot_take_the_server_along(serve, train)
 
 @pytest.mark.slow
 async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train):
-    server, trainer = await serve(Odd(), Waiter()), await train(ToolCallingMock())
+    odd = Odd()
+    server, trainer = await serve(odd, Waiter()), await train(ToolCallingMock())
     async with RolloutClient(server.address) as client:
         asking = asyncio.ensure_future(client.init(rollout_id="r", agent_loop="odd", callback=trainer.callback()))
-        await until(lambda: server.engine.context.table.live())
+        await until(lambda: "r" in odd.listed)
         closing = asyncio.ensure_future(server.engine.shutdown.close(0.0))
         with pytest.raises(Unavailable):
             await asyncio.wait_for(asking, 30)

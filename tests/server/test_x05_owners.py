@@ -10,9 +10,12 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer, Security
+from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
-from tests.server.raw_trainer import ATTACH, OPTIONS, RawStream, RawTrainer, Talk, init
+from tests.server.attached import Talk
 from tests.waiting import until
 
 TOKENS = ["hostile=a-secret", "other=b-secret", "third=c-secret"]
@@ -23,15 +26,8 @@ class Owned(RawTrainer):
     """A trainer that shows an owner's token, over a connection that it shares with others of that owner."""
 
     def __init__(self, address, token, channel=None):
-        super().__init__(address)
-        self._token = token
-        self._shared = channel
-
-    def open(self):
-        channel = self._shared or self._channel
-        metadata = (("authorization", f"Bearer {self._token}"),)
-        self.stream = RawStream(channel.stream_stream(ATTACH, None, self._answer)(metadata=metadata))
-        return self.stream
+        super().__init__(address, channel=channel)
+        self.metadata = (("authorization", f"Bearer {token}"),)
 
 
 @pytest.fixture
@@ -41,7 +37,9 @@ async def server(stack):
 
 async def hosting(stack, **config):
     config = EngineConfig(**config)
-    return await stack.enter_async_context(AgentServer([Talk()], port=0, config=config, security=Security.of(TOKENS)))
+    return await stack.enter_async_context(
+        AgentServer([Talk()], port=0, config=config, security=ServerSecurity(TOKENS))
+    )
 
 
 async def attached(stack, server, token, count=1):

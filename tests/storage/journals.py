@@ -36,7 +36,7 @@ class Kept:
     def _committed(self, tokens, ok):
         self.told += [(token, ok) for token in tokens]
 
-    def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, place="", digest=b"d", **fields):
+    def accept(self, rollout_id="r1", attempt=1, *, owner="me", callback=None, attachment_id="", digest=b"d", **fields):
         fields = {"messages": []} | fields
         request = RolloutRequest(rollout_id=rollout_id, attempt=attempt, **fields)
         init = InitRequest(request=request, callback=callback, digest=digest)
@@ -44,7 +44,7 @@ class Kept:
             init=init,
             tools=[],
             owner=owner,
-            place=place,
+            attachment_id=attachment_id,
             sequence=self.store.last_sequence + 1,
             agent_loop="agent",
             accept_time=1000.0 + self.tokens,

@@ -26,7 +26,7 @@ from osmosis_grpc.types import events
 async def main(folder):
     kept = Kept(Path(folder))
     told = kept.store.on_commit
-    def tell(tokens, ok):
+    def note(tokens, ok):
         told(tokens, ok)
         sys.stdout.write("".join(f"{token}\\n" for token in tokens if ok))
         sys.stdout.flush()

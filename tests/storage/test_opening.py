@@ -71,7 +71,7 @@ async def test_a_newer_file_is_refused_and_left_alone(tmp_path):
         database.execute("PRAGMA user_version = 99")
     before = (tmp_path / "journal.db").read_bytes()
     told = await refusal(tmp_path)
-    assert "was written by a newer version (schema 99, this one reads 2): move it away, or use another folder" in told
+    assert "was written by a newer version (schema 99, this one reads 3): move it away, or use another folder" in told
     assert (tmp_path / "journal.db").read_bytes() == before
     with pytest.raises(JournalError, match="schema 99"):
         Reader.look(tmp_path)
@@ -83,7 +83,7 @@ async def test_x09_an_older_file_is_refused_by_name_and_left_alone(tmp_path):
         database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")
         database.execute("PRAGMA user_version = 1")
     before = path.read_bytes()
-    told = f"{path} was written by an older version (schema 1, this one reads 2): move it away, or use another folder"
+    told = f"{path} was written by an older version (schema 1, this one reads 3): move it away, or use another folder"
     assert await refusal(tmp_path) == told
     with pytest.raises(JournalError, match="schema 1"):
         Reader.look(tmp_path)
@@ -178,7 +178,7 @@ async def test_secrets_stand_in_one_place_and_are_put_back(tmp_path):
         kept.end("r1")
         await kept.all_told()
         assert (folder / "journal.db-wal").stat().st_size > 0
-        apart = {SECRETS[0]: ["credentials"], SECRETS[2]: ["credentials"], SECRETS[3]: ["credentials"]}
+        apart = {secret: ["credentials"] for secret in SECRETS}
         assert everywhere(folder) == apart
         (file,) = (folder / "credentials").iterdir()
         assert "r1" not in file.name

@@ -12,9 +12,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from osmosis_grpc.types import CompletionStatus
-from tests.server.raw_trainer import RawTrainer
 from tests.waiting import until
 
 PATIENCE = 20.0

@@ -18,6 +18,7 @@ from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.policies.threads import DaemonThreads
 from osmosis_grpc.serve.rollout_log import RolloutLog
+from osmosis_grpc.testing.raw import RawTrainer
 from tests.processes import run
 from tests.supervise.deployment import PATIENCE, SlowTools, Talk
 
@@ -128,6 +129,14 @@ async def end(h, fail):
     assert "serve.end failed; runs again" in child.stderr
 
 
+async def read(h, fail):
+    fail()
+    async with RawTrainer(h.server.address) as trainer:
+        stream = trainer.open()
+        with pytest.raises(OSError, match="injected"):
+            await stream.ended()
+
+
 SCENARIOS = {
     "agent.tool_call": tool_call,
     "agent.validate_tools": validate_tools,
@@ -142,6 +151,7 @@ SCENARIOS = {
     "policies.work": work,
     "serve.end": end,
     "serve.summary": summary,
+    "testing.read": read,
 }
 """By job: makes it run after fail(), and checks what its failure does to those who wait."""
 ELSEWHERE = {"cli.demo_server", "cli.demo_trainer", "serve.end"}

@@ -10,9 +10,9 @@ from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import collect_rollout
+from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import attach
 from osmosis_grpc.types import CompletionStatus
-from tests.server.raw_trainer import init
 from tests.supervise.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame

@@ -91,7 +91,7 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
 
 
 async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):
-    for name, seconds in (("_BEAT", 0.02), ("HEARTBEAT", 0.05)):
+    for name, seconds in (("HEARTBEAT_INTERVAL", 0.02), ("HEARTBEAT", 0.05)):
         monkeypatch.setattr(link_stream, name, seconds)
     deployment = await listening()
     server = await deployment.server()

@@ -79,7 +79,7 @@ async def test_a_lost_servers_rollouts_go_to_another(listening):
 
 async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_again(serve, policy, stack, monkeypatch):
     redial = functools.partial(link_stream.redial, pauses=(0.2, 0.4))
-    monkeypatch.setattr("osmosis_grpc.trainer.connections.redial", redial)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.redial", redial)
     servers = [await serve(Talk(), max_concurrent=1, max_queued=0) for _ in range(2)]
 
     async def hold(request: Any) -> Any:

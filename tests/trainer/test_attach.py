@@ -217,10 +217,10 @@ async def test_one_a_group_or_all_can_be_cancelled_queued_ones_too(serve, attach
         completion = await running[name]
         assert (completion.status, completion.group) == (CANCELLED, Group("g"))
     assert not any(running[name].done() for name in ("r2", "r3", "r5"))
-    await within(trainer.cancel())
+    await within(trainer.cancel(everything=True))
     for name in ("r2", "r3", "r5"):
         assert (await running[name]).status is CANCELLED
-    await within(trainer.cancel())
+    await within(trainer.cancel(everything=True))
     assert "r4" not in agent.started
 
 
@@ -277,7 +277,7 @@ async def test_a_trainer_cancels_its_own_rollouts_only(serve, attach_to):
     one, other = await attach_to(policy, server), await attach_to(policy, server)
     mine, theirs = start(one.rollout(rollout_id="mine")), start(other.rollout(rollout_id="theirs"))
     await until(lambda: server.engine.capacity().running == 2)
-    (row,) = await within(one.cancel())
+    (row,) = await within(one.cancel(everything=True))
     assert (row.rollout_id, row.disposition) == ("mine", "CANCELLED")
     assert (await mine).status is CANCELLED
     held.set()

@@ -57,7 +57,7 @@ async def test_closing_a_trainer_tells_everybody(serve, what):
             waiting = start(follow(), SOON)
             await until(lambda: len(seen) >= 2)
         else:
-            waiting = start(trainer.cancel(), SOON)
+            waiting = start(trainer.cancel(everything=True), SOON)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
     _, told = await asyncio.gather(running, waiting, return_exceptions=True)

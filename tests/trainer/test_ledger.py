@@ -111,7 +111,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     with pytest.raises(LedgerError) as refused:
         await Ledger.open(path, 60.0)
     told = (
-        f"{path} was written by {age} version (schema {version}, this one reads 2): move it away, or use another file"
+        f"{path} was written by {age} version (schema {version}, this one reads 3): move it away, or use another file"
     )
     assert str(refused.value) == told
     assert path.read_bytes() == before
@@ -230,8 +230,8 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         running.cancel()
     with closing(sqlite3.connect(left)) as connection, connection:
         port = (other := await serve(agent)).address
-        connection.execute("UPDATE rollout SET place = ?", (f"target {port}",))
-        connection.execute("UPDATE attachment SET place = ?", (f"target {port}",))
+        connection.execute("UPDATE rollout SET server_key = ?", (f"target {port}",))
+        connection.execute("UPDATE attachment SET server_key = ?", (f"target {port}",))
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
     agent.release()
@@ -298,7 +298,7 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         running.cancel()
         next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
-        await trainer._connections._server.stop(0)
+        await trainer._transport._server.stop(0)
         async with attach([], reply, listen_on=address, ledger=left) as other:
             assert [s.attachment_id for s in other._scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))

@@ -46,7 +46,7 @@ DAMAGES = [
     ("UPDATE chat SET continues = 0 WHERE rollout_id = 'r1' AND number = 3", "chat 3 of sample main"),
     ("DELETE FROM chat WHERE rollout_id = 'r1' AND number = 3", "is missing"),
     ("UPDATE rollout SET completion = x'00' WHERE rollout_id = 'r1'", "end_sum"),
-    ("UPDATE rollout SET init = x'00' WHERE rollout_id = 'r1'", "place_sum"),
+    ("UPDATE rollout SET init = x'00' WHERE rollout_id = 'r1'", "assignment_sum"),
     ("UPDATE rollout SET result_id = 'another' WHERE rollout_id = 'r1'", "end_sum"),
 ]
 
@@ -88,7 +88,7 @@ async def test_x09_what_was_confirmed_stays_so(serve, tmp_path, caplog):
     ("statement", "lost", "log"),
     [
         ("UPDATE rollout SET init = x'00' WHERE rollout_id = 'r1'", True, "rollout r1 is damaged in the ledger"),
-        ("UPDATE rollout SET place = 'target 127.0.0.1:1' WHERE rollout_id = 'r1'", True, "rollout r1 is damaged"),
+        ("UPDATE rollout SET server_key = 'target 127.0.0.1:1' WHERE rollout_id = 'r1'", True, "rollout r1 is damaged"),
         ("UPDATE rollout SET tools = x'00' WHERE rollout_id = 'r1'", False, "the tools of rollout r1 are damaged"),
         ("UPDATE chat SET reply = x'00' WHERE rollout_id = 'r1'", False, "chat 1 of rollout r1 is damaged"),
         ("UPDATE attachment SET attachment_id = 'another'", False, "is damaged in the ledger"),

@@ -13,7 +13,7 @@ import trustme
 import uvicorn
 
 from osmosis_grpc.errors import TlsMismatch, Unauthenticated, Unavailable, Unimplemented
-from osmosis_grpc.link.security import Security
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ClientTls, RolloutClient, ServerTls, TrainerServer, attach
@@ -44,7 +44,7 @@ def certificates(tmp_path):
 
 @contextlib.asynccontextmanager
 async def agent_server(tokens=(), tls=None, port=0):
-    async with AgentServer([talker()], port=port, security=Security.of(tokens, tls, False)) as server:
+    async with AgentServer([talker()], port=port, security=ServerSecurity(tokens, tls=tls, insecure=False)) as server:
         yield server.address
 
 

@@ -25,7 +25,7 @@ def test_tls_of_a_client(made, tls):
 def test_tls_of_a_server(tls):
     with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         TrainerServer(EchoPolicy(), tls=tls)
-    with pytest.raises(TypeError, match=f"^listen_tls: .*{SERVER}"):
+    with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         attach([], EchoPolicy(), listen_on="127.0.0.1:0", listen_tls=tls)
 
 
@@ -76,7 +76,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_a_trainer_that_is_not_open(call):
     trainer = attach([TARGET], EchoPolicy())
-    with pytest.raises(RuntimeError, match=r"use it inside `async with attach\(...\) as trainer:`"):
+    with pytest.raises(RuntimeError, match=r"use it inside `async with Trainer\(...\) as trainer:`"):
         await call(trainer)
 
 

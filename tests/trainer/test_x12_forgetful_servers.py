@@ -27,7 +27,7 @@ def forgetting(listening):
         deployment = await listening(**options)
         server = await deployment.server()
         await server.attach()
-        server.stream.patience = 30.0
+        server.stream.timeout = 30.0
         seen = []
         task = asyncio.create_task(forget(server, seen))
         task.add_done_callback(lambda task: task.cancelled() or task.exception())

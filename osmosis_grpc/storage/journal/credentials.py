@@ -3,7 +3,6 @@
 They stand nowhere else, and are gone with the acknowledgement of the rollout's completion.
 """
 
-import base64
 import hashlib
 import json
 import logging
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.types import InitRequest
+from osmosis_grpc.wire.rollout import callback_from_bytes, callback_to_bytes
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,8 @@ class Secrets:
             log.error("the credentials of rollout %s are damaged in %s: %s", init.request.rollout_id, path, error)
             return init
         found = json.loads(text[9:])
-        if init.callback is not None:
-            state = base64.b64decode(found["state"])
-            init = replace(init, callback=replace(init.callback, credential=found["credential"], state=state))
+        if init.callback is not None and found["callback"]:
+            init = replace(init, callback=callback_from_bytes(found["callback"].encode("latin-1")))
         request = replace(init.request, api_key=found["api_key"], server_url=found["server_url"])
         return replace(init, request=request)
 
@@ -91,13 +90,12 @@ def _signed(text: str) -> str:
 
 
 def _of(init: InitRequest) -> dict[str, str | None] | None:
-    callback, request = init.callback, init.request
-    own = request.api_key or request.server_url
-    if not own and (callback is None or not (callback.credential or callback.state)):
+    """Return the secrets of an Init, with its whole callback if that has any; None if there are none."""
+    request, callback = init.request, b""
+    if init.callback is not None:
+        callback = callback_to_bytes(init.callback, secrets=True)
+        if callback == callback_to_bytes(init.callback, secrets=False):
+            callback = b""
+    if not (callback or request.api_key or request.server_url):
         return None
-    return {
-        "credential": callback.credential if callback else "",
-        "state": base64.b64encode(callback.state if callback else b"").decode(),
-        "api_key": request.api_key,
-        "server_url": request.server_url,
-    }
+    return {"callback": callback.decode("latin-1"), "api_key": request.api_key, "server_url": request.server_url}

@@ -4,7 +4,7 @@ import logging
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail, data_
 from osmosis_grpc.storage.sqlite.database import look
 from osmosis_grpc.types import (
     Callback,
-    CallbackTls,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -24,6 +23,7 @@ from osmosis_grpc.types import (
     events,
 )
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.wire.rollout import callback_from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +119,9 @@ class Reader:
         elif states:
             conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
             values += [state.value for state in states]
-        if group_id:  # the id is in the Accepted event as it is
-            conditions.append("(SELECT instr(body, ?) FROM events WHERE position = accepted)")
-            values.append(group_id.encode())
+        if group_id:
+            conditions.append("group_id = ?")
+            values.append(group_id)
         where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         with self.snapshot():
             rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
@@ -244,7 +244,7 @@ class Reader:
             init=_init(row, first),
             tools=first.tools if first else (),
             owner=row.owner,
-            place=row.place,
+            attachment_id=row.attachment_id,
             sequence=row.sequence,
             agent_loop=row.agent_loop,
             accept_time=row.accept_time,
@@ -286,11 +286,11 @@ class Reader:
 
 
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """A rollout's Init, without secrets; as much as is left of it where the event that holds it is damaged."""
-    callback = None
-    if row.target:
-        secure = None if row.tls is None else CallbackTls(row.tls)
-        callback = Callback(target=row.target, delta=bool(row.delta), tls=secure, run_id=row.place)
+    """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
+    callback: Callback | None = None
+    if row.callback is not None:
+        with suppress(Exception):  # damaged bytes: the row's checksum does not match either
+            callback = callback_from_bytes(row.callback)
     if first is not None:
         return replace(first.init, callback=callback, digest=row.digest)
     request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])

@@ -43,10 +43,9 @@ class RolloutRow(NamedTuple):
     rollout_id: str
     attempt: int
     owner: str
-    place: str
-    target: str
-    delta: int
-    tls: str | None
+    attachment_id: str
+    callback: bytes | None
+    group_id: str | None
     agent_loop: str
     idempotency_key: str | None
     digest: bytes
@@ -72,46 +71,32 @@ class RolloutRow(NamedTuple):
         return schema.wrong("rollouts", self)
 
     def usable(self) -> "RolloutRow":
-        """The row with values of the types that they should have, where a damaged one has others."""
-        values = [
-            value if isinstance(value, type(default)) else default
-            for value, default in zip(self, _DEFAULT, strict=True)
-        ]
-        for at, kind in _OPTIONAL.items():
-            values[at] = self[at] if isinstance(self[at], kind) else None
-        return RolloutRow._make(values)
+        """Return the row with a default for each value of a wrong type; a damaged row may have such values."""
+        columns = ((value, *_TYPES.get(name, (int, 0))) for name, value in zip(self._fields, self, strict=True))
+        return RolloutRow._make(value if isinstance(value, kind) else default for value, kind, default in columns)
 
 
-_DEFAULT = (
-    0,
-    "",
-    1,
-    "",
-    "",
-    "",
-    0,
-    None,
-    "",
-    None,
-    b"",
-    0.0,
-    None,
-    None,
-    "",
-    0,
-    None,
-    None,
-    0,
-    0,
-    0,
-    0.0,
-    None,
-    0,
-    0,
-    0,
-    0,
-)
-_OPTIONAL = {7: str, 9: str, 12: float, 13: float, 16: int, 17: bytes, 22: float}
+_TYPES: dict[str, tuple[type, object]] = {
+    "rollout_id": (str, ""),
+    "attempt": (int, 1),
+    "owner": (str, ""),
+    "attachment_id": (str, ""),
+    "callback": (bytes, None),
+    "group_id": (str, None),
+    "agent_loop": (str, ""),
+    "idempotency_key": (str, None),
+    "digest": (bytes, b""),
+    "accept_time": (float, 0.0),
+    "start_time": (float, None),
+    "end_time": (float, None),
+    "state": (str, ""),
+    "ended": (int, None),
+    "positions": (bytes, None),
+    "accepted_at": (float, 0.0),
+    "ended_at": (float, None),
+}
+"""The type of each column, and the value that replaces one of another type. Columns without an entry are whole numbers
+with 0 as replacement."""
 
 
 class Trail:

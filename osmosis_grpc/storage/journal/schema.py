@@ -28,10 +28,9 @@ CREATE TABLE rollouts (
     rollout_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     owner TEXT NOT NULL,
-    place TEXT NOT NULL,                   -- the run of the trainer: the attachment, or the run id of the callback
-    target TEXT NOT NULL,                  -- the callback's; empty for an attachment
-    delta INTEGER NOT NULL,                -- whether that callback wants deltas
-    tls TEXT,                              -- the name in its certificate, empty for its host's; NULL without TLS
+    attachment_id TEXT NOT NULL,           -- where its calls go; empty for a callback
+    callback BLOB,                         -- in wire form, without secrets; NULL for an attachment
+    group_id TEXT,                         -- of its request
     agent_loop TEXT NOT NULL,
     idempotency_key TEXT,
     digest BLOB NOT NULL,
@@ -54,6 +53,7 @@ CREATE TABLE rollouts (
     UNIQUE (rollout_id, attempt)
 );
 CREATE INDEX rollouts_by_key ON rollouts (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE INDEX rollouts_by_group ON rollouts (owner, group_id, sequence) WHERE group_id IS NOT NULL;
 CREATE INDEX rollouts_unsettled ON rollouts (sequence) WHERE NOT settled;
 CREATE INDEX rollouts_by_end ON rollouts (ended_at) WHERE settled;
 
@@ -78,10 +78,9 @@ _ACCEPTED = (
     "rollout_id",
     "attempt",
     "owner",
-    "place",
-    "target",
-    "delta",
-    "tls",
+    "attachment_id",
+    "callback",
+    "group_id",
     "agent_loop",
     "idempotency_key",
     "digest",
@@ -103,7 +102,7 @@ _END = (
 )
 
 
-ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, place, target, delta, tls, agent_loop,
+ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, agent_loop,
     idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_number, size, settled,
     end_sum, deaths, deaths_sum) VALUES {rows}"""
 EVENT = "INSERT INTO events VALUES {rows}"

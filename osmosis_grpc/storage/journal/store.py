@@ -34,6 +34,7 @@ from osmosis_grpc.storage.sqlite.database import connect
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import CompletionStatus, InitRequest, JournaledRollout, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
+from osmosis_grpc.wire.rollout import callback_to_bytes
 
 RECORDED = 1.0
 """Seconds after which the journal's time is recorded again, with the next event."""
@@ -48,7 +49,7 @@ VERSIONS = 64
 """Versions of agents that are kept."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_REPOINT = "UPDATE rollouts SET place = ?, target = ?, delta = ?, tls = ?, accept_sum = ? WHERE sequence = ?"
+_REPOINT = "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?"
 _DEATHS = "UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?"
 _DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
     AND sequence IN (SELECT value FROM json_each(?))"""
@@ -268,7 +269,7 @@ class SqliteJournal:
         if rollout is None or rollout.settled:
             return
         *_, check = _accepted(entry, rollout)
-        values = (entry.place, *_address(init), check, entry.sequence)
+        values = (entry.attachment_id, _callback(init), check, entry.sequence)
         self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
 
     def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
@@ -539,8 +540,9 @@ def _accepted(entry: JournaledRollout, rollout: _Open) -> tuple[Any, ...]:
         request.rollout_id,
         request.attempt,
         entry.owner,
-        entry.place,
-        *_address(init),
+        entry.attachment_id,
+        _callback(init),
+        request.group.id if request.group is not None else None,
         entry.agent_loop,
         request.idempotency_key,
         init.digest,
@@ -551,12 +553,9 @@ def _accepted(entry: JournaledRollout, rollout: _Open) -> tuple[Any, ...]:
     return *row, schema.accept_sum(row)
 
 
-def _address(init: InitRequest) -> tuple[str, bool, str | None]:
-    """Where a callback goes: its target, whether it wants deltas, and its TLS name."""
-    callback = init.callback
-    if callback is None:
-        return "", False, None
-    return callback.target, callback.delta, callback.tls.server_name if callback.tls else None
+def _callback(init: InitRequest) -> bytes | None:
+    """Return what a rollout's row has of its callback."""
+    return None if init.callback is None else callback_to_bytes(init.callback, secrets=False)
 
 
 _NOTES = {

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.ledger.rows import ChatRow, Found, LedgerRollout, end_sum, place_sum, restored, whole_rollout
+from osmosis_grpc.storage.ledger.rows import (
+    ChatRow,
+    Found,
+    LedgerRollout,
+    assignment_sum,
+    end_sum,
+    restored,
+    whole_rollout,
+)
 from osmosis_grpc.storage.ledger.schema import open_file
 from osmosis_grpc.storage.ledger.writer import Statement, Then, Writer
 from osmosis_grpc.storage.lock import Lock
@@ -24,17 +32,18 @@ from osmosis_grpc.types import Completion
 
 __all__ = ["ChatRow", "Ledger", "LedgerRollout"]
 
-_PLACE = """
-INSERT INTO rollout (rollout_id, attempt, place, together, init, place_sum) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, place = excluded.place, together = excluded.together,
-    init = excluded.init, place_sum = excluded.place_sum, tools = NULL, result_id = NULL, completion = NULL,
-    ended = NULL, tools_sum = NULL, end_sum = NULL
+_ASSIGN = """
+INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = excluded.server_key,
+    affinity_key = excluded.affinity_key, init = excluded.init, assignment_sum = excluded.assignment_sum,
+    tools = NULL, result_id = NULL, completion = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt OR rollout.result_id IS NULL
 """
 _ENTER = """
-INSERT INTO rollout (rollout_id, attempt, place, together, init, place_sum) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, place = '', together = '', init = NULL, tools = NULL,
-    place_sum = excluded.place_sum, result_id = NULL, completion = NULL, ended = NULL, tools_sum = NULL, end_sum = NULL
+INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = '', affinity_key = '', init = NULL,
+    tools = NULL, assignment_sum = excluded.assignment_sum, result_id = NULL, completion = NULL, ended = NULL,
+    tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt
 """
 _OPEN = "UPDATE rollout SET tools = ?, tools_sum = ? WHERE rollout_id = ? AND attempt = ?"
@@ -60,14 +69,14 @@ _ORPHANS = "DELETE FROM chat WHERE rollout_id = ? AND rollout_id NOT IN (SELECT 
 _LOWER_CHATS = "DELETE FROM chat WHERE rollout_id = ? AND attempt < ?"
 _CHATS_TO = "DELETE FROM chat WHERE rollout_id = ? AND attempt <= ?"
 _SEE = """
-INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (place) DO UPDATE SET
+INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (server_key) DO UPDATE SET
     attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen,
     checksum = excluded.checksum
 """
 
 
 _CALLBACKS = "callbacks"
-"""The place of their secret among the attachments."""
+"""The server_key of their secret among the attachments."""
 
 
 class Ledger:
@@ -105,40 +114,42 @@ class Ledger:
 
     # Attachments.
 
-    def attachment(self, place: str) -> tuple[str, str]:
-        """The attachment id for a place, made now or before, and the journal id last seen there."""
-        known = self._attachments.get(place)
+    def attachment(self, server_key: str) -> tuple[str, str]:
+        """The attachment id for a server_key, made now or before, and the journal id last seen there."""
+        known = self._attachments.get(server_key)
         if known is None:
-            known = self._attachments[place] = secrets.token_urlsafe(24), ""
-            self.saw(place, "")
+            known = self._attachments[server_key] = secrets.token_urlsafe(24), ""
+            self.record_server(server_key, "")
         return known
 
-    def saw(self, place: str, journal_id: str) -> None:
+    def record_server(self, server_key: str, journal_id: str) -> None:
         """A server has attached there."""
-        attachment_id, _ = self._attachments[place]
-        self._attachments[place] = attachment_id, journal_id
-        row = place, attachment_id, journal_id, time.time()
+        attachment_id, _ = self._attachments[server_key]
+        self._attachments[server_key] = attachment_id, journal_id
+        row = server_key, attachment_id, journal_id, time.time()
         self._writer.write([(_SEE, (*row, row_sum(b"attachment.checksum", row)))])
 
     def callback_run(self) -> str:
         """The id of the run that callbacks name; it stays as long as anything of theirs stands here."""
         run_id, _ = self.attachment("")
-        self.saw("", "")
+        self.record_server("", "")
         return run_id
 
     def callback_secret(self) -> str:
         """The secret that credentials of callbacks are made of."""
         secret, _ = self.attachment(_CALLBACKS)
-        self.saw(_CALLBACKS, "")
+        self.record_server(_CALLBACKS, "")
         return secret
 
     # Rollouts.
 
-    def place(self, rollout_id: str, attempt: int, init: bytes, place: str, together: str, then: Then) -> None:
+    def record_assignment(
+        self, rollout_id: str, attempt: int, init: bytes, server_key: str, affinity_key: str, then: Then
+    ) -> None:
         """A rollout is about to be sent."""
         self.unconfirmed.pop(rollout_id, None)
-        row = rollout_id, attempt, place, together, init
-        self._writer.write([(_PLACE, (*row, place_sum(row))), *_lower(rollout_id, attempt)], then)
+        row = rollout_id, attempt, server_key, affinity_key, init
+        self._writer.write([(_ASSIGN, (*row, assignment_sum(row))), *_lower(rollout_id, attempt)], then)
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
         """Its Init was answered."""
@@ -193,7 +204,7 @@ class Ledger:
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
         row = rollout_id, attempt, "", "", None
-        return [(_ENTER, (*row, place_sum(row))), *_lower(rollout_id, attempt)]
+        return [(_ENTER, (*row, assignment_sum(row))), *_lower(rollout_id, attempt)]
 
     def _chat(self, kept: ChatRow) -> Statement:
         """Write a chat behind all others."""

@@ -21,12 +21,12 @@ from osmosis_grpc.wire.rollout import completion_to_wire
 log = logging.getLogger(__name__)
 
 _QUARANTINE = """
-UPDATE rollout SET attempt = ?, place = '', together = '', init = NULL, tools = NULL, tools_sum = NULL, place_sum = ?,
-    result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
+UPDATE rollout SET attempt = ?, server_key = '', affinity_key = '', init = NULL, tools = NULL, tools_sum = NULL,
+    assignment_sum = ?, result_id = ?, completion = ?, ended = ?, end_sum = ? WHERE rollout_id IS ?
 """
 _SEND_AGAIN = """
 UPDATE rollout SET tools = NULL, tools_sum = NULL
-WHERE result_id IS NULL AND place NOT IN (SELECT place FROM attachment)
+WHERE result_id IS NULL AND server_key NOT IN (SELECT server_key FROM attachment)
 """
 
 
@@ -53,9 +53,9 @@ class LedgerRollout:
 
     rollout_id: str
     attempt: int
-    place: str
+    server_key: str
     """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
-    together: str
+    affinity_key: str
     init: bytes | None
     """An InitRequest; None where a callback was, and once it is confirmed."""
     tools: bytes | None
@@ -77,14 +77,14 @@ class Found:
 
     rollouts: list[LedgerRollout]
     attachments: dict[str, tuple[str, str]]
-    """By place an attachment id and a journal id."""
+    """By server_key an attachment id and a journal id."""
     last_position: int
     """Of its chats."""
 
 
-def place_sum(row: Sequence[Any]) -> int:
-    """Return the checksum of a rollout's id, attempt, place, together and init."""
-    return row_sum(b"rollout.place_sum", row)
+def assignment_sum(row: Sequence[Any]) -> int:
+    """Return the checksum of a rollout's id, attempt, server_key, affinity_key and init."""
+    return row_sum(b"rollout.assignment_sum", row)
 
 
 def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, ended: float) -> int:
@@ -137,7 +137,9 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     _mend(connection, path)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
-    connection.execute("DELETE FROM attachment WHERE seen < ? AND place NOT IN (SELECT place FROM rollout)", (old,))
+    connection.execute(
+        "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout)", (old,)
+    )
     running = _running(connection, path)
     ended = _ended(connection)
     connection.execute("COMMIT")
@@ -146,8 +148,10 @@ def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
         LedgerRollout(name, attempt, "", "", None, None, result, None, at) for name, attempt, result, at in done
     ]
     attachments = {
-        place: (id_, journal)
-        for place, id_, journal in connection.execute("SELECT place, attachment_id, journal_id FROM attachment")
+        server_key: (id_, journal)
+        for server_key, id_, journal in connection.execute(
+            "SELECT server_key, attachment_id, journal_id FROM attachment"
+        )
     }
     (last,) = connection.execute("SELECT max(position) FROM chat").fetchone()
     return Found([*confirmed, *running, *ended], attachments, last or 0)
@@ -161,7 +165,7 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
     for row in connection.execute("SELECT * FROM attachment").fetchall():
         if wrong("attachment", row):
             log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
-            connection.execute("DELETE FROM attachment WHERE place IS ?", row[:1])
+            connection.execute("DELETE FROM attachment WHERE server_key IS ?", row[:1])
             connection.execute(_SEND_AGAIN)
     for row in connection.execute("SELECT * FROM confirmed").fetchall():
         if wrong("confirmed", row):
@@ -237,10 +241,16 @@ def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str)
     end = result_id, data, time.time()
     connection.execute(
         _QUARANTINE,
-        (attempt, place_sum((rollout_id, attempt, "", "", None)), *end, end_sum(rollout_id, attempt, *end), row[0]),
+        (
+            attempt,
+            assignment_sum((rollout_id, attempt, "", "", None)),
+            *end,
+            end_sum(rollout_id, attempt, *end),
+            row[0],
+        ),
     )
 
 
 def _rollout(row: Sequence[Any]) -> LedgerRollout:
-    rollout_id, attempt, place, together, init, tools, result_id, completion, *_ = row
-    return LedgerRollout(rollout_id, attempt, place, together, init, tools, result_id, completion, None)
+    rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, *_ = row
+    return LedgerRollout(rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, None)

@@ -18,13 +18,13 @@ Found = TypeVar("Found")
 
 TABLES = """
 CREATE TABLE attachment (
-    place TEXT PRIMARY KEY, attachment_id TEXT NOT NULL, journal_id TEXT NOT NULL, seen REAL NOT NULL,
+    server_key TEXT PRIMARY KEY, attachment_id TEXT NOT NULL, journal_id TEXT NOT NULL, seen REAL NOT NULL,
     checksum INTEGER NOT NULL
 );
 CREATE TABLE rollout (
-    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, place TEXT NOT NULL, together TEXT NOT NULL, init BLOB,
-    tools BLOB, result_id TEXT, completion BLOB, ended REAL,
-    place_sum INTEGER NOT NULL, tools_sum INTEGER, end_sum INTEGER -- a checksum for what each statement writes
+    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, server_key TEXT NOT NULL, affinity_key TEXT NOT NULL,
+    init BLOB, tools BLOB, result_id TEXT, completion BLOB, ended REAL,
+    assignment_sum INTEGER NOT NULL, tools_sum INTEGER, end_sum INTEGER -- a checksum for what each statement writes
 );
 CREATE TABLE confirmed (
     rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, result_id TEXT NOT NULL, time REAL NOT NULL,
@@ -49,7 +49,7 @@ LEDGER = Schema(
     pragmas=("wal_autocheckpoint = 4000",),
     sums={
         "rollout": {
-            "place_sum": ("rollout_id", "attempt", "place", "together", "init"),
+            "assignment_sum": ("rollout_id", "attempt", "server_key", "affinity_key", "init"),
             "tools_sum": ("rollout_id", "attempt", "tools"),
             "end_sum": ("rollout_id", "attempt", "result_id", "completion", "ended"),
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the journal and the ledger. It grows with each change of a table; a file of another version is refused."""
 
 Row = Sequence[Any]

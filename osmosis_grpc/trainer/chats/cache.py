@@ -17,7 +17,7 @@ from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.trainer.receipt import LedgerReceipt
-from osmosis_grpc.types import ChatRequest, Completion, Outcome
+from osmosis_grpc.types import ChatRequest, Completion, Outcome, ToolDict
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
@@ -46,6 +46,10 @@ class ChatCache:
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
+
+    def set_tools(self, rollout_id: str, attempt: int, tools: Sequence[ToolDict]) -> None:
+        """Set what the chats of an attempt offer that name no tools of their own."""
+        self.rollout(rollout_id, attempt, time.monotonic()).tools = tools
 
     def knows(self, rollout_id: str) -> bool:
         """Whether a rollout has a entry."""
@@ -80,13 +84,13 @@ class ChatCache:
         raw: rollout_pb2.Completion,
         then: Recorded,
         *,
-        given_up: bool = False,
+        abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion, with a ledger after its commit; `raw` is how it came.
+        """Record a completion and call `then`, with a ledger after the commit. `raw` is the message as it came.
 
-        `chats` replace those that the ledger has of it; one that was given up waits for no confirmation. Raises Aborted
-        for an attempt that is no longer the newest.
+        `chats` replace those that the ledger has of the rollout. A completion that is `abandoned` needs no
+        confirmation. Raises Aborted for an attempt that is not the newest.
         """
         ledger = self._ledger
         if ledger is None:
@@ -94,7 +98,7 @@ class ChatCache:
             return
         entry = self.rollout(completion.rollout_id, completion.attempt, time.monotonic())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(completion, raw, then, given_up, chats))
+            entry.committing.append(lambda: self._again(completion, raw, then, abandoned, chats))
             return
         if entry.result_id is not None:
             then(_known(entry, completion), None)
@@ -120,7 +124,7 @@ class ChatCache:
                 )
             else:
                 reach("ledger.complete.committed")
-                if not given_up:
+                if not abandoned:
                     ledger.unconfirmed[completion.rollout_id] = completion.attempt
                 entry.close()
                 then(Outcome.RECORDED, recorded)
@@ -129,7 +133,7 @@ class ChatCache:
 
         reach("ledger.complete.before")
         ledger.complete(
-            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=given_up, chats=chats
+            completion, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
         )
 
     def _again(
@@ -137,11 +141,11 @@ class ChatCache:
         completion: Completion,
         raw: rollout_pb2.Completion,
         then: Recorded,
-        given_up: bool,
+        abandoned: bool,
         chats: Sequence[ChatRow],
     ) -> None:
         try:
-            self.record(completion, raw, then, given_up=given_up, chats=chats)
+            self.record(completion, raw, then, abandoned=abandoned, chats=chats)
         except CallError as error:
             then(error, None)
 

@@ -1,9 +1,5 @@
-"""The Osmosis SDK's osmosis_ai.rollout.integrations.agents.strands. Its names are not built yet; using one says so."""
+"""The Osmosis SDK's osmosis_ai.rollout.integrations.agents.strands. Its names do not exist here; using one says so."""
 
-from typing import Any
+from osmosis_grpc.rollout._lazy import attach
 
-from osmosis_grpc.rollout._lazy import lookup
-
-
-def __getattr__(name: str) -> Any:
-    return lookup(__name__, {}, name)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -201,7 +201,7 @@ class ListRolloutsRequest(google.protobuf.message.Message):
     undelivered: builtins.bool
     """Only rollouts whose completion has not reached the trainer."""
     @property
-    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType]:
+    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType]:
         """Only rollouts in one of these states; empty means any."""
 
     def __init__(
@@ -209,7 +209,7 @@ class ListRolloutsRequest(google.protobuf.message.Message):
         *,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
-        states: collections.abc.Iterable[osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType] | None = ...,
+        states: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.RolloutState.ValueType] | None = ...,
         group_id: builtins.str = ...,
         undelivered: builtins.bool = ...,
     ) -> None: ...
@@ -228,13 +228,13 @@ class ListRolloutsResponse(google.protobuf.message.Message):
     next_page_token: builtins.str
     """For the next page; empty after the last."""
     @property
-    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.rollout_pb2.Rollout]:
+    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.Rollout]:
         """The rows, without completions."""
 
     def __init__(
         self,
         *,
-        rollouts: collections.abc.Iterable[osmosis.rollout.v1.rollout_pb2.Rollout] | None = ...,
+        rollouts: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.Rollout] | None = ...,
         next_page_token: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "rollouts", b"rollouts"]) -> None: ...
@@ -430,7 +430,7 @@ class AgentLoopInfo(google.protobuf.message.Message):
     they import. Empty where it is not known.
     """
     @property
-    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Tool]:
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool]:
         """The tools it offers a request that says nothing in particular. A request may be
         offered others.
         """
@@ -439,7 +439,7 @@ class AgentLoopInfo(google.protobuf.message.Message):
         self,
         *,
         name: builtins.str = ...,
-        tools: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Tool] | None = ...,
+        tools: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool] | None = ...,
         version: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["name", b"name", "tools", b"tools", "version", b"version"]) -> None: ...

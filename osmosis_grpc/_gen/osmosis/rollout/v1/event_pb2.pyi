@@ -159,14 +159,14 @@ class AcceptedEvent(google.protobuf.message.Message):
         """The request, without its callback's credential and state."""
 
     @property
-    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Tool]:
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool]:
         """The tools its agent offers."""
 
     def __init__(
         self,
         *,
         request: osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.InitRequest | None = ...,
-        tools: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Tool] | None = ...,
+        tools: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["request", b"request", "tools", b"tools"]) -> None: ...
@@ -244,7 +244,7 @@ class ChatRequestedEvent(google.protobuf.message.Message):
     purpose: osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatPurpose.ValueType
     """What the reply is for."""
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """The messages that follow that chat's reply."""
 
     @property
@@ -261,7 +261,7 @@ class ChatRequestedEvent(google.protobuf.message.Message):
         sample: builtins.str = ...,
         number: builtins.int = ...,
         continues: builtins.int = ...,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
         sampling: osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams | None = ...,
         tools: osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tools | None = ...,
         purpose: osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatPurpose.ValueType = ...,

@@ -229,7 +229,7 @@ class InitRequest(google.protobuf.message.Message):
     train on it.
     """
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """The conversation that the agent starts from."""
 
     @property
@@ -268,7 +268,7 @@ class InitRequest(google.protobuf.message.Message):
         rollout_id: builtins.str = ...,
         attempt: builtins.int = ...,
         agent_loop: builtins.str = ...,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
         sampling: osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams | None = ...,
         max_turns: builtins.int | None = ...,
         max_tokens_total: builtins.int | None = ...,
@@ -313,7 +313,7 @@ class InitResponse(google.protobuf.message.Message):
     started: builtins.bool
     """True in exactly one of all equal requests' answers: the one that started it."""
     @property
-    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Tool]:
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool]:
         """The tools that this rollout's agent offers its model."""
 
     @property
@@ -327,7 +327,7 @@ class InitResponse(google.protobuf.message.Message):
         *,
         rollout_id: builtins.str = ...,
         attempt: builtins.int = ...,
-        tools: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Tool] | None = ...,
+        tools: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tool] | None = ...,
         started: builtins.bool = ...,
         from_journal: global___EarlierRun | None = ...,
     ) -> None: ...
@@ -625,7 +625,7 @@ class Completion(google.protobuf.message.Message):
         """What broke. Set when the status is FAILED or DEADLINE_EXCEEDED."""
 
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """The conversation as the agent left it."""
 
     @property
@@ -669,7 +669,7 @@ class Completion(google.protobuf.message.Message):
         status: global___CompletionStatus.ValueType = ...,
         finish_reason: builtins.str = ...,
         failure: global___Failure | None = ...,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
         reward: builtins.float | None = ...,
         samples: collections.abc.Mapping[builtins.str, osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.Sample] | None = ...,
         metrics: global___Metrics | None = ...,

@@ -21,13 +21,13 @@ class AttachRequest(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.attach_pb2.TrainerFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.TrainerFrame]:
         """At most 4,096."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[osmosis.rollout.v1.attach_pb2.TrainerFrame] | None = ...,
+        frames: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.TrainerFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 
@@ -41,13 +41,13 @@ class AttachResponse(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.attach_pb2.ServerFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.ServerFrame]:
         """At most 4,096."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[osmosis.rollout.v1.attach_pb2.ServerFrame] | None = ...,
+        frames: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.ServerFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 
@@ -61,13 +61,13 @@ class AcceptRequest(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.attach_pb2.ServerFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.ServerFrame]:
         """At most 4,096."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[osmosis.rollout.v1.attach_pb2.ServerFrame] | None = ...,
+        frames: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.ServerFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 
@@ -81,13 +81,13 @@ class AcceptResponse(google.protobuf.message.Message):
 
     FRAMES_FIELD_NUMBER: builtins.int
     @property
-    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.attach_pb2.TrainerFrame]:
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.TrainerFrame]:
         """At most 4,096."""
 
     def __init__(
         self,
         *,
-        frames: collections.abc.Iterable[osmosis.rollout.v1.attach_pb2.TrainerFrame] | None = ...,
+        frames: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2.TrainerFrame] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["frames", b"frames"]) -> None: ...
 

@@ -237,7 +237,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.InitRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.rollout_pb2.InitResponse, collections.abc.Awaitable[osmosis.rollout.v1.rollout_pb2.InitResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.InitResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2.InitResponse]]:
         """Starts a rollout and answers with its tools.
 
         Idempotent by rollout id and attempt: the same request again gives the same
@@ -256,7 +256,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.CancelRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.control_pb2.CancelResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.CancelResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.CancelResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.CancelResponse]]:
         """Cancels rollouts of the caller's: one by id, a group, or all.
 
         Idempotent. Succeeds for unknown and ended rollouts too and says so. An id
@@ -274,7 +274,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.control_pb2.GetRolloutResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.GetRolloutResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetRolloutResponse]]:
         """Tells one rollout's state, and its result once there is one. Unknown, forgotten
         or somebody else's: NOT_FOUND.
         """
@@ -284,7 +284,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.control_pb2.ListRolloutsResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.ListRolloutsResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.ListRolloutsResponse]]:
         """Lists rollouts in order of acceptance, newest last, in pages."""
 
     @abc.abstractmethod
@@ -292,7 +292,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.StreamEventsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[osmosis.rollout.v1.control_pb2.StreamEventsResponse], collections.abc.AsyncIterator[osmosis.rollout.v1.control_pb2.StreamEventsResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.StreamEventsResponse], collections.abc.AsyncIterator[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.StreamEventsResponse]]:
         """Streams trajectory events, first those already there, then live.
 
         One rollout's events arrive in order and without gaps from any number onward; the
@@ -307,7 +307,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetServerInfoRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.control_pb2.GetServerInfoResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.GetServerInfoResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetServerInfoResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.GetServerInfoResponse]]:
         """Tells who this server is, what it hosts and what it can take."""
 
     @abc.abstractmethod
@@ -315,7 +315,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.control_pb2.DrainResponse, collections.abc.Awaitable[osmosis.rollout.v1.control_pb2.DrainResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.DrainResponse]]:
         """Takes no new work from now on and finishes what it has. Health reports NOT_SERVING.
         With `cancel` a drain ends: the server takes new work again. Idempotent. A server that
         is stopping answers a cancel with FAILED_PRECONDITION.
@@ -328,9 +328,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Attach(
         self,
-        request_iterator: _MaybeAsyncIterator[osmosis.rollout.v1.services_pb2.AttachRequest],
+        request_iterator: _MaybeAsyncIterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AttachRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[osmosis.rollout.v1.services_pb2.AttachResponse], collections.abc.AsyncIterator[osmosis.rollout.v1.services_pb2.AttachResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AttachResponse], collections.abc.AsyncIterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AttachResponse]]:
         """Everything between this server and one trainer on one stream; attach.proto tells
         the rules. Rollouts belong to the server and not to the stream: after a break the
         trainer attaches again with the same attachment id, and nothing is lost.
@@ -444,7 +444,7 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.trainer_pb2.ChatResponse, collections.abc.Awaitable[osmosis.rollout.v1.trainer_pb2.ChatResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.ChatResponse]]:
         """Gives one model reply.
 
         Idempotent by rollout, attempt, sample and number: the same chat again gives the
@@ -464,7 +464,7 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.CompleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[osmosis.rollout.v1.trainer_pb2.CompleteResponse, collections.abc.Awaitable[osmosis.rollout.v1.trainer_pb2.CompleteResponse]]:
+    ) -> typing.Union[osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.CompleteResponse, collections.abc.Awaitable[osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2.CompleteResponse]]:
         """Reports the end of a rollout.
 
         Delivered at least once, applied once: the same result again is answered
@@ -476,9 +476,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Accept(
         self,
-        request_iterator: _MaybeAsyncIterator[osmosis.rollout.v1.services_pb2.AcceptRequest],
+        request_iterator: _MaybeAsyncIterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AcceptRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[osmosis.rollout.v1.services_pb2.AcceptResponse], collections.abc.AsyncIterator[osmosis.rollout.v1.services_pb2.AcceptResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AcceptResponse], collections.abc.AsyncIterator[osmosis_grpc._gen.osmosis.rollout.v1.services_pb2.AcceptResponse]]:
         """The mirror of RolloutService.Attach for agent servers that dial out: the same
         frames and rules, the server speaks first. The trainer answers with the attachment
         id that it holds for the server's journal, or with a new one.

@@ -287,7 +287,7 @@ class Sample(google.protobuf.message.Message):
     and `messages` holds only what follows them.
     """
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """The conversation as the agent left it."""
 
     @property
@@ -297,7 +297,7 @@ class Sample(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
         segments: collections.abc.Iterable[global___Segment] | None = ...,
         reward: builtins.float | None = ...,
         trainable: builtins.bool = ...,

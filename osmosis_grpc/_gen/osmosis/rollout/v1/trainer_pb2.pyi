@@ -150,13 +150,13 @@ class FullHistory(google.protobuf.message.Message):
 
     MESSAGES_FIELD_NUMBER: builtins.int
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """All messages, from the first."""
 
     def __init__(
         self,
         *,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["messages", b"messages"]) -> None: ...
 
@@ -175,14 +175,14 @@ class DeltaHistory(google.protobuf.message.Message):
     FAILED_PRECONDITION with UnknownChat, and the chat is sent again in full.
     """
     @property
-    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.message_pb2.Message]:
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
         """The messages that follow that chat's reply."""
 
     def __init__(
         self,
         *,
         continues: builtins.int = ...,
-        messages: collections.abc.Iterable[osmosis.rollout.v1.message_pb2.Message] | None = ...,
+        messages: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["continues", b"continues", "messages", b"messages"]) -> None: ...
 
@@ -232,7 +232,7 @@ class ChatResponse(google.protobuf.message.Message):
         """
 
     @property
-    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis.rollout.v1.tokens_pb2.VersionSpan]:
+    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.VersionSpan]:
         """Which version of the policy sampled which tokens, in order. One span may stand for
         all of them; empty when there is no version to tell.
         """
@@ -246,7 +246,7 @@ class ChatResponse(google.protobuf.message.Message):
         tokens: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.TokenBlock | None = ...,
         prompt: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.TokenBlock | None = ...,
         prompt_prefix: builtins.int = ...,
-        versions: collections.abc.Iterable[osmosis.rollout.v1.tokens_pb2.VersionSpan] | None = ...,
+        versions: collections.abc.Iterable[osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.VersionSpan] | None = ...,
         extra_json: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["message", b"message", "prompt", b"prompt", "tokens", b"tokens", "usage", b"usage"]) -> builtins.bool: ...

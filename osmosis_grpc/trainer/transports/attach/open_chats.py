@@ -12,10 +12,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
 from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
-from osmosis_grpc.trainer.rollout import RolloutKey
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
 

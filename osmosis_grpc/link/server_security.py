@@ -1,8 +1,7 @@
-"""How a server is guarded: TLS, tokens, and where it may listen without them."""
+"""What a server asks of its callers: tokens, certificates, and TLS on every address beyond this machine."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,36 +17,39 @@ from osmosis_grpc.types.completion import clip, printable
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Security:
-    """What callers have to show, and whether they are spoken with over TLS. Nothing of both by default."""
+class ServerSecurity:
+    """What a server asks of its callers. By default it asks for nothing, and then it listens on loopback only.
 
-    tokens: Tokens = field(default_factory=Tokens)
-    """Callers show one of these; without any nobody is asked for one."""
-    admin: Tokens = field(default_factory=Tokens)
-    """Callers who control the server show one of these; they are accepted as callers, too."""
-    tls: ServerTls | None = None
-    insecure: bool = False
-    """Whether a public address may do without."""
+    `tokens` are the bearer tokens that callers may show, SECRET or NAME=SECRET each; without any, no token is asked
+    for. `admin_tokens` are those of callers who control the server; they are accepted as `tokens`, too. `tls` names
+    the files of the server's certificate; with a `client_ca` callers need a certificate of their own (mTLS).
+    `insecure` allows a public address without TLS. Raises ValueError for a token that is not valid, TypeError for a
+    `tls` that is not ServerTls.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        tokens: str | Sequence[str] = (),
+    __slots__ = ("admin_tokens", "insecure", "tls", "tokens")
+
+    def __init__(
+        self,
+        tokens: Tokens | str | Iterable[str] = (),
+        *,
+        admin_tokens: Tokens | str | Iterable[str] = (),
         tls: ServerTls | None = None,
         insecure: bool = False,
-        *,
-        admin: str | Sequence[str] = (),
-        tls_name: str = "tls",
-    ) -> "Security":
-        """From tokens as text. Raises ValueError for one that is none, TypeError naming `tls_name`."""
+    ) -> None:
         if tls is not None and not isinstance(tls, ServerTls):
-            raise TypeError(f"{tls_name}: {tls!r:.80} is not a ServerTls; pass ServerTls(cert=..., key=...)")
-        return cls(tokens=Tokens(tokens), admin=Tokens(admin), tls=tls, insecure=insecure)
+            raise TypeError(f"tls: {tls!r:.80} is not a ServerTls; pass ServerTls(cert=..., key=...)")
+        self.tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
+        self.admin_tokens = admin_tokens if isinstance(admin_tokens, Tokens) else Tokens(admin_tokens)
+        self.tls = tls
+        self.insecure = insecure
+
+    def __repr__(self) -> str:
+        return f"ServerSecurity({self.tokens}, admin_tokens={self.admin_tokens}, tls={self.tls})"
 
     @property
     def authenticates(self) -> bool:
-        """Whether it is known of every caller who it is."""
+        """Whether every caller is identified."""
         return bool(self.tokens) or self.asks_certificates
 
     @property
@@ -56,7 +58,7 @@ class Security:
         return self.tls is not None and self.tls.client_ca is not None
 
     def check_host(self, host: str) -> None:
-        """Refuse an address that is not guarded enough to listen on. Raises ValueError."""
+        """Raises ValueError for an address that this security is not enough for."""
         if is_loopback(host) or self.insecure or self.tls is not None:
             return
         if self.tokens:
@@ -70,13 +72,13 @@ class Security:
         )
 
     def check_admin(self, context: Any) -> None:
-        """Refuse a call that controls the server to anyone but an administrator. Raises PermissionDenied.
+        """Raises PermissionDenied unless the caller is an administrator.
 
-        An administrator shows a token of `admin`. Where there is none and nobody is asked for a credential, every
-        caller on this machine is one.
+        An administrator shows one of `admin_tokens`. A server that asks for no credential at all takes every caller on
+        its own machine for one.
         """
-        if self.admin:
-            if self.admin.owner(metadata_value(context, "authorization")) is None:
+        if self.admin_tokens:
+            if self.admin_tokens.owner(metadata_value(context, "authorization")) is None:
                 raise PermissionDenied("this call needs an administrator's token")
         elif self.authenticates:
             raise PermissionDenied(
@@ -87,21 +89,21 @@ class Security:
                 "without an administrator's token (--admin-token-file) only callers on the server's machine may do this"
             )
 
-    def guard(self) -> "Guard | None":
-        """What every call has to pass; None when any call may."""
-        return Guard(self) if self.authenticates else None
+    def authenticator(self) -> "Authenticator | None":
+        """Returns the check that every call passes; None for a server that identifies no callers."""
+        return Authenticator(self) if self.authenticates else None
 
 
-class Guard:
-    """Finds out whose a call is."""
+class Authenticator:
+    """Identifies the caller of a gRPC call."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: ServerSecurity) -> None:
         self._tokens = security.tokens
-        self._admin = security.admin
+        self._admin_tokens = security.admin_tokens
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> str:
-        """The owner of what a call asks for, by a name that tells no secret. Raises Unauthenticated."""
+        """Returns the owner of the call's rollouts, a name without a secret. Raises Unauthenticated."""
         if not self._tokens:
             try:
                 return certificate_owner(context.peer_identities(), context.auth_context())
@@ -109,26 +111,26 @@ class Guard:
                 self._refused.warn(refusal_text(unquote(context.peer()), str(error)))
                 raise
         given = metadata_value(context, "authorization")
-        owner = self._tokens.owner(given) or self._admin.owner(given)
+        owner = self._tokens.owner(given) or self._admin_tokens.owner(given)
         if owner is None:
             self._refused.warn(refusal_text(unquote(context.peer()), token_problem(given)))
             raise Unauthenticated(WRONG)
         return owner
 
 
-class CallbackGuard:
-    """Lets callbacks pass that show a credential of the trainer's making, or one of its tokens.
+class CallbackAuthenticator:
+    """Accepts callbacks that show a credential made by this trainer, or one of its tokens.
 
-    Where certificates are asked for, they name somebody, too.
+    With mTLS the caller's certificate needs a name, too.
     """
 
-    def __init__(self, security: Security, keys: CallbackKeys) -> None:
+    def __init__(self, security: ServerSecurity, keys: CallbackKeys) -> None:
         self._security = security
         self._keys = keys
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> None:
-        """Raises Unauthenticated."""
+        """Raises Unauthenticated for any other call."""
         if self._security.asks_certificates:
             certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
@@ -138,7 +140,7 @@ class CallbackGuard:
 
 
 def peer_host(peer: str) -> str:
-    """The address in what grpc calls a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
+    """Returns the address in gRPC's name of a peer, such as ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
 
 
@@ -148,18 +150,18 @@ def refusal_text(peer: str, reason: str) -> str:
 
 
 def token_problem(header: str) -> str:
-    """Returns what is wrong with an Authorization header that is not accepted, without the header's text."""
+    """Returns the problem of an Authorization header that is not accepted, without the header's text."""
     return "its token is not accepted" if bearer(header) else "it shows no token"
 
 
 def check_for_rollout(credential: str, rollout_id: str) -> None:
-    """Refuse a credential that was made for another rollout. Raises PermissionDenied."""
+    """Raises PermissionDenied for a credential that was made for another rollout."""
     if not is_for(credential, rollout_id):
         raise PermissionDenied("the credential was made for another rollout")
 
 
 def certificate_owner(identities: Sequence[bytes] | None, auth_context: Any) -> str:
-    """The name in a caller's certificate. Raises Unauthenticated for one that names nobody."""
+    """Returns the name in a caller's certificate. Raises Unauthenticated for a certificate without a name."""
     names = [*(identities or ()), *auth_context.get("x509_common_name", ())]
     if not names or not names[0]:
         raise Unauthenticated("the certificate names nobody: it has neither a common name nor an alternative one")

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,16 @@ from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Access
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.security import Guard, Security
+from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
 from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.attachment import Attachment
+from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
@@ -37,65 +38,71 @@ MAX_DIALLED = 1024
 """Agent servers that may dial in."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
-Attach = Callable[[str, str], Attachment]
-"""Makes an attachment of a name, at a place in the ledger."""
 
-
-class Connections:
-    """Those of one trainer, from begin() to close()."""
+class AttachTransport:
+    """The streams of one trainer."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        attach: Attach,
         targets: Sequence[str],
         *,
-        access: Access,
-        security: Security,
-        pauses: tuple[float, float],
+        listen: str,
+        credentials: Credentials,
+        security: ServerSecurity,
+        config: TrainerConfig,
     ) -> None:
+        self.address = ""
         self._scheduler = scheduler
-        self._attach = attach
         self._targets = targets
-        self._access = access
+        self._listen = listen
+        self._credentials = credentials
         self._security = security
-        self._pauses = pauses
-        self._dialled: list[Attachment] = []
+        self._config = config
+        self._dialled: list[AttachedServer] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._server: grpc.aio.Server | None = None
         self._leaving = False
 
-    def listen(self, address: str) -> str:
-        """Take the port, told as bound; nobody is served before begin(). Raises OSError, ValueError."""
+    def listen(self) -> None:
+        """See Transport."""
+        if not self._listen:
+            return
         self._server = grpc.aio.server(options=server_options())
         self._scheduler.servers.more_may_come = True
-        guard = self._security.guard()
+        guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
-        return listen(self._server, address, self._security)
+        self.address = listen(self._server, self._listen, self._security)
 
-    def await_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Those at the targets, and those that dialled in and have rollouts in the ledger."""
-        self._dialled = [self._attach(target, f"{TARGET}{target}") for target in self._targets]
+    def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
+        """See Transport. A server that dialled in and has rollouts in the ledger is awaited, too."""
+        self._dialled = [self._link(target, f"{TARGET}{target}") for target in self._targets]
         self._scheduler.servers.add(*self._dialled)
         if self._server is not None:
-            places = {row.place: None for row in kept if row.init is not None and row.place.startswith(JOURNAL)}
-            self._scheduler.servers.add(*(self._attach(place, place) for place in places))
+            rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
+            self._scheduler.servers.add(*(self._link(key, key) for key in {row.server_key: None for row in rows}))
+
+    def _link(self, name: str, server_key: str) -> AttachedServer:
+        scheduler = self._scheduler
+        return AttachedServer(
+            name, scheduler, scheduler.cache, delta=self._config.delta, server_key=server_key, ledger=scheduler.ledger
+        )
 
     async def begin(self) -> None:
-        """Serve and dial."""
+        """See Transport."""
         if self._server is not None:
             await start(self._server)
         self._tasks += [self._scheduler.supervisor.start(DIAL, partial(self._dial, server)) for server in self._dialled]
 
     def leave(self) -> None:
-        """Streams that end from now on end in good order."""
+        """See Transport."""
         self._leaving = True
 
     async def close(self) -> None:
-        """Dial and serve no more."""
+        """See Transport."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,14 +115,15 @@ class Connections:
         stream = FrameStream(call, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)
         check_protocol(hello)
-        known = next((s for s in servers if s.hello.journal_id and s.hello.journal_id == hello.journal_id), None)
+        attached = (server for server in servers if isinstance(server, AttachedServer))
+        known = next((s for s in attached if hello.journal_id and s.identity.journal_id == hello.journal_id), None)
         if known is None and len(servers) >= MAX_DIALLED + len(self._targets) and not servers.drop_one():
             raise ResourceExhausted(f"{MAX_DIALLED} agent servers have dialled in", retry_after=10.0)
         if known is not None and known.credential != credential:
             raise Unauthenticated("the journal belongs to another credential")
         if known is not None:
             _check_same_process(known, hello, peer)
-        server = known or self._attach(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
+        server = known or self._link(peer, f"{JOURNAL}{hello.journal_id}" if hello.journal_id else "")
         server.name, server.credential = peer, credential
         granted = servers.share(server)
         stream.send(server.greeting(granted))
@@ -123,7 +131,7 @@ class Connections:
         if error is not None:
             raise error
 
-    async def _dial(self, server: Attachment) -> None:
+    async def _dial(self, server: AttachedServer) -> None:
         unreached = Unreached(server.name, self._scheduler.supervisor)
 
         async def connect() -> CallError | None:
@@ -131,11 +139,11 @@ class Connections:
             try:
                 return await attach()
             except CallError as error:
-                raise await explained(server.name, self._access, error) from None
+                raise await explained(server.name, self._credentials, error) from None
 
         async def attach() -> CallError | None:
             calls = self._scheduler.cache.metrics.made_calls
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._access, calls) as call:
+            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))
@@ -151,12 +159,12 @@ class Connections:
             self._scheduler.servers.not_reached(server, error)
 
         try:
-            await redial(connect, ended, pauses=self._pauses)
+            await redial(connect, ended, pauses=self._config.pauses)
         finally:
             unreached.close()
 
     async def _live(
-        self, server: Attachment, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
+        self, server: AttachedServer, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
     ) -> CallError | None:
         check_protocol(hello)
         problem: CallError | None = None
@@ -178,13 +186,13 @@ class Connections:
         return problem
 
 
-def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: str) -> None:
+def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, peer: str) -> None:
     """Refuse a second process with the journal of one that is attached. Raises FailedPrecondition.
 
     A server that is started again has another process, too; its old stream ends with the old process, or at the
     latest after the silence that ends any stream.
     """
-    if known.attached and known.hello.process_uuid != hello.process_uuid:
+    if known.attached and known.identity.process_uuid != hello.process_uuid:
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)
         raise FailedPrecondition(
             f"journal {clip(hello.journal_id, 64)} is in use by another agent server, at {known.name}: a copy of a "
@@ -197,15 +205,15 @@ def _check_same_process(known: Attachment, hello: attach_pb2.ServerHello, peer: 
 class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
     """TrainerService for agent servers that dial out."""
 
-    def __init__(self, connections: Connections, guard: Guard | None) -> None:
-        self._connections = connections
+    def __init__(self, transport: AttachTransport, guard: Authenticator | None) -> None:
+        self._transport = transport
         self._guard = guard
 
     async def Chat(self, request: Any, context: Any) -> Any:
-        raise Unimplemented("this trainer takes attachments; TrainerServer takes callbacks")
+        raise Unimplemented('this trainer takes attachments; Trainer(..., transport="callback") takes callbacks')
 
     Complete = Chat
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         credential = self._guard(context) if self._guard is not None else ""
-        await self._connections.accept(context, context.peer(), credential)
+        await self._transport.accept(context, context.peer(), credential)

@@ -1,0 +1,103 @@
+from osmosis_gateway.app import create_app as create_app
+from osmosis_gateway.app import serve_agent_loop as serve_agent_loop
+from osmosis_gateway.llm_client import OsmosisLLMClient as OsmosisLLMClient
+from osmosis_gateway.mock_trainer import RolloutCompletionTracker as RolloutCompletionTracker
+from osmosis_gateway.mock_trainer import create_mock_trainer_app as create_mock_trainer_app
+from osmosis_grpc.agent.context import RolloutContext as RolloutContext
+from osmosis_grpc.agent.loop import RolloutAgentLoop as RolloutAgentLoop
+from osmosis_grpc.agent.messages import count_messages_by_role as count_messages_by_role
+from osmosis_grpc.agent.messages import get_message_content as get_message_content
+from osmosis_grpc.agent.messages import get_message_role as get_message_role
+from osmosis_grpc.agent.messages import is_assistant_message as is_assistant_message
+from osmosis_grpc.agent.messages import is_tool_message as is_tool_message
+from osmosis_grpc.agent.messages import is_user_message as is_user_message
+from osmosis_grpc.agent.messages import normalize_stop as normalize_stop
+from osmosis_grpc.agent.messages import parse_tool_calls as parse_tool_calls
+from osmosis_grpc.agent.registry import AgentLoopRegistry as AgentLoopRegistry
+from osmosis_grpc.agent.registry import get_agent_loop as get_agent_loop
+from osmosis_grpc.agent.registry import list_agent_loops as list_agent_loops
+from osmosis_grpc.agent.registry import register_agent_loop as register_agent_loop
+from osmosis_grpc.agent.registry import unregister_agent_loop as unregister_agent_loop
+from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult
+from osmosis_grpc.agent.results import RolloutResult as RolloutResult
+from osmosis_grpc.agent.tools import create_tool_error_result as create_tool_error_result
+from osmosis_grpc.agent.tools import create_tool_result as create_tool_result
+from osmosis_grpc.agent.tools import execute_tool_calls as execute_tool_calls
+from osmosis_grpc.agent.tools import get_tool_call_info as get_tool_call_info
+from osmosis_grpc.agent.tools import serialize_tool_result as serialize_tool_result
+from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
+from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
+from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
+from osmosis_grpc.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
+from osmosis_grpc.errors import OsmosisRolloutError as OsmosisRolloutError
+from osmosis_grpc.errors import OsmosisServerError as OsmosisServerError
+from osmosis_grpc.errors import OsmosisTimeoutError as OsmosisTimeoutError
+from osmosis_grpc.errors import OsmosisTransportError as OsmosisTransportError
+from osmosis_grpc.errors import OsmosisValidationError as OsmosisValidationError
+from osmosis_grpc.errors import ToolArgumentError as ToolArgumentError
+from osmosis_grpc.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.settings import RolloutClientSettings as RolloutClientSettings
+from osmosis_grpc.settings import RolloutServerSettings as RolloutServerSettings
+from osmosis_grpc.settings import RolloutSettings as RolloutSettings
+from osmosis_grpc.settings import configure as configure
+from osmosis_grpc.settings import get_settings as get_settings
+from osmosis_grpc.types.chat import ChatPurpose as ChatPurpose
+from osmosis_grpc.types.completion import RolloutMetrics as RolloutMetrics
+from osmosis_grpc.types.requests import RolloutRequest as RolloutRequest
+from osmosis_grpc.types.tools import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
+from osmosis_grpc.types.tools import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
+from osmosis_grpc.types.tools import OpenAIFunctionSchema as OpenAIFunctionSchema
+from osmosis_grpc.types.tools import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+
+__all__ = [
+    "AgentLoopNotFoundError",
+    "AgentLoopRegistry",
+    "AgentLoopValidationError",
+    "ChatPurpose",
+    "CompletionsResult",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "OsmosisLLMClient",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
+    "RolloutAgentLoop",
+    "RolloutClientSettings",
+    "RolloutCompletionTracker",
+    "RolloutContext",
+    "RolloutMetrics",
+    "RolloutRequest",
+    "RolloutResult",
+    "RolloutServerSettings",
+    "RolloutSettings",
+    "ToolArgumentError",
+    "ToolExecutionError",
+    "ValidationResult",
+    "configure",
+    "count_messages_by_role",
+    "create_app",
+    "create_mock_trainer_app",
+    "create_tool_error_result",
+    "create_tool_result",
+    "execute_tool_calls",
+    "get_agent_loop",
+    "get_message_content",
+    "get_message_role",
+    "get_settings",
+    "get_tool_call_info",
+    "is_assistant_message",
+    "is_tool_message",
+    "is_user_message",
+    "list_agent_loops",
+    "normalize_stop",
+    "parse_tool_calls",
+    "register_agent_loop",
+    "serialize_tool_result",
+    "serve_agent_loop",
+    "unregister_agent_loop",
+    "validate_agent_loop",
+]

@@ -1,0 +1,75 @@
+"""What `serve` and the gateway do with a command line before they start: settings, security, warnings, usage errors."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from osmosis_grpc.console.line import Line
+
+if TYPE_CHECKING:
+    from osmosis_grpc.link.server_security import ServerSecurity
+    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+
+log = logging.getLogger(__name__)
+
+
+def read_settings(command: str, line: Line) -> "RolloutSettings":
+    """Return the settings of a command line. A wrong value ends the command with exit code 2."""
+    from osmosis_grpc.settings import command_settings
+
+    try:
+        return command_settings(line)
+    except ValueError as error:
+        usage_error(command, str(error))
+
+
+@contextlib.contextmanager
+def usage_errors(
+    command: str, line: Line, settings: "RolloutSettings", kind: type[Exception] = ValueError, hint: str = ""
+) -> Iterator[None]:
+    """Turn an exception of this kind into a usage error, which ends the command with exit code 2.
+
+    The message names the option, or the variable if the value came from there.
+    """
+    from osmosis_grpc.settings import by_source
+
+    try:
+        yield
+    except kind as error:
+        usage_error(command, by_source(f"{error}{hint}", line, settings))
+
+
+def usage_error(command: str, problem: str) -> NoReturn:
+    """Print a problem of the command line and end with exit code 2."""
+    typer.echo(f"{command}: {problem}", err=True)
+    raise typer.Exit(2)
+
+
+def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
+    """Return what callers must show, checked against the address. Raises ValueError naming the option."""
+    from osmosis_grpc.serve.security_options import check_trace, server_security_from_options
+    from osmosis_grpc.settings import grpc_tracers
+
+    if not options.unsafe_trace:
+        check_trace(grpc_tracers())
+    security = server_security_from_options(
+        options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure, admin=admin
+    )
+    try:
+        security.check_host(options.host)
+    except ValueError as error:
+        raise ValueError(f"--host {error}") from None
+    return security
+
+
+def warn_about_settings(line: Line) -> None:
+    """Log each variable with our prefix that has no effect, and each secret that the command line shows."""
+    from osmosis_grpc.settings import shown_secrets, unknown_variables
+
+    for name, nearest in unknown_variables():
+        log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
+    for flag, file in shown_secrets(line):
+        log.warning("%s: every program on this machine can read a command line; use %s", flag, file)

@@ -1,0 +1,23 @@
+"""Scripted peers for tests of an implementation: a trainer for an agent server, an agent server for a trainer.
+
+They send and record single frames over the generated stubs and share no code with osmosis_grpc.trainer,
+osmosis_grpc.server and the frame streams of osmosis_grpc.link. `trainer_frames` and `server_frames` build the frames.
+"""
+
+from osmosis_grpc.testing.raw import server_frames, trainer_frames
+from osmosis_grpc.testing.raw.agent_server import RawAgentServer, listen_as_agent_server
+from osmosis_grpc.testing.raw.stream import RawListener, RawStream, detail_of, field_of
+from osmosis_grpc.testing.raw.trainer import RawTrainer, listen_as_trainer
+
+__all__ = [
+    "RawAgentServer",
+    "RawListener",
+    "RawStream",
+    "RawTrainer",
+    "detail_of",
+    "field_of",
+    "listen_as_agent_server",
+    "listen_as_trainer",
+    "server_frames",
+    "trainer_frames",
+]

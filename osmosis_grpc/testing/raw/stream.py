@@ -1,0 +1,189 @@
+"""One stream of an attachment: sends frames, records the frames that come, and reports how it ended."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from osmosis_grpc.supervise import OnFailure, child, job
+
+READ = job("testing.read", OnFailure.RAISE)
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+"""Channel options: messages of any size."""
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
+"""Channel option: a connection that no other channel to the same address uses."""
+ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
+"""The call of trainers that dial an agent server."""
+ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
+"""The call of agent servers that dial a trainer."""
+TIMEOUT = 10.0
+"""Seconds after which every wait of a stream raises TimeoutError."""
+
+M = TypeVar("M", bound=Message)
+
+
+class RawStream:
+    """One stream call, of either side.
+
+    `call` is a client's stream call or a servicer's context. `message` is the type of the messages that this side
+    sends. The stream reads in the background until it ends.
+    """
+
+    forgets: frozenset[str] = frozenset()
+    """Kinds of frames that are counted and not kept."""
+    timeout = TIMEOUT
+    """Seconds after which `next`, `until` and `ended` raise TimeoutError."""
+
+    def __init__(self, call: Any, message: Any) -> None:
+        self.frames: list[Any] = []
+        """The frames that came, in order."""
+        self.messages: list[tuple[int, int]] = []
+        """How many frames and bytes each message had."""
+        self.forgotten = 0
+        """How many frames came and were not kept."""
+        self.over: str | None = None
+        """The name of the status that the stream ended with; None while it is open."""
+        self.details = ""
+        """The text of that status."""
+        self.status = status_pb2.Status()
+        """That status with its details; empty if the peer sent none."""
+        self._call = call
+        self._message = message
+        self._taken: Counter[str] = Counter()
+        self._news = asyncio.Condition()
+        self.reader = child(READ, self._read())
+        """The task that reads; it is done when the stream has ended."""
+
+    async def send(self, *frames: Any) -> None:
+        """Send frames in one message."""
+        await self.send_bytes(self._message(frames=frames).SerializeToString())
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send bytes as a message, whether they parse or not."""
+        await self._call.write(data)
+
+    async def next(self, kind: str) -> Any:
+        """Return the next frame of a kind that `next` has not returned yet. Raise AssertionError if the stream ends."""
+        await self.until(lambda: self.fresh(kind) > 0 or self.over is not None)
+        if not self.fresh(kind):
+            raise AssertionError(f"the stream ended before a {kind}: {self.over} {self.details}")
+        self._taken[kind] += 1
+        return self.all(kind)[self._taken[kind] - 1]
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until `condition()` is true. It is checked after each message. Raise TimeoutError."""
+        async with asyncio.timeout(self.timeout), self._news:
+            await self._news.wait_for(condition)
+
+    def all(self, kind: str) -> list[Any]:
+        """Return every frame of a kind that came."""
+        return [getattr(frame, kind) for frame in self.frames if frame.WhichOneof("frame") == kind]
+
+    def count(self, kind: str) -> int:
+        """Return how many frames of a kind came."""
+        return sum(frame.WhichOneof("frame") == kind for frame in self.frames)
+
+    def fresh(self, kind: str) -> int:
+        """Return how many frames of a kind came that `next` has not returned yet."""
+        return self.count(kind) - self._taken[kind]
+
+    async def ended(self) -> str:
+        """Wait for the end and return the name of its status. Raise TimeoutError."""
+        async with asyncio.timeout(self.timeout):
+            await asyncio.shield(self.reader)
+        assert self.over is not None
+        return self.over
+
+    async def leave(self) -> None:
+        """Half-close: say that no more messages follow."""
+        await self._call.done_writing()
+
+    async def cut(self) -> None:
+        """Cancel the call."""
+        self._call.cancel()
+        await self.ended()
+
+    def field(self) -> str:
+        """Return the field that the INVALID_ARGUMENT names which ended the stream."""
+        return field_of(self.status)
+
+    async def _read(self) -> None:
+        over = "OK"
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                async with self._news:
+                    self.messages.append((len(message.frames), message.ByteSize()))
+                    kept = [frame for frame in message.frames if frame.WhichOneof("frame") not in self.forgets]
+                    self.frames += kept
+                    self.forgotten += len(message.frames) - len(kept)
+                    self._news.notify_all()
+        except grpc.aio.AioRpcError as error:
+            over, self.details = error.code().name, error.details() or ""
+            for key, value in error.trailing_metadata() or ():
+                if key == "grpc-status-details-bin" and isinstance(value, bytes):
+                    self.status.ParseFromString(value)
+        except asyncio.CancelledError:
+            over = "CANCELLED"
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        finally:
+            self.over = over
+        async with self._news:
+            self._news.notify_all()
+
+
+class RawListener:
+    """Listens on a free port of loopback for the streams that the other side opens.
+
+    `method` is the call's full name; `receives` and `sends` are the types of its messages.
+    """
+
+    def __init__(self, method: str, receives: Any, sends: Any) -> None:
+        self.address = ""
+        """HOST:PORT, once it listens."""
+        self._method = method
+        self._receives = receives
+        self._sends = sends
+        self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
+        self._server = grpc.aio.server(options=OPTIONS)
+
+    async def __aenter__(self) -> "RawListener":
+        _, service, method = self._method.split("/")
+        handler: Any = grpc.stream_stream_rpc_method_handler(self._serve, self._receives.FromString, None)
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {method: handler})])
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._server.stop(None)
+
+    async def accept(self) -> RawStream:
+        """Return the next stream. Raise TimeoutError when none comes."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self._streams.get()
+
+    async def _serve(self, _requests: Any, context: Any) -> None:
+        stream = RawStream(context, self._sends)
+        await self._streams.put(stream)
+        await asyncio.shield(stream.reader)
+
+
+def detail_of(status: Any, kind: type[M]) -> M | None:
+    """Return a status's detail of a kind; None when it has none."""
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
+
+
+def field_of(status: Any) -> str:
+    """Return the field that an INVALID_ARGUMENT names."""
+    bad = detail_of(status, error_details_pb2.BadRequest)
+    return bad.field_violations[0].field if bad is not None else "no BadRequest"

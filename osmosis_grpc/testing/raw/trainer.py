@@ -1,0 +1,125 @@
+"""A scripted trainer: it dials an agent server, or agent servers dial it."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2, trainer_pb2
+from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH, OPTIONS, OWN_CONNECTION, RawListener, RawStream
+from osmosis_grpc.testing.raw.trainer_frames import chat_reply, hello, init, recorded, reply
+
+_NUMBERS = itertools.count(1)
+
+
+class RawTrainer:
+    """A trainer with an attachment id of its own and all streams that it opens at one agent server.
+
+    `channel` is a channel to that server which others use, too; the trainer makes one of its own without it.
+    """
+
+    def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
+        self.attachment_id = f"raw-trainer-number-{next(_NUMBERS)}"
+        self.stream: RawStream
+        """The newest stream."""
+        self.tokens: dict[tuple[str, str, int], list[int]] = {}
+        """Prompt and reply of each chat that was answered, by rollout, sample and chat number."""
+        self.metadata: Sequence[tuple[str, str]] = ()
+        """The headers of each stream, for example an authorization."""
+        self._own = None if channel else grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
+        self._channel: Any = channel or self._own
+        self._barriers = itertools.count(1)
+
+    async def __aenter__(self) -> "RawTrainer":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._own is not None:
+            await self._own.close()
+
+    def open(self) -> RawStream:
+        """Open a stream on which nothing was sent."""
+        call = self._channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
+        self.stream = RawStream(call(metadata=self.metadata), services_pb2.AttachRequest)
+        return self.stream
+
+    async def attach(self, **fields: Any) -> RawStream:
+        """Open a stream, send the hello and wait for the server's. `fields` are those of TrainerHello."""
+        stream = self.open()
+        await stream.send(self.hello(**fields))
+        await stream.next("hello")
+        return stream
+
+    def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
+        """Return this trainer's hello."""
+        return hello(**({"attachment_id": self.attachment_id} | fields))
+
+    async def send(self, *frames: Any) -> None:
+        """Send frames on the newest stream."""
+        await self.stream.send(*frames)
+
+    async def start(self, rollout_id: str, **fields: Any) -> rollout_pb2.InitResponse:
+        """Start a rollout and return the answer. Raise AssertionError when it is refused."""
+        await self.send(init(rollout_id, **fields))
+        answer: attach_pb2.InitReply = await self.stream.next("init_reply")
+        assert (answer.rollout_id, answer.WhichOneof("result")) == (rollout_id, "response"), answer
+        return answer.response
+
+    async def chat(self) -> trainer_pb2.ChatRequest:
+        """Return the next chat."""
+        chat: trainer_pb2.ChatRequest = await self.stream.next("chat")
+        return chat
+
+    async def answer(self, chat: trainer_pb2.ChatRequest, text: str = "fine") -> None:
+        """Answer a chat: one token for the prompt's new part, one for the reply."""
+        delta = chat.WhichOneof("history") == "delta"
+        continues = chat.delta.continues if delta else chat.number - 1
+        known = self.tokens.get((chat.rollout_id, chat.sample, continues), [])
+        prompt = [*known, chat.number]
+        self.tokens[chat.rollout_id, chat.sample, chat.number] = [*prompt, 1000 + chat.number]
+        response = reply(text)
+        response.tokens.ids.append(1000 + chat.number)
+        response.tokens.logprobs.append(-0.5)
+        response.prompt_prefix = len(known) if delta else 0
+        response.prompt.ids.extend(prompt[response.prompt_prefix :])
+        await self.send(chat_reply(chat, response=response))
+
+    async def completion(self) -> rollout_pb2.Completion:
+        """Return the next completion without an answer to it."""
+        complete: trainer_pb2.CompleteRequest = await self.stream.next("complete")
+        return complete.completion
+
+    async def settled(self) -> rollout_pb2.Completion:
+        """Return the next completion and answer it with RECORDED."""
+        completion = await self.completion()
+        await self.send(recorded(completion))
+        return completion
+
+    async def finish(self) -> rollout_pb2.Completion:
+        """Answer every chat up to the next completion; answer and return that."""
+        while await self._chats_come():
+            await self.answer(await self.chat())
+        return await self.settled()
+
+    async def answer_all_with(self, answer: Callable[[trainer_pb2.ChatRequest], attach_pb2.TrainerFrame]) -> None:
+        """Send `answer(chat)` for each chat up to the next completion."""
+        while await self._chats_come():
+            await self.send(answer(await self.chat()))
+
+    async def barrier(self) -> None:
+        """Wait until the server has handled all frames sent so far and its answers have come."""
+        name = f"barrier {next(self._barriers)}"
+        request = control_pb2.CancelRequest(group_id="nobody is in this group")
+        await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelAsk(id=name, request=request)))
+        await self.stream.until(lambda: name in {answer.id for answer in self.stream.all("cancel_reply")})
+
+    async def _chats_come(self) -> bool:
+        fresh = self.stream.fresh
+        await self.stream.until(lambda: fresh("chat") or fresh("complete") or self.stream.over is not None)
+        return fresh("chat") > 0
+
+
+def listen_as_trainer() -> RawListener:
+    """Return a listener for agent servers that dial a trainer."""
+    return RawListener(ACCEPT, services_pb2.AcceptRequest, services_pb2.AcceptResponse)

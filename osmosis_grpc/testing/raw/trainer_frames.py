@@ -1,0 +1,102 @@
+"""Frames and messages of a trainer."""
+
+from typing import Any
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import (
+    attach_pb2,
+    control_pb2,
+    error_pb2,
+    message_pb2,
+    rollout_pb2,
+    trainer_pb2,
+)
+
+__all__ = [
+    "HEARTBEAT",
+    "cancel",
+    "chat_reply",
+    "hello",
+    "init",
+    "recorded",
+    "reply",
+    "subscribe",
+    "unknown_chat",
+    "window",
+]
+
+HEARTBEAT = attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat())
+
+
+def hello(**fields: Any) -> attach_pb2.TrainerFrame:
+    """Return the first frame of a stream. `fields` are those of TrainerHello; it needs `attachment_id`."""
+    default: dict[str, Any] = {
+        "process_uuid": "raw",
+        "version": "raw 1",
+        "protocol_min": 1,
+        "protocol_max": 1,
+        "max_open_chats": 100,
+    }
+    return attach_pb2.TrainerFrame(hello=attach_pb2.TrainerHello(**(default | fields)))
+
+
+def init(rollout_id: str, *, turns: int = 1, agent_loop: str = "talk", **fields: Any) -> attach_pb2.TrainerFrame:
+    """Start a rollout. Its metadata has `turns`; `fields` are further fields of InitRequest."""
+    question = message_pb2.Message(role="user", text="How are you?")
+    request = rollout_pb2.InitRequest(
+        rollout_id=rollout_id, agent_loop=agent_loop, messages=[question], metadata_json=f'{{"turns": {turns}}}'
+    )
+    request.MergeFrom(rollout_pb2.InitRequest(**fields))
+    return attach_pb2.TrainerFrame(init=request)
+
+
+def reply(text: str) -> trainer_pb2.ChatResponse:
+    """Return a chat's response without tokens."""
+    message = message_pb2.Message(role="assistant", text=text)
+    return trainer_pb2.ChatResponse(message=message, finish_reason="stop")
+
+
+def chat_reply(chat: trainer_pb2.ChatRequest, **result: Any) -> attach_pb2.TrainerFrame:
+    """Answer a chat with `response` or `status`."""
+    return attach_pb2.TrainerFrame(
+        chat_reply=attach_pb2.ChatReply(
+            rollout_id=chat.rollout_id, attempt=chat.attempt, sample=chat.sample, number=chat.number, **result
+        )
+    )
+
+
+def recorded(completion: rollout_pb2.Completion) -> attach_pb2.TrainerFrame:
+    """Answer a completion with RECORDED."""
+    return attach_pb2.TrainerFrame(
+        complete_reply=attach_pb2.CompleteReply(
+            rollout_id=completion.rollout_id,
+            attempt=completion.attempt,
+            result_id=completion.result_id,
+            outcome=trainer_pb2.COMPLETE_OUTCOME_RECORDED,
+        )
+    )
+
+
+def cancel(name: str, **request: Any) -> attach_pb2.TrainerFrame:
+    """Cancel rollouts. `request` are the fields of CancelRequest."""
+    ask = attach_pb2.CancelAsk(id=name, request=control_pb2.CancelRequest(**request))
+    return attach_pb2.TrainerFrame(cancel=ask)
+
+
+def subscribe(name: str, rollout_id: str, *, tokens: bool = False, **request: Any) -> attach_pb2.TrainerFrame:
+    """Follow a rollout's events. `request` are further fields of StreamEventsRequest."""
+    wanted = control_pb2.StreamEventsRequest(rollout_id=rollout_id, **request)
+    return attach_pb2.TrainerFrame(subscribe=attach_pb2.Subscribe(id=name, request=wanted, tokens=tokens))
+
+
+def window(size: int) -> attach_pb2.TrainerFrame:
+    """Set how many chats may be open."""
+    return attach_pb2.TrainerFrame(window=attach_pb2.TrainerWindow(max_open_chats=size))
+
+
+def unknown_chat(chat: trainer_pb2.ChatRequest) -> error_pb2.Status:
+    """Return the status of a trainer that does not have the chat to which a delta refers."""
+    status = error_pb2.Status(code=grpc.StatusCode.FAILED_PRECONDITION.value[0], message="I have no such chat")
+    status.details.add().Pack(error_pb2.UnknownChat(sample=chat.sample, number=chat.delta.continues))
+    return status

@@ -1,0 +1,322 @@
+"""A rollout that a caller waits for, and the link to the agent server that runs it.
+
+The scheduler knows agent servers only as AgentServerLink. Each transport has its own subclass.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
+from osmosis_grpc.engine.failpoints import reach
+from osmosis_grpc.errors import CallError, Internal, LedgerError
+from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.supervise import Job
+from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
+from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types.completion import describe
+from osmosis_grpc.wire.message import tools_from_wire
+
+RolloutKey = tuple[str, int]
+"""A rollout's id and attempt."""
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """A rollout that a caller waits for."""
+
+    request: RolloutRequest
+    done: "asyncio.Future[Completion]"
+    affinity_key: str = ""
+    """Rollouts with the same key go to the same server."""
+    server: "AgentServerLink | None" = None
+    """The server that it was sent to."""
+    opened: bool = False
+    """Whether its Init was answered."""
+    opening: asyncio.Event | None = None
+    """Created by wait_until_opened(); set when its Init is answered or the rollout ends."""
+    cancelled: bool = False
+    """Whether it was cancelled here. Then it is not run again when its server is lost."""
+    waiters: int = 0
+    abandoned: bool = False
+    """Whether its last waiter has left."""
+    written: bool = True
+    """Whether its Init may be sent: the ledger has committed it, or there is no ledger."""
+    begun: bool = False
+    """Whether the ledger has it, perhaps with a lower attempt."""
+    losses: list[str] = field(default_factory=list)
+    """Why each lost attempt was lost."""
+
+    async def wait_until_opened(self) -> None:
+        """Wait until its Init is answered or the rollout ends. Raises the CallError that it is refused with."""
+        while not self.opened and not self.done.done():
+            if self.opening is None:
+                self.opening = asyncio.Event()
+                self.done.add_done_callback(self._wake)
+            self.opening.clear()
+            await self.opening.wait()
+        if self.done.done():
+            self.done.result()
+
+    def set_opened(self) -> None:
+        """Record that its Init was answered."""
+        self.opened = True
+        self._wake()
+
+    def _wake(self, _: object = None) -> None:
+        if self.opening is not None:
+            self.opening.set()
+
+    @property
+    def key(self) -> RolloutKey:
+        """Its id and attempt."""
+        return self.request.rollout_id, self.request.attempt
+
+
+@dataclass(slots=True)
+class Pin:
+    """How many rollouts of an affinity key one server runs, and has run."""
+
+    open: int = 0
+    started: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Report:
+    """A completion that an agent server reports."""
+
+    server: "AgentServerLink | None"
+    """Where the rollout runs; None when it is at no server."""
+    completion: Completion
+    raw: rollout_pb2.Completion
+    """The message as it came."""
+    reply: Callable[[Outcome | CallError], None]
+    """Answers the server."""
+
+
+def job_failed(job: Job, error: BaseException) -> Internal:
+    """Returns the error for the caller whose rollout a background job has failed."""
+    return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
+
+
+class Owner(Protocol):
+    """What a link tells its owner, the scheduler."""
+
+    def changed(self) -> None:
+        """Send waiting rollouts: a server may have a free slot."""
+
+    def restart(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout again at once, with a higher attempt."""
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout that its server has lost again after a pause, or end it after too many attempts."""
+
+    def put_back(self, rollout: Rollout, after: float) -> None:
+        """Queue a rollout that a server refused for now; it is sent again after some seconds."""
+
+    def refused(self, rollout: Rollout, error: CallError) -> None:
+        """End a rollout that a server refused for good."""
+
+    def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
+        """Handle a rollout whose Init the ledger could not commit."""
+
+    def completed(self, report: "Report") -> None:
+        """Record a completion and answer its server, now or later. Raises CallError."""
+
+    def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """End a rollout whose only outcome cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What a server says of itself."""
+
+    journal_id: str = ""
+    """Names its store; a server that has forgotten its rollouts has another one."""
+    process_uuid: str = ""
+    version: str = ""
+    agent_loops: tuple[str, ...] = ()
+
+
+class AgentServerLink(ABC):
+    """One agent server, as the scheduler sees it.
+
+    The link keeps the rollouts that were sent to the server until they end. A subclass sends them, and sends them
+    again after a break.
+    """
+
+    def __init__(
+        self, name: str, owner: Owner, cache: ChatCache, *, server_key: str = "", ledger: Ledger | None = None
+    ) -> None:
+        self.name = name
+        """Its target, or the address that it dialled from."""
+        self.credential = ""
+        """The name of the credential that a server shows which dials in."""
+        self.server_key = server_key
+        """The ledger's key for this server; empty when the ledger does not know it."""
+        self.owner = owner
+        self.cache = cache
+        self.ledger = ledger
+        kept, journal_id = ledger.attachment(server_key) if ledger is not None and server_key else ("", "")
+        self.kept_attachment_id = kept
+        self.identity = ServerIdentity(journal_id=journal_id)
+        """The newest."""
+        self.window = 0
+        """How many rollouts may be open there."""
+        self.rollouts: dict[RolloutKey, Rollout] = {}
+        """Rollouts that were sent there and have not ended."""
+        self.leaving: set[RolloutKey] = set()
+        """Rollouts that run elsewhere now and may still run there, too."""
+        self.pinned: dict[str, Pin] = {}
+        """By affinity key."""
+        self.problem: CallError | None = None
+        """Why the last connection ended."""
+        self.refusal: CallError | None = None
+        """Why it cannot be used. Set only while it has never been attached."""
+        self.used = False
+        """Whether it was ever attached."""
+
+    @property
+    @abstractmethod
+    def attached(self) -> bool:
+        """Whether the server can be reached now."""
+
+    @abstractmethod
+    def send_init(self, rollout: Rollout) -> None:
+        """Send a rollout, if the server can be reached. Otherwise it is sent on the next connection."""
+
+    @abstractmethod
+    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
+        """Cancel a rollout there, now or on the next connection. The future raises Unavailable."""
+
+    @abstractmethod
+    def cancel_attempt(self, key: RolloutKey) -> None:
+        """Cancel an attempt in `leaving`, now or on the next connection."""
+
+    @abstractmethod
+    def events(
+        self, rollout_id: str, attempt: int, after: int, *, tokens: bool
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield a rollout's events with numbers above `after`, across breaks. Raises NotFound."""
+
+    @abstractmethod
+    def grant(self, open_chats: int) -> None:
+        """Set how many chats the server may have open."""
+
+    @abstractmethod
+    def part(self) -> None:
+        """Leave in good order: queued messages still go out."""
+
+    def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waits has nothing to end
+        """Fail every wait for this server with this error."""
+
+    def lost(self, error: CallError) -> None:
+        """Give up waiting for the server. If it comes back, the rollouts that it ran are cancelled there."""
+        self.leaving.update(self.rollouts)
+        self.close(error)
+
+    @property
+    def free(self) -> int:
+        """How many more rollouts may be sent there."""
+        return self.window - len(self.rollouts) - len(self.leaving) if self.attached else 0
+
+    def hosts(self, agent_loop: str) -> bool:
+        """Returns whether the server has an agent loop of this name; "" matches any."""
+        return not agent_loop or agent_loop in self.identity.agent_loops
+
+    def identify(self, identity: ServerIdentity) -> None:
+        """Take in what a server says of itself on a new connection."""
+        if identity.journal_id != self.identity.journal_id:  # it has forgotten its rollouts
+            self.leaving.clear()
+        self.identity = identity
+        if self.ledger is not None and self.server_key:
+            self.ledger.record_server(self.server_key, identity.journal_id)
+        self.problem = self.refusal = None
+        self.used = True
+
+    def start(self, rollout: Rollout) -> None:
+        """Assign a rollout to this server, and send it once the ledger has committed that."""
+        rollout.opened = False
+        self.adopt(rollout)
+        if self.ledger is None:
+            self.send_init(rollout)
+            return
+        rollout.written = False
+        committed = partial(self._committed, rollout, rollout.key)
+        init = init_bytes(rollout.request)
+        self.ledger.record_assignment(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
+
+    def _committed(self, rollout: Rollout, key: RolloutKey, _: Any, error: LedgerError | None) -> None:
+        if self.rollouts.get(key) is not rollout:
+            return  # it has ended, or was assigned to another server
+        if error is not None:
+            self.release(rollout)
+            self.owner.unwritten(rollout, error)
+            return
+        reach("ledger.init.committed")
+        rollout.written = rollout.begun = True
+        self.send_init(rollout)
+
+    def adopt(self, rollout: Rollout) -> None:
+        """Assign a rollout to this server without sending it."""
+        rollout.server = self
+        self.rollouts[rollout.key] = rollout
+        if rollout.affinity_key:
+            pin = self.pinned.setdefault(rollout.affinity_key, Pin())
+            pin.open += 1
+            pin.started += 1
+
+    def release(self, rollout: Rollout) -> None:
+        """Forget a rollout that has ended or runs elsewhere."""
+        if self.rollouts.pop(rollout.key, None) is None:
+            return
+        pin = self.pinned.get(rollout.affinity_key)
+        if pin is not None:
+            group = rollout.request.group
+            pin.open -= 1
+            if not pin.open and pin.started >= (group.size if group else 0):
+                del self.pinned[rollout.affinity_key]
+
+    def abandon(self, rollout: Rollout) -> None:
+        """Release a rollout and cancel the attempt that runs there."""
+        self.release(rollout)
+        self.leaving.add(rollout.key)
+        self.cancel_attempt(rollout.key)
+
+    def has_ended(self, rollout_id: str, attempt: int) -> None:
+        """Record that an attempt in `leaving`, or a lower one, runs there no more; attempt 0 means every one."""
+        for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
+            self.leaving.discard(key)
+        self.owner.changed()
+
+    def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
+        """Open a rollout whose Init was accepted. Returns False, and refuses it, when its tools cannot be read."""
+        rollout.set_opened()
+        try:
+            self.cache.set_tools(*rollout.key, tools_from_wire(tools, "tools"))
+        except CallError as unreadable:
+            self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
+            self.init_refused(rollout, Internal(f"the server's answer cannot be read: {unreadable}"))
+            return False
+        if self.ledger is not None:
+            self.ledger.opened(*rollout.key, message_pb2.Tools(tools=tools).SerializeToString())
+        return True
+
+    def init_refused(self, rollout: Rollout, error: CallError) -> None:
+        """Queue a rollout again that was refused for now, or end one that was refused for good."""
+        self.release(rollout)
+        if error.retryable:
+            self.owner.put_back(rollout, 1.0 if error.retry_after is None else error.retry_after)
+        else:
+            self.owner.refused(rollout, error)
+        self.owner.changed()
+
+
+def retrieve(done: "asyncio.Future[Any]") -> None:
+    """Mark the exception of a future as seen: its caller may have left."""
+    if not done.cancelled():
+        done.exception()

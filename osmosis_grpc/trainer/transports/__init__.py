@@ -1,0 +1,1 @@
+"""Transports between a trainer and its agent servers: attachments and callbacks."""

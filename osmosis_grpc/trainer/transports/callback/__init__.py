@@ -1,0 +1,1 @@
+"""The callback transport: unary calls to agent servers, which call the trainer back."""
