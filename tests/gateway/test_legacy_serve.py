@@ -84,7 +84,7 @@ async def test_a_taken_port(old):
 
 async def test_two_of_one_name(old):
     async with HttpAgent(old.url) as one, HttpAgent(old.url) as two:
-        with pytest.raises(ValueError, match="names of their own: old, old"):
+        with pytest.raises(ValueError, match="unique names: old, old"):
             Engine([one, two], journal=MemoryJournal())
 
 

@@ -73,7 +73,7 @@ async def run(request, serve, train):
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
     async for record in server.engine.context.table.after(0, "", 1):
-        own = record.completion
+        own = record.delivery.completion
     return whole, own, told
 
 
