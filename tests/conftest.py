@@ -25,7 +25,7 @@ sys.dont_write_bytecode = False
 
 
 async def _sleep(seconds: float, *result: Any) -> Any:
-    return await asyncio.sleep(seconds / 20, *result)
+    return await asyncio.sleep(seconds / 20, *result)  # uvicorn's own
 
 
 uvicorn.server.asyncio = types.SimpleNamespace(**(vars(asyncio) | {"sleep": _sleep}))
