@@ -180,10 +180,8 @@ class EventLog:
         finally:
             record.waiters.discard(waiter)
 
-    async def follow_all(
-        self, position: int, mine: Callable[[TrajectoryEvent], bool]
-    ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
-        """All rollouts' events above a position, then live, without end. Each with its position."""
+    async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
+        """Yield the events of an owner above a position, then new ones, without end; each with its position."""
         waiter = asyncio.Event()
         self._waiters.add(waiter)
         gone = self.store.forgotten_position
@@ -193,11 +191,13 @@ class EventLog:
                 waiter.clear()
                 if self.store.forgotten_position > max(gone, position):
                     self._raise_gone()
-                batch = self.store.all_events(position, BATCH)
+                batch, reached = self.store.all_events(owner, position, BATCH)
                 for position, event in batch:
-                    if mine(event):
-                        yield position, event
-                if not batch and not await self._woken(waiter):
+                    yield position, event
+                position = max(position, reached)
+                if position < self.store.last_position:
+                    await asyncio.sleep(0)  # other tasks run between two steps
+                elif not await self._woken(waiter):
                     yield position, None
         finally:
             self._waiters.discard(waiter)

@@ -103,8 +103,11 @@ class Journal(Protocol):
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """Return a rollout's events with numbers above `after`: at most `limit`, fewer if they are large."""
 
-    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
-        """Return the events of all rollouts with positions above `after`, with their positions."""
+    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
+        """Return events of an owner with positions above `after`, each with its position, and where to go on from.
+
+        One call looks at a bounded number of positions: it may return no event though more follow.
+        """
 
     async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
         """Return read(trajectories). A journal on disk calls it on another thread."""

@@ -73,12 +73,7 @@ class Rollouts:
         """All of the owner's events from a cursor onward."""
         start = self._log.store.last_position if from_now else 0
         position = self._log.position(cursor) if cursor else start
-
-        def mine(event: TrajectoryEvent) -> bool:
-            record = self._table.find(event.rollout_id, event.attempt)
-            return record is not None and record.owner == owner
-
-        return self._log.follow_all(position, mine)
+        return self._log.follow_all(owner, position)
 
     def in_flight(self) -> Counter[str]:
         """Returns how many accepted rollouts have not ended, by agent loop."""

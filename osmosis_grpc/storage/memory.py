@@ -17,14 +17,16 @@ T = TypeVar("T")
 PAGE = 1024
 """Events of a page."""
 STEP = 1000
-"""Rollouts that entries() looks at before the event loop runs other tasks."""
+"""Rollouts or events that are looked at before the event loop runs other tasks."""
+_FREED: list[TrajectoryEvent | None] = [None] * PAGE
+"""What a page looks like whose events are all forgotten."""
 
 
 @dataclass(slots=True)
 class _Rollout:
-    """The events of one rollout."""
+    """One rollout and its events."""
 
-    sequence: int
+    entry: JournaledRollout
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     size: int = 0
     ended: bool = False
@@ -70,7 +72,7 @@ class MemoryJournal:
         if entry is not None:
             self.last_sequence = entry.sequence
             self._entries[entry.sequence] = entry
-            rollout = self._rollouts[key] = _Rollout(entry.sequence)
+            rollout = self._rollouts[key] = _Rollout(entry)
         else:
             rollout = self._rollouts[key]
         rollout.positions.append(position)
@@ -103,7 +105,7 @@ class MemoryJournal:
         rollout = self._rollouts.pop((rollout_id, attempt), None)
         if rollout is None:
             return
-        del self._entries[rollout.sequence]
+        del self._entries[rollout.entry.sequence]
         self.live_size -= 0 if rollout.ended else rollout.size
         for position in rollout.positions:
             page, index = divmod(position, PAGE)
@@ -127,19 +129,18 @@ class MemoryJournal:
         positions = rollout.positions[after : after + limit] if rollout else ()
         return [event for position in positions if (event := self._pages[position // PAGE][position % PAGE])]
 
-    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
+    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
         """See Journal."""
+        after = max(after, next(iter(self._pages)) * PAGE - 1)
+        reached = min(self.last_position, after + STEP)
         found: list[tuple[int, TrajectoryEvent]] = []
-        for number in self._pages:
-            if (number + 1) * PAGE <= after:
-                continue
-            for position in range(max(after + 1, number * PAGE), (number + 1) * PAGE):
-                event = self._pages[number][position % PAGE]
-                if event is not None:
-                    found.append((position, event))
-                    if len(found) == limit:
-                        return found
-        return found
+        for position in range(after + 1, reached + 1):
+            event = self._pages.get(position // PAGE, _FREED)[position % PAGE]
+            if event is not None and self._rollouts[event.rollout_id, event.attempt].entry.owner == owner:
+                found.append((position, event))
+                if len(found) == limit:
+                    return found, position
+        return found, reached
 
     async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
         """See Journal. Nothing is decoded here, so it is called at once."""

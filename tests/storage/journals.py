@@ -83,6 +83,14 @@ class Kept:
         await self.all_told()
         await self.until(lambda: not self.store._writer._busy and self.store._writer._timer is None)
 
+    def everything(self, limit=1000, owner="me"):
+        """All events of an owner, with their positions."""
+        found, position = [], 0
+        while position < self.store.last_position:
+            batch, position = self.store.all_events(owner, position, limit)
+            found += batch
+        return found
+
     def kinds(self, rollout_id="r1", attempt=1):
         return [event.kind for event in self.trajectory(rollout_id, attempt)]
 

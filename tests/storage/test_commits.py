@@ -57,9 +57,7 @@ async def test_what_was_told_survives_kill_9(tmp_path, tokens):
     async with keeping(tmp_path) as kept:
         kept.store.unsettled()
         assert kept.store.last_position >= told[-1]
-        found = []
-        while batch := kept.store.all_events(found[-1][0] if found else 0, 1000):
-            found += batch
+        found = kept.everything()
         assert [position for position, _ in found] == list(range(1, kept.store.last_position + 1))
         numbers = {}
         for _, event in found:
@@ -95,10 +93,10 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
 async def test_nothing_is_shown_before_its_commit(tmp_path):
     async with keeping(tmp_path) as kept:
         kept.accept()
-        assert (kept.trajectory(), kept.store.all_events(0, 10), kept.store.last_position) == ([], [], 0)
+        assert (kept.trajectory(), kept.everything(), kept.store.last_position) == ([], [], 0)
         assert kept.store.find("r1") == []
         await kept.all_told()
-        assert len(kept.trajectory()) == len(kept.store.all_events(0, 10)) == kept.store.last_position == 1
+        assert len(kept.trajectory()) == len(kept.everything()) == kept.store.last_position == 1
 
 
 async def test_closing_commits_what_waits(tmp_path):

@@ -68,7 +68,7 @@ async def test_x09_a_damaged_event_ends_its_rollout_and_no_other(tmp_path, caplo
         assert len(kept.store.events("r4", 1, 0, 100)) == 8
         with pytest.raises(DataLoss, match="another checksum"):
             kept.store.events("r4", 1, 8, 100)
-        found = [event.rollout_id for _, event in kept.store.all_events(0, 1000)]
+        found = [event.rollout_id for _, event in kept.everything()]
         assert (found.count("r4"), found.count("r5")) == (20, 21), "who follows all events is not stopped by one"
 
 
@@ -152,7 +152,7 @@ async def test_x09_a_damaged_head_costs_nothing(tmp_path, caplog, at):
     async with keeping(tmp_path) as kept:
         assert damages(kept.store.unsettled()) == dict.fromkeys(("r2", "r3", "r4", "r5"), "")
         assert kept.store.journal_id == journal_id
-        assert len(kept.store.all_events(0, 1000)) == 6 * 21 + 4 + 2
+        assert len(kept.everything()) == 6 * 21 + 4 + 2
 
 
 async def test_x09_what_was_damaged_is_kept_beside_it(tmp_path, caplog):
@@ -235,3 +235,24 @@ def test_x09_a_table_has_a_checksum_for_every_column():
     for table in schema.JOURNAL.tables.values():
         covered = {column for columns in table.sums.values() for column in columns}
         assert covered | set(table.sums) == set(table.columns)
+
+
+async def test_a_large_rollout_is_found_without_reading_all_of_its_events(tmp_path, monkeypatch):
+    """A checksum of a large rollout's event is checked when the event is read; a missing event is noticed at once."""
+    monkeypatch.setattr("osmosis_grpc.storage.journal.reader.CHECKED_BYTES", 1000)
+    async with keeping(tmp_path) as kept:
+        kept.accept("r1")
+        for number in range(3):
+            kept.append(events.Logged(TEXT * 40, {"n": number}), "r1")
+        kept.end("r1")
+        kept.deliver("r1")
+        await kept.commit()
+    change(tmp_path, "UPDATE events SET checksum = 1 WHERE number = 3")
+    async with keeping(tmp_path) as kept:
+        (found,) = kept.store.find("r1")
+        assert (found.damage, found.completion.finish_reason) == ("", "stop")
+        with pytest.raises(DataLoss, match="another checksum"):
+            kept.store.events("r1", 1, 2, 1)
+    change(tmp_path, "DELETE FROM events WHERE number = 3")
+    async with keeping(tmp_path) as kept:
+        assert kept.store.find("r1")[0].completion.failure.reason == "DATA_LOSS"

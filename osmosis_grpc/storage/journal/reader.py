@@ -29,10 +29,16 @@ log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
 """Events are read until they have so many bytes: the event loop waits for it."""
+CHECKED_BYTES = 4 * 1024 * 1024
+"""Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
+_NUMBERS = """SELECT position, number FROM events WHERE position IN (SELECT value FROM json_each(?)) AND sequence = ?
+    ORDER BY position"""
+WINDOW = 4096
+"""Positions that one call of all_events looks at."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM events WHERE position = ?"
-_ALL = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
-    WHERE position > ? AND position <= ? ORDER BY position LIMIT ?"""
+_OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
+    WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
@@ -178,25 +184,29 @@ class Reader:
             yield from batch
             positions = positions[len(batch) :]
 
-    def all_events(self, after: int, upto: int, limit: int) -> list[tuple[int, TrajectoryEvent]]:
-        """All rollouts' events with positions above `after`, `upto` the last. A damaged one is left out, and logged."""
+    def all_events(
+        self, owner: str, after: int, last: int, limit: int
+    ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
+        """Return an owner's events with positions above `after`, up to `last`, and where to go on from.
+
+        Damaged events are left out, and logged.
+        """
+        reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
-        size, came = 0, True
-        while came and not found:  # none: there may be others behind those that were left out
-            came = False
-            with closing(self._database.execute(_ALL, (after, upto, limit))) as rows:
-                for rollout_id, attempt, *values in rows:
-                    row = EventRow._make(values)
-                    came, after = True, row.position
-                    if not row.sound:
-                        log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
-                        continue
-                    event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
-                    found.append((row.position, event))
-                    size += len(row.body)
-                    if size > READ_BYTES:
-                        break
-        return found
+        count = size = 0
+        with closing(self._database.execute(_OWNED, (owner, after, reached, limit))) as rows:
+            for rollout_id, attempt, *values in rows:
+                row = EventRow._make(values)
+                count += 1
+                if not row.sound:
+                    log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
+                    continue
+                event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
+                found.append((row.position, event))
+                size += len(row.body)
+                if size > READ_BYTES:
+                    return found, row.position
+        return found, row.position if count == limit else reached
 
     def fact(self, name: str) -> Any:
         """A fact's value; None when there is none."""
@@ -214,6 +224,10 @@ class Reader:
     def _trail(self, row: RolloutRow) -> Trail:
         """Where a rollout's events are."""
         trail = Trail()
+        if row.positions is not None and row.size > CHECKED_BYTES:
+            for position, number in self._database.execute(_NUMBERS, (row.positions_json(), row.sequence)):
+                trail.put(position, number)
+            return trail
         if row.positions is not None:
             for at in array("Q", row.positions):
                 if (found := self._database.execute(_EVENT, (at,)).fetchone()) is not None:

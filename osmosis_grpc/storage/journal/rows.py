@@ -1,6 +1,7 @@
 """The rows of rollouts and events, and whether they are what was written."""
 
 import hashlib
+import json
 from array import array
 from typing import NamedTuple
 
@@ -67,8 +68,12 @@ class RolloutRow(NamedTuple):
     deaths_sum: int
 
     def wrong(self) -> str:
-        """Which checksum does not agree, in words; empty where both do."""
+        """Return which checksum does not match, in words; an empty text if all match."""
         return schema.wrong("rollouts", self)
+
+    def positions_json(self) -> str:
+        """Return the positions of the events of an ended rollout as a JSON list, for a query."""
+        return json.dumps(array("Q", self.positions or b"").tolist())
 
     def usable(self) -> "RolloutRow":
         """Return the row with a default for each value of a wrong type; a damaged row may have such values."""
@@ -108,17 +113,24 @@ class Trail:
         self._problem = ""
 
     def add(self, row: EventRow) -> None:
-        """One more, in the order of their positions."""
-        expected = len(self.positions) + 1
-        if not row.sound:
-            self._problem = self._problem or f"event {expected} (row {row.position}) has another checksum"
-        elif row.number != expected:
-            self._problem = self._problem or f"event {expected} is missing"
-            if not expected <= row.number < expected + 100_000:
-                return
-            self.positions.extend([0] * (row.number - expected))
+        """Take the next event, in the order of their positions."""
+        if row.sound:
+            self.put(row.position, row.number, len(row.body))
+            return
+        self._problem = self._problem or f"event {len(self.positions) + 1} (row {row.position}) has another checksum"
         self.positions.append(row.position)
-        self.size += EVENT_BYTES + (len(row.body) if row.sound else 0)
+        self.size += EVENT_BYTES
+
+    def put(self, position: int, number: int, size: int = 0) -> None:
+        """Take the next event, which is sound or whose checksum is not checked."""
+        expected = len(self.positions) + 1
+        if number != expected:
+            self._problem = self._problem or f"event {expected} is missing"
+            if not expected <= number < expected + 100_000:
+                return
+            self.positions.extend([0] * (number - expected))
+        self.positions.append(position)
+        self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
         """What is damaged in the events of a rollout; empty where nothing is."""

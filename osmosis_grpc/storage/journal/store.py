@@ -402,9 +402,9 @@ class SqliteJournal:
         return self._reader.events(rollout_id, attempt, positions)
 
     @_reads
-    def all_events(self, after: int, limit: int) -> Sequence[tuple[int, TrajectoryEvent]]:
+    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
         """See Journal."""
-        return self._reader.all_events(after, self.last_position, limit)
+        return self._reader.all_events(owner, after, self.last_position, limit)
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """See Journal: what a completion takes that waits to be delivered."""
