@@ -56,9 +56,8 @@ class Recorded:
 
     async def Chat(self, request: Any, context: Any) -> Any:
         self.left.append((time.monotonic(), context.time_remaining()))
-        await asyncio.sleep(
-            3600 if request.full.messages[-1].text == "slow" else self._delay
-        )  # get_tools takes its time
+        seconds = 3600 if request.full.messages[-1].text == "slow" else self._delay
+        await asyncio.sleep(seconds)  # the reply takes so long
         return trainer_pb2.ChatResponse(
             message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop"
         )
