@@ -72,14 +72,14 @@ def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]
 
 
 async def _run(settings: "RolloutSettings", security: "ServerSecurity", credentials: "Credentials") -> int:
-    from osmosis_gateway.standalone import stand_alone
+    from osmosis_gateway.standalone import serve_standalone
     from osmosis_grpc import __version__
 
     options, target = settings.server, settings.client.target or ""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with stand_alone(
+    async with serve_standalone(
         target,
         host=options.host,
         port=options.http_port,

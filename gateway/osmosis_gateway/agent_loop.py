@@ -1,8 +1,7 @@
-"""A legacy HTTP agent server as an agent loop of ours.
+"""Hosts a legacy HTTP agent server as an agent loop, so that every promise of the engine holds for it.
 
-Our engine hosts it, so every promise of the engine holds. get_tools posts the Init to the old
-server, whose agent starts at once; run relays the chats and the completion that come back to
-a small HTTP listener. Whoever calls that listener shows a key made for the one run.
+get_tools posts the Init to the legacy server, whose agent starts at once. run relays the chats and the completion,
+which the legacy agent sends to a small HTTP listener here. Each run has its own key, which its calls must show.
 """
 
 import asyncio
@@ -43,15 +42,15 @@ from osmosis_grpc.types.requests import MAX_ID_CHARS
 SILENCE = 3600.0
 """Seconds without a chat or a completion after which a legacy agent counts as lost."""
 ANSWER_WITHIN = 8.0
-"""Seconds that the old server has for an Init or /health; the engine gives get_tools 10."""
+"""Timeout in seconds of an Init or /health at the legacy server. The engine gives get_tools 10 s."""
 
 
 class HttpAgentLoop(RolloutAgentLoop):
     """Used as `async with HttpAgentLoop("http://HOST:PORT") as loop`, around the server that hosts it.
 
-    `name` is asked of the old server's /health where it is not given. `listen` is where we listen
-    for its calls, `public_url` how it reaches that, if not by the same address. `api_key` is
-    shown to the old server. Entering raises CallError when the old server cannot be asked.
+    Without `name`, the name comes from the legacy server's /health. `listen` is the address of the listener for its
+    calls; `public_url` is the URL by which the legacy server reaches it, if that differs. `api_key` is sent to the
+    legacy server. Entering raises CallError if the legacy server does not answer.
     """
 
     name = "legacy"
@@ -74,12 +73,12 @@ class HttpAgentLoop(RolloutAgentLoop):
         self._silence = silence
         self._secret = secrets.token_bytes(32)
         self._relays: dict[str, Relay] = {}
-        """By their keys."""
+        """Key of the run to its relay."""
         self._keys: dict[tuple[str, int], str] = {}
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
         self.supervisor = self._listener.supervisor
-        """Its `failure` says why the agent's chats can no longer come."""
+        """Its `failure` is set when the listener has failed, and chats can no longer arrive."""
         self._public_url = public_url
         self._stack = AsyncExitStack()
 
@@ -135,7 +134,7 @@ class HttpAgentLoop(RolloutAgentLoop):
                 reward=body.reward,
                 extra_fields=body.extra_fields,
             )
-        if relay.failure is not None:  # its trainer's fault, not the agent's
+        if relay.failure is not None:  # the trainer's fault, not the agent's
             raise relay.failure
         reported = body.error_message or "the legacy agent gave up without a reason"
         return RolloutResult(
@@ -179,7 +178,7 @@ class HttpAgentLoop(RolloutAgentLoop):
         return str(health["agent_loop"])
 
     def _new_key(self) -> str:
-        """A key for the calls of one run. Our signature shows that it was ours also when the run is over."""
+        """Return a key for the calls of one run. Its signature is still recognised after the run has ended."""
         nonce = secrets.token_hex(16)
         return f"{nonce}.{self._sign(nonce)}"
 
@@ -187,7 +186,7 @@ class HttpAgentLoop(RolloutAgentLoop):
         return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
 
     def _relay(self, request: Request) -> Relay | None:
-        """The relay of a call's key; None for a run that is over. Raises Unauthenticated."""
+        """Return the relay of a call's key; None if the run has ended. Raises Unauthenticated."""
         key = bearer(request)
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
@@ -205,7 +204,7 @@ class HttpAgentLoop(RolloutAgentLoop):
             openapi_extra=body_of(ChatBody),
         )
         async def chat(request: Request) -> JSONResponse:
-            """A model reply. Held until the rollout runs."""
+            """A model reply. The call waits until the rollout runs."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds)
             rollout_id, messages, params = contract.read_chat(body)
@@ -215,21 +214,21 @@ class HttpAgentLoop(RolloutAgentLoop):
                 result = await relay.chat(messages, params, request.is_disconnected)
             except ValueError as error:
                 raise InvalidArgument("", str(error)) from None
-            except CallError as error:  # asked again and given up by our engine: not to be asked once more
+            except CallError as error:  # the engine has retried; 424 keeps the legacy agent from retrying, too
                 return JSONResponse({"detail": str(error)}, 424)
             return JSONResponse(contract.reply_body(rollout_id, result, int(time.time())))
 
         @app.post(contract.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:
-            """The result of a rollout. The first one stands; acknowledged also when it cannot be read, which is
-            an ERROR of its own: an old server that is refused would never say anything else.
+            """The result of a rollout; the first one counts. A body that cannot be read is acknowledged and ends the
+            rollout with ERROR, because a legacy server would send the same body again.
             """
             relay = self._relay(request)
             try:
                 body, _ = await read_json(request, bounds)
                 reported = contract.validated(CompletedBody, body)
             except BodyRefused as error:
-                if error.status_code in (400, 408):  # it did not arrive: it will be sent again
+                if error.status_code in (400, 408):  # the body did not arrive: the legacy server sends it again
                     raise
                 reported = contract.unreadable(str(error))
             except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""create_app and serve_agent_loop: an agent loop over HTTP, without gRPC."""
+"""create_app and serve_agent_loop: serve an agent loop over HTTP, without gRPC."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -39,12 +39,11 @@ def create_app(
     on_startup: Hook | None = None,
     on_shutdown: Hook | None = None,
 ) -> FastAPI:
-    """An application that uvicorn runs. Parameters left out come from the settings; no
-    `max_concurrent` means the default of 100, not that there is no limit.
+    """Return an application for uvicorn. Parameters that are left out come from the settings.
 
-    `on_startup` and `on_shutdown` are awaited with the application's start and stop;
-    `debug_dir` receives one .jsonl file per rollout. Stopped, it lets rollouts run on for
-    DRAIN_TIMEOUT seconds. Callers on this machine may name a trainer on it; others need a token.
+    Without `max_concurrent` the limit is that of the settings, 100 by default. `on_startup` and `on_shutdown` are
+    awaited at the application's start and stop. `debug_dir` gets one .jsonl file for each rollout. At the stop, running
+    rollouts get DRAIN_TIMEOUT seconds. Callers on this machine may name a trainer on this machine; others need a token.
     """
     known = settings or get_settings()
     config = EngineConfig(
@@ -88,12 +87,11 @@ def serve_agent_loop(
     insecure: bool = False,
     **app_parameters: Any,
 ) -> FastAPI:
-    """Serve an agent loop over HTTP until the process is told to stop; returns the application that ran.
+    """Serve an agent loop over HTTP until SIGTERM or SIGINT. Return the application.
 
-    `app_parameters` are those of create_app; `api_key` is the token that callers have to show.
-    This function speaks no TLS, so a public host has to be meant (`insecure`); `osmosis-grpc serve` does. Raises
-    AgentLoopValidationError, and ValueError for a public host that is not meant or has no token, and for a key that
-    is none.
+    `app_parameters` are those of create_app; `api_key` is the token that callers must show. This function has no TLS,
+    so a public host needs `insecure=True`; `osmosis-grpc serve` has TLS. Raises AgentLoopValidationError for an invalid
+    agent loop, ValueError for a public host without `insecure` or without a token, and for an invalid `api_key`.
     """
     known = settings or get_settings()
     if api_key is not None:
@@ -101,7 +99,7 @@ def serve_agent_loop(
         server = RolloutServerSettings.model_validate(known.server.model_dump() | {"token": api_key})
         known = known.model_copy(update={"server": server})
     if not is_loopback(host) and not tokens_of(known):
-        raise ValueError(f"{host} is a public address, and that needs a token: api_key=..., or 127.0.0.1")
+        raise ValueError(f"host: {host} is a public address, which needs a token: pass api_key=..., or host=127.0.0.1")
     ServerSecurity(tokens=tokens_of(known), insecure=insecure).check_host(host)
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()

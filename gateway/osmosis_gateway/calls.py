@@ -1,8 +1,8 @@
-"""Outgoing HTTP: JSON posted to a trainer or to a legacy agent server, tried again where that may help.
+"""Outgoing HTTP: posts JSON to a trainer or to a legacy agent server, with retries.
 
-One aiohttp session per object of this class, and one object per server: its limits hold for
-all rollouts together. A host that was checked is dialled at the address that was checked.
-Redirects are not followed, proxies of the environment are not used, answers are bounded.
+A server has one `Calls` with one aiohttp session, so that its limits hold for all rollouts together. It dials the
+addresses that the target policy has checked. It follows no redirects, ignores the proxies of the environment, and
+bounds the size of answers.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ MAX_ANSWER_BYTES = 32 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 """Seconds that opening a connection may take."""
 KEEPALIVE = 4.0
-"""Seconds that an idle connection is kept: less than uvicorn, behind many a trainer, keeps its end."""
-_SHOWN = 500  # bytes of a refusal that are told on
+"""Seconds that an idle connection is kept: fewer than uvicorn keeps its end, which many trainers use."""
+_SHOWN = 500  # characters of a refusal that an error message repeats
 _checked: ContextVar[Address | None] = ContextVar("checked_address", default=None)
-"""Where the host of the call that is being made was checked."""
+"""The checked address of the host of the current call."""
 
 _REFUSED: dict[int, type[OsmosisValidationError]] = {401: Unauthenticated, 403: PermissionDenied, 404: NotFound}
 _PORTS = {"http": 80, "https": 443}
@@ -53,7 +53,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base URL that was looked at: `{scheme}://{host}:{port}{path}`."""
+    """A checked base URL: `{scheme}://{host}:{port}{path}`."""
 
     scheme: str
     host: str
@@ -62,7 +62,7 @@ class Base:
 
     @classmethod
     def of(cls, text: str, field: str) -> "Base":
-        """Raises InvalidArgument naming `field`."""
+        """Parse a base URL. Raises InvalidArgument naming `field`."""
         try:
             parts = urlsplit(text)
             port = parts.port
@@ -73,7 +73,7 @@ class Base:
         if parts.username is not None or parts.password is not None:
             raise InvalidArgument(field, "holds a user name or a password; use api_key")
         if parts.query or parts.fragment or "?" in text or "#" in text:
-            raise InvalidArgument(field, "has a query or a fragment; it is a base that paths are put behind")
+            raise InvalidArgument(field, "has a query or a fragment; pass a base URL, to which paths are appended")
         if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
             raise InvalidArgument(field, "holds a character that cannot stand in a URL")
         if port == 0:
@@ -86,12 +86,12 @@ class Base:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def join(self, path: str) -> URL:
-        """The URL of a path below it."""
+        """Return the URL of a path below this one."""
         return URL(f"{self.scheme}://{self.authority}{self.path}{path}", encoded=True)
 
 
-class _Again(Exception):
-    """A try that may be repeated."""
+class _RetryableError(Exception):
+    """An attempt that failed and may be retried."""
 
     def __init__(self, error: CallError) -> None:
         super().__init__(str(error))
@@ -144,17 +144,16 @@ class Calls:
         address: Address | None = None,
         answer: bool = True,
     ) -> bytes:
-        """The body of a 2xx, or nothing where no `answer` is wanted. `address` is where the host was checked.
-
-        408, 429, 5xx, 3xx, timeouts and transport errors are tried again `retries` times, after what
-        Retry-After asks for or a growing pause. Raises OsmosisTransportError, OsmosisTimeoutError
-        or OsmosisServerError when the tries are used up, OsmosisValidationError for a refusal.
+        """Post JSON and return the body of a 2xx, or b"" without `answer`. `address` is the host's checked address.
+        408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries` times, after Retry-After or with
+        exponential backoff. Raises OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError after the last
+        retry, OsmosisValidationError for a refusal.
         """
         settings = self._settings
         _checked.set(address)
         try:
             async for attempt in stamina.retry_context(
-                on=_pause(settings.retry_max_delay),
+                on=_retry_after_or_backoff(settings.retry_max_delay),
                 attempts=retries + 1,
                 timeout=None,
                 wait_initial=settings.retry_base_delay,
@@ -162,20 +161,20 @@ class Calls:
                 wait_jitter=settings.retry_base_delay,
             ):
                 with attempt:
-                    return await self._once(url, body, key, headers or {}, answer)
-        except _Again as last:
+                    return await self._attempt(url, body, key, headers or {}, answer)
+        except _RetryableError as last:
             raise last.error from None
         raise AssertionError("a try returns or raises")
 
     async def get(self, url: URL, *, key: str = "") -> bytes:
-        """The body of a 2xx."""
+        """Return the body of a 2xx. It is not retried. Raises as `post` does."""
         _checked.set(None)
         try:
-            return await self._once(url, None, key, {}, True)
-        except _Again as only:
+            return await self._attempt(url, None, key, {}, True)
+        except _RetryableError as only:
             raise only.error from None
 
-    async def _once(self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool) -> bytes:
+    async def _attempt(self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool) -> bytes:
         if self._session is None:
             raise OsmosisTransportError("this server is closing")
         sent = dict(headers) | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -190,17 +189,17 @@ class Calls:
                 raw = await _bounded(answer, MAX_ANSWER_BYTES)
         except TimeoutError:
             seconds = self._settings.timeout_seconds
-            raise _Again(OsmosisTimeoutError(f"{self._whom} gave no answer within {seconds:g} s")) from None
+            raise _RetryableError(OsmosisTimeoutError(f"{self._whom} gave no answer within {seconds:g} s")) from None
         except (aiohttp.ClientError, OSError) as error:
             text = f"{self._whom} cannot be reached: {type(error).__name__}"
-            raise _Again(OsmosisTransportError(text)) from None
+            raise _RetryableError(OsmosisTransportError(text)) from None
         if 200 <= status < 300:
             return raw
         text = f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}"
         if status in (408, 429) or not 400 <= status < 500:
             failed = OsmosisServerError(clip(text), retry_after=_seconds(retry_after))
             failed.status_code = status
-            raise _Again(failed)
+            raise _RetryableError(failed)
         refused = _REFUSED.get(status, FailedPrecondition)(clip(text))
         refused.status_code = status
         raise refused
@@ -218,7 +217,7 @@ async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 async def _drop(answer: aiohttp.ClientResponse) -> None:
-    """Read what nobody wants, so that the connection can be used again; if that is much or slow, close it."""
+    """Read and drop an answer, so that the connection can be reused. Close it if the answer is large or slow."""
     try:
         async with asyncio.timeout(1):
             await _bounded(answer, 64 * 1024)
@@ -227,17 +226,17 @@ async def _drop(answer: aiohttp.ClientResponse) -> None:
 
 
 def redacted(text: str, key: str) -> str:
-    """A text without the key, in whatever spelling another side echoes it."""
+    """Return the text without the key, also if the other side has escaped it."""
     for spelling in {key, json.dumps(key)[1:-1], repr(key)[1:-1]} if key else ():
         text = text.replace(spelling, "[key]")
     return text
 
 
-def _pause(longest: float) -> Any:
-    """For stamina: whether to try again, and when, if the other side said."""
+def _retry_after_or_backoff(longest: float) -> Any:
+    """Return stamina's retry predicate: False, True for the usual backoff, or the seconds of Retry-After."""
 
     def decide(error: Exception) -> bool | float:
-        if not isinstance(error, _Again):
+        if not isinstance(error, _RetryableError):
             return False
         asked = error.error.retry_after
         return True if asked is None else min(asked, max(longest, 60.0))
@@ -246,7 +245,7 @@ def _pause(longest: float) -> Any:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After in its two forms: seconds, or a date."""
+    """Return the seconds of a Retry-After header, which holds seconds or a date; None if it has neither."""
     text = (retry_after or "").strip()
     if text.isdecimal() and len(text) < 7:
         return float(text)
@@ -257,7 +256,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A pool of connections that keeps only so many idle ones, and dials where it was checked."""
+    """A connection pool that bounds its idle connections and dials checked addresses."""
 
     def __init__(self, calls: Calls, settings: RolloutClientSettings) -> None:
         super().__init__(
@@ -276,7 +275,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Gives the addresses that were checked."""
+    """Resolves a host to its checked addresses."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

@@ -1,7 +1,7 @@
-"""The HTTP contract of Osmosis SDK 0.2.14, body by body: JSON to values and back.
+"""The HTTP contract of Osmosis SDK 0.2.14: converts each JSON body to a value and back.
 
-Nulls at the top of a body are left out; below it, in messages, they are kept. What is checked
-here is what the contract and the engine need; everything else passes through.
+Nulls at the top level of a body are left out; nulls within messages are kept. It checks only the fields that the
+contract and the engine need, and passes on all others.
 """
 
 import hashlib
@@ -117,7 +117,7 @@ class InitAnswer(_Body):
 
 
 class Problem(_Body):
-    """One thing that is wrong with a body."""
+    """One problem of a body."""
 
     loc: list[str | int]
     msg: str
@@ -135,7 +135,7 @@ class Health(_Body):
 
 
 def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None = None) -> InitRequest:
-    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+    """Read a request to start a rollout. Raises InvalidArgument naming the field."""
     given = validated(InitBody, body)
     check_id(given.rollout_id, "rollout_id")
     if given.idempotency_key is not None:
@@ -171,9 +171,9 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
 
 
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
-    """The body that starts a rollout at a legacy agent server. A label travels as metadata's ground_truth.
+    """Return the body that starts a rollout at a legacy agent server. It sends a label as ground_truth in metadata.
 
-    The key of one run makes it another request than an earlier one of the same id, which nobody listens to.
+    Each run has its own key, so the legacy server does not take it for an earlier request with the same id.
     """
     metadata = dict(request.metadata)
     if request.label is not None:
@@ -195,7 +195,7 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
 
 
 def chat_body(request: ChatRequest) -> dict[str, Any]:
-    """The body of a chat. Tools go with it only where they are not those of the rollout."""
+    """Return the body of a chat. It has tools only if they differ from the rollout's."""
     params = {name: value for name, value in request.params.items() if name not in _OWN}
     if "stop" in params:
         params["stop"] = _stops(params["stop"])
@@ -212,7 +212,7 @@ def chat_body(request: ChatRequest) -> dict[str, Any]:
 
 
 def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """A chat that a legacy agent asks for: rollout id, messages, sampling parameters."""
+    """Read the chat of a legacy agent: rollout id, messages, sampling parameters. Raises InvalidArgument."""
     given = validated(ChatBody, body)
     for name in ("sample", "purpose", "self"):
         if name in body:
@@ -231,7 +231,7 @@ class ChatBody(_Body):
 
 
 def read_reply(raw: bytes) -> ChatResponse:
-    """A trainer's reply. Raises ReplyUnreadable."""
+    """Read a trainer's reply. Raises ReplyUnreadable."""
     try:
         body = jsontext.parse(raw.decode(), "body")
         choice = body["choices"][0]
@@ -252,8 +252,9 @@ def read_reply(raw: bytes) -> ChatResponse:
 
 
 def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
-    """The reply's and the prompt's tokens, where they are told. The contract does not promise them: what
-    cannot be read is left out, and the sample is not trainable.
+    """Return the tokens of the reply and of the prompt, each None if missing or unreadable.
+
+    The contract does not require them. Without them the sample is not trainable.
     """
     ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
     try:
@@ -265,7 +266,7 @@ def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
 
 
 def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict[str, Any]:
-    """A reply as a legacy agent reads it."""
+    """Return the body of a reply to a legacy agent."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | _without_nulls(result.usage or {})
     choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
     return {
@@ -279,7 +280,7 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
 
 
 def completion_body(completion: Completion) -> dict[str, Any]:
-    """The result of a rollout. Whatever is not COMPLETED is an ERROR that begins with its word."""
+    """Return the body of a rollout's result. Other statuses than COMPLETED become ERROR, and begin its message."""
     completed = completion.status is CompletionStatus.COMPLETED
     reason = completion.failure.message if completion.failure else completion.finish_reason
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
@@ -300,7 +301,7 @@ def completion_body(completion: Completion) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """What kind of failure it is, and where the agent's code raised."""
+    """Return the kind of a failure, and the place in the agent's code."""
     reason = {"reason": str(failure.reason)} if failure.reason else {}
     if not failure.file:
         return reason
@@ -309,7 +310,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
 
 
 class CompletedBody(_Body):
-    """The result of a rollout, as a legacy agent server reports it."""
+    """The body with which a legacy agent server reports the result of a rollout."""
 
     rollout_id: _Id
     status: str = Field(pattern="^(COMPLETED|ERROR)$")
@@ -322,7 +323,7 @@ class CompletedBody(_Body):
 
     @property
     def tool_calls(self) -> tuple[int, float]:
-        """How many tool calls there were, and how many milliseconds they took together."""
+        """The number of tool calls and their total milliseconds."""
         reported = self.metrics or {}
         count, latency = reported.get("num_tool_calls"), reported.get("tool_latency_ms")
         return (
@@ -332,13 +333,13 @@ class CompletedBody(_Body):
 
 
 def unreadable(problem: str) -> CompletedBody:
-    """What stands for a completion that cannot be read."""
+    """Return the ERROR that replaces a completion that cannot be read."""
     reported = f"the legacy agent's completion cannot be read: {problem}"
     return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 
 
 def validated(model: type[Model], body: Any) -> Model:
-    """A body as its model. Raises InvalidArgument naming every field that is wrong."""
+    """Validate a body with its model. Raises InvalidArgument naming every wrong field."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -347,12 +348,12 @@ def validated(model: type[Model], body: Any) -> Model:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a JSON number such as 10.0 is meant."""
+    """Return whether a value is a float without a fraction, such as 10.0."""
     return isinstance(value, float) and value.is_integer()
 
 
 def _clamped(advice: int) -> int:
-    """What the protocol can carry: the contract sets no bounds."""
+    """Return a number within the protocol's uint32; the contract sets no bounds."""
     return min(max(advice, 0), 2**32 - 1)
 
 
@@ -385,7 +386,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _usage(reported: Any) -> dict[str, Any] | None:
-    """The counts that there are. Agents add them up, so they have to be counts."""
+    """Return the token counts of a reply that are valid, because agents add them up."""
     counts = _without_nulls(_a(dict, reported or {}))
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         _a(int, counts.get(name, 0))

@@ -1,6 +1,6 @@
-"""Who may use the HTTP routes: every path but /health asks who is there, whether it leads to a route or not.
+"""Authenticates HTTP callers. Every path except /health requires a credential, also a path without a route.
 
-Where nobody is asked, at least not every page in a browser may.
+Without credentials, `Local` still keeps web pages in a browser on this machine from calling the server.
 """
 
 import logging
@@ -20,12 +20,13 @@ from osmosis_grpc.link.tokens import WRONG, Tokens
 log = logging.getLogger(__name__)
 
 OPEN = frozenset(("/health",))
-"""What anyone may ask."""
+"""Paths that require no credential."""
 
 
 class Guarded:
-    """ASGI middleware. Callers show one of the tokens, where there are any, and a `certificate`, where that is asked
-    for; `request.state.owner` is then by what name they are known. Nothing is read of a request that is refused.
+    """ASGI middleware that requires a token, a client certificate, or both.
+
+    It sets `request.state.owner` to the caller's name. It refuses a request without reading its body.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: Tokens, certificates: bool) -> None:
@@ -61,10 +62,10 @@ class Guarded:
 
 
 class Local:
-    """ASGI middleware for a server on loopback that asks nobody who they are: callers call this machine by its name.
+    """ASGI middleware for a server on loopback without credentials: the Host header must name this machine.
 
-    A page in a browser here can have a name of its own lead to this machine, and then no other rule of the browser's is
-    in its way. Addresses are nobody's names.
+    It stops DNS rebinding: a web page whose own host name resolves to this machine passes the browser's same-origin
+    rule, but its Host header shows that name.
     """
 
     def __init__(self, app: ASGIApp, *, loopback: bool | None) -> None:
@@ -75,23 +76,23 @@ class Local:
         if scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN:
             host = Headers(scope=scope).get("host", "")
             if bound_to_loopback(scope, self._loopback) and not _is_local(host):
-                detail = f"Host: {host[:256]!r} is no name of this machine; who calls it by another one needs a token"
+                detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
                 await JSONResponse({"detail": detail}, 421)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
 def bound_to_loopback(scope: Scope, known: bool | None) -> bool:
-    """Whether a server listens on loopback; where that is not known, by the connection."""
+    """Return whether the server listens on loopback; decided by the connection if `known` is None."""
     return is_loopback(str((scope.get("server") or ("",))[0])) if known is None else known
 
 
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
-"""A Host header: an address or a name, and a port. Nothing may follow."""
+"""A Host header: an address or a name, and an optional port."""
 
 
 def _is_local(host: str) -> bool:
-    """Whether a Host header names this machine: by any address, by localhost, or, in HTTP/1.0, not at all."""
+    """Return whether a Host header names this machine: any address, localhost, or empty as in HTTP/1.0."""
     if not host:
         return True
     match = _HOST.fullmatch(host)
@@ -105,7 +106,7 @@ def _is_local(host: str) -> bool:
 
 
 def certificate_owner(certificate: Any) -> str | None:
-    """By what name the caller is known who showed a certificate, as the standard library tells it; as over gRPC."""
+    """Return the owner of a client certificate in the standard library's form, the same as over gRPC; None without."""
     if not certificate:
         return None
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]

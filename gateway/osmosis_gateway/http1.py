@@ -1,4 +1,4 @@
-"""What uvicorn leaves open in HTTP/1.1: heads that never end, bodies of two lengths, bodies that nobody reads."""
+"""HTTP/1.1 limits that uvicorn lacks: a timeout for request heads, one body length, no unread bodies."""
 
 import asyncio
 from typing import Any, cast
@@ -13,11 +13,11 @@ from osmosis_grpc.supervise import OnFailure, call_later, job
 AWAIT_HEAD = job("gateway.await_head", OnFailure.REPORT, "timer")
 
 HEAD_SECONDS = 20.0
-"""How long a request's head may take to arrive, and a new connection be silent."""
+"""Timeout in seconds of a request's head, also on a new connection."""
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection whose request does not begin in time."""
+    """Closes a connection whose request head does not arrive in time."""
 
     head_seconds = HEAD_SECONDS
     _waiting: asyncio.TimerHandle | None = None
@@ -25,7 +25,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         owner = certificate_owner(transport.get_extra_info("peercert"))
         if owner is not None:
-            self.app_state = self.app_state | {"certificate": owner}  # of this connection's requests
+            self.app_state = self.app_state | {"certificate": owner}  # for the requests of this connection
         super().connection_made(transport)
         self._await_head()
 
@@ -57,7 +57,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class OneBody:
-    """ASGI middleware: a request has one length, and a body that was not read ends its connection."""
+    """ASGI middleware that refuses a request with two lengths, and closes the connection if a body is left unread."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -67,7 +67,7 @@ class OneBody:
             await self.app(scope, receive, send)
             return
         names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
-        if {b"content-length", b"transfer-encoding"} <= names:  # two readers may see two requests: refuse both
+        if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: two readers may see two requests
             refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
             await refused(scope, receive, send)
             return

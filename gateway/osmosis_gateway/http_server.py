@@ -1,4 +1,4 @@
-"""The HTTP server of a process: uvicorn on the event loop that is there already."""
+"""Runs uvicorn on the current event loop, and serves the legacy HTTP contract beside an agent server."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,9 @@ SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    Over TLS where there are files for it. The end of uvicorn by itself fails the owner of `supervisor`, by default
-    one of its own. Raises OSError when the port is taken, ValueError for a file that cannot be used.
+    It speaks TLS if `tls` is given. If uvicorn ends by itself, the owner of `supervisor` fails; without `supervisor`
+    the server is its own owner. Entering raises OSError if the port is taken, ValueError for a TLS file that cannot be
+    used.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the port as bound."""
+        """HOST:PORT with the bound port."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "HttpServer":
@@ -89,7 +90,7 @@ class HttpServer:
         fork_safety.release(self)
 
     async def _serve(self, listening: socket.socket) -> None:
-        """Run uvicorn until __aexit__ stops it."""
+        """Run uvicorn until __aexit__ stops it. Raises RuntimeError if uvicorn ends by itself."""
         await self._server.serve(sockets=[listening])
         if not self._stopping:
             raise RuntimeError("the HTTP server has stopped by itself")
@@ -98,7 +99,7 @@ class HttpServer:
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
+        """Install no signal handlers: the process handles signals."""
         yield
 
 
@@ -106,7 +107,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks for it before TCP_NODELAY
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not two servers: a port in TIME_WAIT
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # allows a port in TIME_WAIT, no second server
         listening.bind((host, port))
         listening.listen(2048)
         listening.setblocking(False)
@@ -117,7 +118,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def tokens_of(settings: RolloutSettings) -> Tokens:
-    """The tokens that callers may show."""
+    """Return the tokens that callers may show."""
     return Tokens(settings.server.tokens)
 
 
@@ -125,10 +126,10 @@ def tokens_of(settings: RolloutSettings) -> Tokens:
 async def serve_http(
     server: AgentServer, *, host: str = "127.0.0.1", port: int = 9000, settings: RolloutSettings | None = None
 ) -> AsyncIterator[HttpServer]:
-    """The legacy contract in front of an agent server that runs: HTTP beside gRPC, one engine.
+    """Serve the legacy contract over HTTP beside a running agent server, with its engine.
 
-    gRPC callers may then name an http:// or https:// callback, too. The server's tokens and TLS
-    hold here as well; a server without tokens leaves it to the settings.
+    gRPC callers may then pass an http:// or https:// callback, too. The server's tokens and TLS apply here as well;
+    if the server has no tokens, those of the settings apply.
     """
     known, security = settings or get_settings(), server.security
     security.check_host(host)
@@ -156,9 +157,9 @@ async def serve_http(
 
 @asynccontextmanager
 async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[HttpServer]:
-    """Serve /metrics of an agent server on loopback, to everybody on this machine.
+    """Serve /metrics of an agent server on loopback, without authentication.
 
-    Raises MissingExtraError without prometheus_client, OSError when the port is taken.
+    Raises MissingExtraError without prometheus_client, OSError if the port is taken.
     """
     importlib.import_module("osmosis_grpc.observability.exposition")
     app = gateway_app("osmosis_grpc", openapi_url=None)

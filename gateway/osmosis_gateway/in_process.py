@@ -1,4 +1,4 @@
-"""Rollouts behind the routes: an engine in this process."""
+"""Starts rollouts for the HTTP routes on an engine in this process."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from osmosis_grpc.types import InitRequest, ToolDict
 
 
 class InProcessRollouts:
-    """Starts rollouts on an engine. `peer` makes where their calls go."""
+    """Implements the routes' Rollouts with an engine. `peer` makes the Peer that receives a rollout's calls."""
 
     def __init__(self, engine: Engine, peer: Callable[..., Awaitable[Peer]]) -> None:
         self._engine = engine

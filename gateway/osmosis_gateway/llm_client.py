@@ -1,4 +1,4 @@
-"""OsmosisLLMClient: the legacy contract from the agent's side, on its own, without a server of ours."""
+"""OsmosisLLMClient: an HTTP client for agents that speak the legacy contract without an agent server."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from osmosis_grpc.types.tools import tool_dicts
 
 
 class OsmosisLLMClient:
-    """Talks to the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
+    """Calls the trainer at `server_url` for one rollout. Used as `async with OsmosisLLMClient(url, id) as llm`.
 
-    What is left out comes from the settings. A chat or a completion that fails raises
+    Parameters that are left out come from the settings. A chat or a completion that fails raises
     OsmosisTransportError, OsmosisServerError, OsmosisTimeoutError or OsmosisValidationError.
     """
 
@@ -74,9 +74,9 @@ class OsmosisLLMClient:
         await self._stack.aclose()
 
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
-        """One model reply to the whole history; `params` are sampling parameters, unknown ones are forwarded.
+        """Return the model's reply to the history. `params` are sampling parameters; unknown ones are forwarded.
 
-        Raises InvalidArgument for what cannot travel.
+        Raises InvalidArgument naming a value that the contract cannot carry.
         """
         await self.__aenter__()
         tools = params.pop("tools", None)
@@ -143,7 +143,7 @@ class OsmosisLLMClient:
         )
 
     def get_metrics(self) -> RolloutMetrics:
-        """What the chats took so far."""
+        """Return the latency and token counts of the chats so far."""
         return self._metrics
 
     def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
@@ -159,5 +159,5 @@ class OsmosisLLMClient:
 
 
 def count_of(value: object) -> int:
-    """A count of tokens, or 0 for what is none."""
+    """Return a token count, or 0 for a value that is not a count."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

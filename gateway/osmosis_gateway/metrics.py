@@ -1,4 +1,4 @@
-"""The page /metrics: read on the event loop, written on another thread."""
+"""Renders the page /metrics: reads the metrics on the event loop and formats them on another thread."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from osmosis_grpc.observability.process_metrics import ProcessMetrics
 
 
 class GatewayMetrics:
-    """A Source: the metrics of a gateway that runs alone, which is a trainer to its agent server."""
+    """A Source with the metrics of a standalone gateway, which is a trainer to its agent server."""
 
     def __init__(self, trainer: Source) -> None:
         self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
@@ -21,7 +21,7 @@ class GatewayMetrics:
 
 
 async def render(source: Source, accept: str) -> tuple[bytes, str]:
-    """Returns the page and its content type. Raises Unimplemented naming the extra that is missing."""
+    """Return the page and its content type. Raises Unimplemented naming the missing extra."""
     readings = list(source.read())
     try:
         return await asyncio.to_thread(_render, readings, accept)
@@ -30,6 +30,6 @@ async def render(source: Source, accept: str) -> tuple[bytes, str]:
 
 
 def _render(readings: list[Reading], accept: str) -> tuple[bytes, str]:
-    from osmosis_grpc.observability.exposition import render  # not at the start: few servers are ever asked
+    from osmosis_grpc.observability.exposition import render  # imported at the first scrape, as few servers are scraped
 
     return render(readings, accept)

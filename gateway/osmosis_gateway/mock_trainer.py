@@ -1,8 +1,7 @@
 """A trainer without a model, over HTTP, for testing agent loops that speak the legacy contract.
 
-What it answers is a function of the request's body and of nothing else, so the same chat asked
-again is answered the same way; `created` is therefore no clock's. The one state is the tracker,
-which keeps the rollouts that were told to be completed.
+Its replies depend on the request's body only, so a repeated chat gets the same reply; `created` is therefore 0. Its
+only state is the tracker of completed rollouts.
 """
 
 import re
@@ -17,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 from osmosis_grpc.agent.messages import get_message_content, is_tool_message, is_user_message
 
 ToolCallGenerator = Callable[[dict[str, Any]], list[dict[str, Any]] | None]
-"""From the last message ({} when there is none) to the tool calls of the reply; none or an empty list for no calls."""
+"""Takes the last message ({} if there is none) and returns the tool calls of the reply; None or [] for no calls."""
 
 TOKENS_PER_MESSAGE = 10
-"""How many tokens a message of a prompt counts for, whatever it says."""
+"""Tokens of each message of a prompt, whatever its length."""
 
 _CALCULATION = re.compile(
     r"\b(calculat\w*|add(s|ed|ing|ition)?|sum(s|med)?|plus|minus|subtract\w*|multipl\w*|divid\w*)\b", re.IGNORECASE
@@ -29,7 +28,7 @@ _CALCULATION = re.compile(
 
 @dataclass
 class RolloutCompletionTracker:
-    """What a mock trainer was told about completed rollouts. May be read from any thread."""
+    """Records the completed rollouts of a mock trainer. It may be read from any thread."""
 
     event: threading.Event = field(default_factory=threading.Event)
     """Set while there are responses."""
@@ -38,24 +37,24 @@ class RolloutCompletionTracker:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def record(self, response: dict[str, Any]) -> None:
-        """Keep one, and wake who waits."""
+        """Append a response and wake the callers of `wait`."""
         with self._lock:
             self.responses.append(response)
             self.event.set()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Delete all responses."""
         with self._lock:
             self.responses.clear()
             self.event.clear()
 
     def wait(self, timeout: float = 5.0) -> bool:
-        """Block until there is a response, for at most `timeout` seconds; whether there is one."""
+        """Block until there is a response, for at most `timeout` seconds. Return whether there is one."""
         return self.event.wait(timeout)
 
 
 class _Chat(BaseModel):
-    """The body of a chat. What the mock makes no use of is still checked, as a trainer would."""
+    """The body of a chat. As a trainer would, it also checks the fields that the mock does not use."""
 
     rollout_id: str
     messages: list[dict[str, Any]]
@@ -68,7 +67,7 @@ class _Chat(BaseModel):
 
 
 class _Completed(BaseModel):
-    """The body of a completion: whatever it says of a rollout."""
+    """The body of a completion; only the rollout id is checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,10 +77,10 @@ class _Completed(BaseModel):
 def create_mock_trainer_app(
     tracker: RolloutCompletionTracker | None = None, tool_call_generator: ToolCallGenerator | None = None
 ) -> FastAPI:
-    """An application that answers as the trainer of the legacy contract, for uvicorn or a test client.
+    """Return an application that replies as a trainer of the legacy contract, for uvicorn or a test client.
 
-    It asks for a tool when the user wants something calculated, unless `tool_call_generator`
-    says what it asks for. `tracker` is told of every completed rollout.
+    It calls a tool if the user wants something calculated; `tool_call_generator` replaces this rule. `tracker` records
+    every completed rollout.
     """
     tracked = RolloutCompletionTracker() if tracker is None else tracker
     app = FastAPI(title="mock trainer")
@@ -93,30 +92,30 @@ def create_mock_trainer_app(
 
     @app.post("/v1/rollout/completed")
     async def completed(body: _Completed) -> dict[str, str]:
-        """A rollout has ended; told twice, it is recorded twice."""
+        """A rollout has ended. A repeated report is recorded again."""
         tracked.record({key: value for key, value in body.model_dump().items() if value is not None})
         return {"status": "ok"}
 
     @app.get("/v1/rollout/completed/{rollout_id:path}")
     async def recorded(rollout_id: str) -> dict[str, Any]:
-        """What was last told about a rollout, {} when nothing was."""
+        """The last recorded report of a rollout; {} without one."""
         return next((r for r in reversed(tracked.responses) if r.get("rollout_id") == rollout_id), {})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """That it is there."""
+        """Health."""
         return {"status": "healthy", "service": "mock-trainer"}
 
     return app
 
 
 def fake_token_ids(text: str) -> list[int]:
-    """Token ids for a reply's text: one per character, counted from 0."""
+    """Return the token ids of a reply's text: one per character, counted from 0."""
     return list(range(len(text)))
 
 
 def fake_prompt_token_ids(messages: Sequence[Any]) -> list[int]:
-    """Token ids for a prompt: 10 per message, at least 10, counted from 0."""
+    """Return the token ids of a prompt: 10 per message, at least 10, counted from 0."""
     return list(range(TOKENS_PER_MESSAGE * max(1, len(messages))))
 
 
@@ -151,7 +150,7 @@ def _content(last: Mapping[str, Any], calls: bool) -> str:
 
 
 def _tool_calls(last: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The sum that is asked for, whichever calculation the user wants."""
+    """Return a call of `add` if the user asks for any calculation."""
     if not is_user_message(last) or not _CALCULATION.search(get_message_content(last)):
         return None
     function = {"name": "add", "arguments": '{"a": 5, "b": 3}'}

@@ -1,4 +1,4 @@
-"""One rollout of a legacy agent: its chats, held until our run begins, and its completion."""
+"""Relays one rollout of a legacy agent: its chats wait until the run begins, and its completion ends the run."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from osmosis_grpc.types import jsontext
 RELAY_CHAT = job("gateway.relay_chat", OnFailure.RAISE)
 
 Gone = Callable[[], Awaitable[bool]]
-"""Whether the one who asked has hung up."""
+"""Returns whether the caller has disconnected."""
 
 
 class LegacyAgentLost(OsmosisRolloutError):
@@ -24,8 +24,8 @@ class LegacyAgentLost(OsmosisRolloutError):
     retryable = True
 
 
-class _Asked:
-    """A chat that was asked, and who waits for it."""
+class _PendingChat:
+    """A chat request and the connection that waits for its reply."""
 
     def __init__(self, body: str, gone: Gone, task: "asyncio.Task[CompletionsResult]") -> None:
         self.body = body
@@ -34,54 +34,55 @@ class _Asked:
 
 
 class Relay:
-    """Lives from get_tools to the rollout's end.
+    """Exists from get_tools to the end of the rollout.
 
-    The contract has no chat numbers. The same chat asked again by one whose first connection is
-    gone joins the first; asked beside one that still waits it is another chat.
+    The contract has no chat numbers. If the same chat arrives again after its connection is gone, it joins the first
+    one. If it arrives while the first connection still waits, it is another chat.
     """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._context: asyncio.Future[RolloutContext] = loop.create_future()
         self._completed: asyncio.Future[CompletedBody] = loop.create_future()
-        self._asked: list[_Asked] = []
+        self.pending: list[_PendingChat] = []
+        """Chats whose reply has not been received."""
         self._heard = asyncio.Event()
         self._closed = False
         self.tool_messages = 0
-        """The most tool messages that a chat's history had."""
+        """The largest number of tool messages in the history of a chat."""
         self.failure: CallError | None = None
-        """Why the last chat failed, if it did."""
+        """The error of the last chat, if it failed."""
 
     def begin(self, context: RolloutContext) -> None:
-        """Our run began: chats may go out."""
+        """Start sending chats: the run has begun."""
         self._context.set_result(context)
 
     async def chat(self, messages: list[dict[str, Any]], params: dict[str, Any], gone: Gone) -> CompletionsResult:
-        """A reply to a legacy agent's chat. Raises CallError, ValueError, RolloutEndedError."""
+        """Return the reply to a legacy agent's chat. Raises CallError, ValueError, RolloutEndedError."""
         body = jsontext.canonical([messages, params])
-        asked = await self._abandoned(body, gone)
+        pending = await self._abandoned(body, gone)
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
-        if asked is None:
+        if pending is None:
             self.tool_messages = max(self.tool_messages, count_tool_messages(messages))
-            asked = _Asked(body, gone, child(RELAY_CHAT, self._ask(messages, params)))
-            self._asked.append(asked)
+            pending = _PendingChat(body, gone, child(RELAY_CHAT, self._ask(messages, params)))
+            self.pending.append(pending)
         self._heard.set()
-        await asyncio.wait({asked.task})
-        failed = asked.task.cancelled() or asked.task.exception() is not None
-        if failed or not await asked.gone():  # a reply that nobody took is kept for who asks again
+        await asyncio.wait({pending.task})
+        failed = pending.task.cancelled() or pending.task.exception() is not None
+        if failed or not await pending.gone():  # a reply without a receiver is kept for a retry
             with contextlib.suppress(ValueError):
-                self._asked.remove(asked)
+                self.pending.remove(pending)
         self._heard.set()
-        if asked.task.cancelled():
+        if pending.task.cancelled():
             raise RolloutEndedError("the rollout has ended")
-        return asked.task.result()
+        return pending.task.result()
 
     async def completed(self, silence: float) -> CompletedBody:
-        """Wait for the completion. Raises LegacyAgentLost after so many seconds without any word or open chat."""
+        """Wait for the completion. Raises LegacyAgentLost after `silence` seconds without a call or an open chat."""
         while not self._completed.done():
             self._heard.clear()
-            busy = any(not asked.task.done() for asked in self._asked)
+            busy = any(not pending.task.done() for pending in self.pending)
             try:
                 async with asyncio.timeout(None if busy else silence):
                     await self._heard.wait()
@@ -90,25 +91,25 @@ class Relay:
         return self._completed.result()
 
     def complete(self, body: CompletedBody) -> None:
-        """The legacy agent's completion came. The first one stands."""
+        """Record the legacy agent's completion. The first one counts."""
         if not self._completed.done():
             self._completed.set_result(body)
         self._heard.set()
 
     def close(self) -> None:
-        """The rollout is over: whoever waits is sent away."""
+        """End the rollout: every waiting chat raises RolloutEndedError."""
         self._closed = True
         self._context.cancel()
-        for asked in self._asked:
-            asked.task.cancel()
+        for pending in self.pending:
+            pending.task.cancel()
 
-    async def _abandoned(self, body: str, gone: Gone) -> _Asked | None:
-        """The same chat, whose asker has hung up; from now on it is asked by this one."""
-        for asked in [asked for asked in self._asked if asked.body == body]:
-            before = asked.gone
-            if await before() and asked.gone is before:
-                asked.gone = gone
-                return asked
+    async def _abandoned(self, body: str, gone: Gone) -> _PendingChat | None:
+        """Return an equal chat whose caller has disconnected, and move it to this caller; None if there is none."""
+        for pending in [pending for pending in self.pending if pending.body == body]:
+            before = pending.gone
+            if await before() and pending.gone is before:
+                pending.gone = gone
+                return pending
         return None
 
     async def _ask(self, messages: list[dict[str, Any]], params: dict[str, Any]) -> CompletionsResult:
@@ -122,5 +123,5 @@ class Relay:
 
 
 def count_tool_messages(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many tool calls a history shows."""
+    """Return the number of tool messages in a history."""
     return sum(message.get("role") == "tool" for message in messages)

@@ -1,4 +1,4 @@
-"""JSON in and out of the HTTP routes: bounded on the way in, one shape of refusal on the way out."""
+"""Reads JSON bodies of HTTP requests within bounds, and turns errors into responses."""
 
 import asyncio
 import math
@@ -16,21 +16,21 @@ from osmosis_grpc.types.completion import clip, describe
 
 _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000
-"""Lists and objects of a body: what takes long to go through need not be large."""
+"""The most lists and objects of a body: a small body with many of them takes long to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a body may be."""
+    """The limits of a body."""
 
     size: int = 64 * _MIB
     """Bytes."""
     seconds: float = 20.0
-    """How long it may take to arrive; a second more for every MiB that has come."""
+    """Time limit of its arrival; each MiB that has arrived adds one second."""
 
 
 class BodyRefused(CallError):
-    """A body that is not read to its end."""
+    """A body that is refused before it is read to its end."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class BodyRefused(CallError):
 
 
 async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
-    """The value of a request's body and its size. Raises BodyRefused, InvalidArgument."""
+    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise BodyRefused(415, "the body is not application/json")
@@ -77,12 +77,12 @@ async def _read(request: Request, bounds: Bounds) -> bytes:
 
 
 def bearer(request: Request) -> str:
-    """The token of a call, as `Bearer TOKEN` or as it is."""
+    """Return the token of a request, whose header holds `Bearer TOKEN` or the token alone."""
     return tokens.bearer(request.headers.get("authorization", ""))
 
 
 async def refusal(request: Request, error: Exception) -> JSONResponse:
-    """A failed call as a response. Field paths in 422 are those of FastAPI."""
+    """Return the response to a failed call. A 422 has field paths in FastAPI's form."""
     assert isinstance(error, CallError)
     headers = {}
     if error.retry_after is not None:
@@ -99,11 +99,11 @@ async def refusal(request: Request, error: Exception) -> JSONResponse:
 
 
 async def internal(request: Request, error: Exception) -> JSONResponse:
-    """A bug as a response; its text is in the log only."""
-    return JSONResponse({"detail": "an internal error; the server's log tells more"}, 500)
+    """Return the response to an unexpected exception; only the log has its text."""
+    return JSONResponse({"detail": "internal error; the server's log has the exception"}, 500)
 
 
 def _location(field: str) -> list[str | int]:
-    """messages[3].role as ["messages", 3, "role"]."""
+    """Return messages[3].role as ["messages", 3, "role"]."""
     parts = field.replace("[", ".").replace("]", "").split(".")
     return [int(part) if part.isascii() and part.isdecimal() else clip(part, 200) for part in parts if part]

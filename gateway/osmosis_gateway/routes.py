@@ -1,4 +1,4 @@
-"""The HTTP routes of an agent server, whichever engine is behind them."""
+"""The HTTP routes of the legacy contract, for an engine in this process and for one behind gRPC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,48 +32,48 @@ _WORDS = {
     410: "The rollout has ended.",
     413: "The body is too large.",
     415: "The body is not plain application/json.",
-    421: "The server is on loopback, asks nobody who they are, and was called by a name that is not this machine's.",
-    424: "The trainer gave no reply, and is not to be asked again.",
-    429: "At capacity; ask again later.",
+    421: "The server is on loopback without credentials, and the Host header does not name this machine.",
+    424: "The trainer gave no reply. Do not retry.",
+    429: "At capacity; retry later.",
     500: "The agent's get_tools failed.",
     501: "The library that metrics need is not installed.",
-    503: "Draining, or the server behind cannot be reached; ask again later.",
+    503: "Draining, or the agent server cannot be reached; retry later.",
 }
 
 
 class Rollouts(Protocol):
-    """What stands behind the routes."""
+    """The port that the routes call: starts rollouts and reports health."""
 
     async def init(
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
     ) -> tuple[str, Sequence[ToolDict]]:
-        """Start a rollout: its id and tools. Raises CallError."""
+        """Start a rollout and return its id and tools. Raises CallError."""
 
     async def health(self) -> dict[str, Any]:
-        """The fields of Health. Raises CallError."""
+        """Return the fields of Health. Raises CallError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAccess:
-    """How the routes are guarded."""
+    """What HTTP callers must show, and the limits of their requests."""
 
     tokens: Tokens = field(default_factory=Tokens)
-    """Whoever shows one of them may start rollouts."""
+    """Callers must show one of these."""
     certificates: bool = False
-    """Whether callers need a certificate, too. Without either everybody may."""
+    """Whether callers need a client certificate, too. Without tokens and certificates every caller is allowed."""
     max_metadata_bytes: int
     loopback: bool | None = None
-    """Whether the server is bound to loopback; None when only each connection tells."""
+    """Whether the server is bound to loopback; None if it must be read from each connection."""
     bounds: Bounds = Bounds()
 
     @property
     def guarded(self) -> bool:
-        """Whether it is known of every caller who it is."""
+        """Whether every caller is authenticated."""
         return bool(self.tokens) or self.certificates
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI says of refusals."""
+    """Return the OpenAPI entries of error responses."""
     rows: dict[int | str, dict[str, Any]] = {}
     for status in statuses:
         rows[status] = {"description": _WORDS[status], "content": _JSON_DETAIL}
@@ -83,22 +83,22 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def body_of(model: Any) -> dict[str, Any]:
-    """What OpenAPI says of a body that is read by hand."""
+    """Return the OpenAPI entry of a body that the route reads itself."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def invalid() -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI says of 422."""
+    """Return the OpenAPI entry of status 422."""
     row = contract.Problem.model_json_schema()
     schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "array", "items": row}}}
     return {422: {"description": "Names what is wrong.", "content": {"application/json": {"schema": schema}}}}
 
 
 def add_routes(app: FastAPI, access: HttpAccess) -> None:
-    """Put the routes of the contract on an application.
+    """Add the routes of the contract to an application.
 
-    Once it runs, `app.state.rollouts` stands behind them, and `app.state.metrics`, a Source, behind /metrics.
+    Set `app.state.rollouts`, a Rollouts, and `app.state.metrics`, a Source, before the application runs.
     """
     add_metrics(app, access)
     guarded = _bearer(access)
@@ -115,7 +115,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
         init = contract.read_init(body, size, access.max_metadata_bytes, _trace(request))
-        rollout_id, tools = await behind(request).init(
+        rollout_id, tools = await rollouts_of(request).init(
             init,
             owner=getattr(request.state, "owner", ""),
             authenticated=access.guarded,
@@ -125,8 +125,8 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
     @app.get("/health", response_model=Health, responses=responses(503))
     async def health(request: Request) -> dict[str, Any]:
-        """Whether the server serves, and its counts. Open to everybody."""
-        return await behind(request).health()
+        """Whether the server serves, and its counts. It requires no credential."""
+        return await rollouts_of(request).health()
 
     @app.get(
         "/platform/health",
@@ -135,15 +135,15 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 503) | {404: {"description": "This server has no token.", "content": _JSON_DETAIL}},
     )
     async def platform_health(request: Request) -> dict[str, Any]:
-        """The same for callers with a token; not there on a server that has none."""
+        """The same for authenticated callers; 404 on a server without credentials."""
         if not access.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
-        return await behind(request).health()
+        return await rollouts_of(request).health()
 
 
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
-    """Guard an application, and put /metrics on it; `app.state.metrics`, a Source, stands behind it."""
-    if access.guarded:  # within OneBody, which ends the connection of a body that nobody reads
+    """Add authentication and /metrics, which reads the Source `app.state.metrics`, to an application."""
+    if access.guarded:  # inside OneBody, which closes the connection after an unread body
         app.user_middleware.append(Middleware(Guarded, tokens=access.tokens, certificates=access.certificates))
     else:
         app.user_middleware.append(Middleware(Local, loopback=access.loopback))
@@ -158,7 +158,7 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 421, 501) | hidden,
     )
     async def metrics(request: Request) -> Response:
-        """Metrics for Prometheus, to callers with a token, or on loopback where there is none."""
+        """Metrics for Prometheus, for authenticated callers; without credentials on loopback only."""
         if not (access.guarded or bound_to_loopback(request.scope, access.loopback)):
             raise NotFound("this server has no token and is not on loopback, and so no /metrics")
         page, content_type = await render(request.app.state.metrics, request.headers.get("accept", ""))
@@ -166,18 +166,18 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
 
 
 def _bearer(access: HttpAccess) -> list[Any]:
-    """What OpenAPI says of a guarded route; nothing of an open one."""
+    """Return the OpenAPI entry of a route that requires a token; an empty list if no token is required."""
     return [Security(HTTPBearer(auto_error=False, description="OSMOSIS_ROLLOUT_SERVER_TOKEN"))] if access.tokens else []
 
 
-def behind(request: Request) -> Rollouts:
-    """What stands behind the routes."""
+def rollouts_of(request: Request) -> Rollouts:
+    """Return the port that the routes call."""
     rollouts: Rollouts = request.app.state.rollouts
     return rollouts
 
 
 def gateway_app(title: str, **more: Any) -> FastAPI:
-    """An application without routes. Its pages are /openapi.json alone: /docs would load from elsewhere."""
+    """Return an application without routes. It has /openapi.json but no /docs, which would load scripts from a CDN."""
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, **more)
     app.add_middleware(OneBody)
     app.add_exception_handler(CallError, refusal)

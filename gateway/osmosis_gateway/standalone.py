@@ -1,8 +1,8 @@
-"""The gateway in a process of its own: HTTP on one side, a gRPC agent server on the other.
+"""The standalone gateway: a process that serves the legacy HTTP contract in front of a gRPC agent server.
 
-It keeps nothing of rollouts: where a rollout's trainer is, and that trainer's key, stand in the callback's state.
-The state comes back with every chat and completion, so a gateway that was killed goes on when it is started again on
-the same ports, with the same key for the credentials of its callbacks.
+It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the callback's state, which comes
+back with every chat and completion. So a gateway that was killed continues after a restart on the same ports with the
+same key for the credentials of its callbacks.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
-_REMEMBERED = 100_000  # rollouts whose tools are known
+_REMEMBERED = 100_000  # rollouts whose tools are cached
 
 
 class RemoteRollouts:
-    """Starts rollouts on an agent server across gRPC, and answers its calls back."""
+    """Implements the routes' Rollouts with an agent server behind gRPC, and answers the server's callbacks."""
 
     def __init__(self, client: RolloutClient, trainers: HttpTrainers, *, authenticated: bool, loopback: bool) -> None:
         self._client = client
@@ -40,9 +40,9 @@ class RemoteRollouts:
         self._loopback = loopback
         self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
         self._beginning: dict[str, asyncio.Event] = {}
-        """Rollouts whose Init is not answered yet: their agents may ask before we know their tools."""
+        """Rollouts whose Init is not answered yet: their agents may send chats before their tools are known."""
         self.make_callback: Callable[[bytes], Callback]
-        """Makes a callback with a state: where the agent server calls back."""
+        """Returns a callback to this gateway that carries a state."""
 
     async def init(
         self, init: InitRequest, *, owner: str, authenticated: bool, loopback: bool
@@ -82,40 +82,42 @@ class RemoteRollouts:
         }
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        """A chat of the agent server's, asked of the rollout's trainer."""
+        """Pass a chat of the agent server on to the rollout's trainer."""
         trainer = await self._trainer(request.state)
         if request.rollout_id in self._beginning:
             await self._beginning[request.rollout_id].wait()
-        usual = self._tools.get(request.rollout_id)
-        own = usual is None or list(request.tools or ()) != list(usual)
-        return await trainer.chat(replace(request, tools_overridden=own))
+        rollout_tools = self._tools.get(request.rollout_id)
+        own_tools = rollout_tools is None or list(request.tools or ()) != list(rollout_tools)
+        return await trainer.chat(replace(request, tools_overridden=own_tools))
 
     async def record(self, completion: Completion, state: bytes, credential: str) -> None:
-        """A completion of the agent server's, brought to the rollout's trainer."""
+        """Pass a completion of the agent server on to the rollout's trainer."""
         trainer = await self._trainer(state)
         await trainer.complete(completion)
         self._tools.pop(completion.rollout_id, None)
 
     async def _trainer(self, state: bytes) -> HttpTrainer:
-        """The trainer that a callback's state names, looked at again. What was allowed at Init and is not now may
-        be a name that does not resolve for a while: nothing is given up for it.
+        """Return the trainer that a callback's state names, after checking its address again.
+
+        Raises InvalidArgument for a state of another sender. An address that is refused now and was allowed at Init may
+        be a name that does not resolve for a while, so it is Unavailable and the agent server retries.
         """
         try:
             given = json.loads(state)
             url, key, trace = str(given["server_url"]), str(given["api_key"]), given.get("trace")
             context = TraceContext(*map(str, trace)) if trace else None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise InvalidArgument("state", "is not of this gateway's making") from None
+            raise InvalidArgument("state", "was not made by this gateway") from None
         try:
             return await self._trainers.trainer(
                 url, key, context, field="server_url", authenticated=self._authenticated, loopback=self._loopback
             )
         except InvalidArgument as error:
-            raise Unavailable(f"the trainer cannot be called now: {error}") from None
+            raise Unavailable(f"the trainer cannot be called at the moment: {error}") from None
 
 
 @asynccontextmanager
-async def stand_alone(
+async def serve_standalone(
     target: str,
     *,
     host: str = "127.0.0.1",
@@ -127,12 +129,12 @@ async def stand_alone(
     credentials: Credentials | None = None,
     callback_key: str = "",
 ) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:
-    """The legacy contract in front of the agent server at `target`.
+    """Serve the legacy contract in front of the agent server at `target`.
 
-    `security` is for HTTP callers, its tokens those of the settings when it has none; `credentials` tells
-    how `target` is dialled, by default with the token of the client settings. `callback_key` is a secret that the
-    credentials of callbacks are made of; with the same one a gateway that is started again goes on. Raises OSError when
-    a port is taken, ValueError for an address that is not guarded enough.
+    `security` is what HTTP callers must show; without tokens it takes those of the settings. `credentials` are shown to
+    `target`; by default the token of the client settings. `callback_key` is the secret from which the credentials of
+    callbacks are derived; a restarted gateway needs the same one to continue. Raises OSError if a port is taken,
+    ValueError for an address that needs more security.
     """
     known = settings or get_settings()
     guard = security or ServerSecurity()

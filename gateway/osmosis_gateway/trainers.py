@@ -1,4 +1,4 @@
-"""The engine's ports over HTTP: a trainer's chat completions and its place for results."""
+"""The engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
 
 from osmosis_gateway import contract
 from osmosis_gateway.calls import Base, Calls, redacted
@@ -10,7 +10,7 @@ from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitReques
 
 
 class HttpTrainers:
-    """Makes Peers of callbacks whose target is a base URL. `calls` dials checked hosts only."""
+    """Makes Peers for callbacks whose target is a base URL. `calls` dials checked hosts only."""
 
     def __init__(self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings) -> None:
         self._calls = calls
@@ -18,10 +18,10 @@ class HttpTrainers:
         self._settings = settings
 
     async def peer(self, init: InitRequest, *, field: str = "callback.target", **caller: bool) -> Peer:
-        """Where a rollout's calls go. Raises InvalidArgument naming `field`."""
+        """Return the Peer that receives a rollout's calls. Raises InvalidArgument naming `field`."""
         callback = init.callback
         if callback is None:
-            raise InvalidArgument(field, "is missing: say where chats and the result go")
+            raise InvalidArgument(field, "is missing: set it to the URL that receives chats and the result")
         trainer = await self.trainer(callback.target, callback.credential, init.trace, field=field, **caller)
         key = (callback.target, callback.credential, callback.state)
         return Peer(trainer.chat, trainer.complete, key, trainer=callback.target)
@@ -29,7 +29,7 @@ class HttpTrainers:
     async def trainer(
         self, server_url: str, api_key: str, trace: TraceContext | None = None, *, field: str, **caller: bool
     ) -> "HttpTrainer":
-        """The trainer at a URL, looked at. Raises InvalidArgument naming `field`."""
+        """Return the trainer at a URL after checking its address. Raises InvalidArgument naming `field`."""
         base = Base.of(server_url, field)
         address = await self._policy.check(base.authority, field, **caller)
         return HttpTrainer(self._calls, self._settings, base, address, api_key, trace)

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from osmosis_gateway.app import create_app
 from osmosis_gateway.http_server import serve_http, serve_metrics
 from osmosis_gateway.routes import HttpAccess, add_metrics, gateway_app
-from osmosis_gateway.standalone import stand_alone
+from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -77,7 +77,7 @@ async def test_o3_every_application_has_it(stack):
     assert page.labels("osmosis_rollouts_in_flight", "agent") == {"calculator"}
 
     server = await stack.enter_async_context(AgentServer([CalculatorAgent()], port=0))
-    http, _ = await stack.enter_async_context(stand_alone(server.address, port=0, callback_port=0))
+    http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0))
     async with httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False) as client:
         page = Page((await client.get(METRICS)).text)
     assert {"osmosis_build_info", "grpc_server_call_started", "osmosis_trainer_chats"} <= page.families.keys()
@@ -85,7 +85,7 @@ async def test_o3_every_application_has_it(stack):
 
 async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
     server = await stack.enter_async_context(AgentServer([CalculatorAgent()], port=0))
-    http, _ = await stack.enter_async_context(stand_alone(server.address, port=0, callback_port=0))
+    http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0))
     async with httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False) as client:
         assert (await client.post("/v1/rollout/init", json=trainer.body("r1"))).status_code == 202
         await trainer.completion("r1")

@@ -103,7 +103,7 @@ async def test_held_until_it_begins(relay, session, context):
     relay.begin(context)
     assert [await asker.reply() for asker in askers] == ["1", "2"]
     assert session.chats == [(QUESTION, {}), (QUESTION, {"temperature": 0.5})]
-    assert relay._asked == []
+    assert relay.pending == []
 
 
 async def test_closed_before_it_began(relay, session):
@@ -114,7 +114,7 @@ async def test_closed_before_it_began(relay, session):
         await asker.reply()
     with pytest.raises(RolloutEndedError):
         await Asker(relay).reply()
-    assert (session.chats, relay._asked) == ([], [])
+    assert (session.chats, relay.pending) == ([], [])
 
 
 async def test_closed_with_an_open_chat(relay, session, context):
@@ -125,7 +125,7 @@ async def test_closed_with_an_open_chat(relay, session, context):
     relay.close()
     with pytest.raises(RolloutEndedError):
         await asker.reply()
-    assert (len(session.chats), session.stopped, relay._asked) == (1, 1, [])
+    assert (len(session.chats), session.stopped, relay.pending) == (1, 1, [])
 
 
 async def test_closed_while_nobody_waits_for_the_chat(relay, session, context):
@@ -167,7 +167,7 @@ async def test_who_hung_up_is_joined(relay, session, context):
     await soon()
     session.gate.set()
     assert await third.reply() == "1"
-    assert (len(session.chats), relay._asked) == (1, [])
+    assert (len(session.chats), relay.pending) == (1, [])
     assert [await first.reply(), await second.reply()] == ["1", "1"]
     assert await Asker(relay).reply() == "2", "it was taken"
 
@@ -179,7 +179,7 @@ async def test_who_still_waits_is_not_joined(relay, session, context):
     await soon()
     session.gate.set()
     assert sorted([await asker.reply() for asker in askers]) == ["1", "2", "3"]
-    assert relay._asked == []
+    assert relay.pending == []
 
 
 async def test_two_at_once_do_not_both_join(relay, session, context):
@@ -207,9 +207,9 @@ async def test_other_messages_or_parameters_are_another_chat(relay, session, con
     session.gate.set()
     assert sorted([await asker.reply() for asker in others]) == ["2", "3", "4"]
     await first.task
-    assert len(relay._asked) == 1, "kept for who asks again"
+    assert len(relay.pending) == 1, "kept for a retry"
     assert await Asker(relay, temperature=1.0).reply() == "1"
-    assert relay._asked == []
+    assert relay.pending == []
 
 
 async def test_a_failure_is_told_once(relay, session, context):
@@ -217,7 +217,7 @@ async def test_a_failure_is_told_once(relay, session, context):
     relay.begin(context)
     with pytest.raises(Unavailable):
         await Asker(relay).reply()
-    assert relay._asked == []
+    assert relay.pending == []
     assert await Asker(relay).reply() == "2"
 
 

@@ -11,7 +11,7 @@ import sys
 import aiohttp
 import pytest
 
-from osmosis_gateway.standalone import stand_alone
+from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
@@ -122,7 +122,7 @@ async def test_a_name_that_does_not_resolve_for_a_while_costs_nothing(monkeypatc
     async with (
         AgentServer([Once()], port=0, config=QUICK) as server,
         LegacyTrainer() as trainer,
-        stand_alone(server.address, port=0, callback_port=0) as (http, _),
+        serve_standalone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):
         body = trainer.init_body(server_url=f"http://trainer.example:{trainer.port}")
@@ -148,7 +148,7 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
     async with (
         AgentServer([CalculatorAgent()], port=0, config=QUICK) as server,
         LegacyTrainer() as trainer,
-        stand_alone(server.address, port=0, callback_port=0) as (http, _),
+        serve_standalone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):
         answer = http._app.state.rollouts._client.init

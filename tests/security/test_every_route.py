@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_gateway.app import create_app
 from osmosis_gateway.http_server import serve_http
-from osmosis_gateway.standalone import stand_alone
+from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, Credentials, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -42,7 +42,7 @@ async def deployment(request, stack):
     await stack.enter_async_context(server)
     if request.param == "alone":
         shown = {"security": ServerSecurity(TOKENS), "credentials": Credentials(token=SECOND)}
-        http, _ = await stack.enter_async_context(stand_alone(server.address, port=0, callback_port=0, **shown))
+        http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0, **shown))
     else:
         http = await stack.enter_async_context(serve_http(server, port=0))
     client = httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False)
