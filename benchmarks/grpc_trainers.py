@@ -63,6 +63,9 @@ class AttachTrainer(GrpcTrainer):
     transport = "attach"
 
 
+TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
+
+
 def free_port() -> int:
     """Returns a port of this machine that is free now."""
     with socket.socket() as probe:

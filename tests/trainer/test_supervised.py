@@ -288,7 +288,7 @@ async def send_cancel(tools, name):
         inject(name)
         with reported(name):
             await within(trainer.cancel("r"))
-        agent.let_go()
+        agent.release()
         assert (await running).status is COMPLETED
 
 

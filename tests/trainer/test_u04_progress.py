@@ -23,7 +23,7 @@ import asyncio, os, sys
 if "no-rich" in sys.argv:
     sys.modules["rich"] = None
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutRequest, SyncTrainer
+from osmosis_grpc.trainer import RolloutRequest, SyncTrainer, Trainer
 
 target, name, how = sys.argv[1:4]
 question = [{"role": "user", "content": "What is 1 + 2?"}]
