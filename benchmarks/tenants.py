@@ -23,6 +23,7 @@ from benchmarks.grpc_trainers import check, rollout
 from benchmarks.policy import never, scripted
 from benchmarks.processes import ready_record, server
 from benchmarks.side_by_side import alternate, asked, count, rate, report, report_counts, spawn
+from osmosis_grpc.trainer import Credentials, Trainer
 
 OWNERS = ("one", "two", "hostile")
 ATTACHMENTS = 1023

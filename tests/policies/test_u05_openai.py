@@ -206,7 +206,7 @@ def test_u05_without_aiohttp_the_error_names_the_extra():
 import json, sys
 for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "stamina", "pydantic_settings"):
     sys.modules[name] = None
-from osmosis_grpc.trainer import SyncTrainer, attach
+from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.policies import EchoPolicy, OpenAIPolicy
 try:
     OpenAIPolicy("http://127.0.0.1:1/v1", "m")
