@@ -169,11 +169,7 @@ async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
         async for _ in client.events("over"):
             pass
         await trainer.start("running")
-<<<<<<< HEAD
-        database = server.engine.log.store.reads
-=======
-        database = server.engine.journal._database
->>>>>>> main
+        database = server.engine.journal.reads
         database.set_progress_handler(lambda: 1, 1)
         unread = chat_reply(chat, response=reply("again"))
         unread.chat_reply.rollout_id = "who"
@@ -210,11 +206,7 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
     ):
         stream = await trainer.attach()
         await trainer.start("running")
-<<<<<<< HEAD
-        server.engine.log.store.reads.set_progress_handler(lambda: 1, 1)
-=======
-        server.engine.journal._database.set_progress_handler(lambda: 1, 1)
->>>>>>> main
+        server.engine.journal.reads.set_progress_handler(lambda: 1, 1)
         await trainer.send(init("beyond"))
         told = await stream.next("init_reply")
         assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")
