@@ -48,6 +48,9 @@ class OpenRollouts:
     def __len__(self) -> int:
         return len(self._rollouts)
 
+    def __getitem__(self, key: Key) -> OpenRollout:
+        return self._rollouts[key]
+
     def get(self, rollout_id: str, attempt: int) -> OpenRollout | None:
         """Return an open rollout; None if there is none."""
         return self._rollouts.get((rollout_id, attempt))
