@@ -26,7 +26,7 @@ from osmosis_grpc.errors import (
     UnknownChat,
 )
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.requests import cancel, init_answer
 from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.supervise import OnFailure, job

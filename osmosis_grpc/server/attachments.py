@@ -16,7 +16,8 @@ from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
+from osmosis_grpc.link.dialled_stream import DialledStream, redial
+from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.completion import clip, describe
@@ -67,7 +68,7 @@ class Attachments:
         owner = f"trainer at {target}"
 
         async def connect() -> CallError | None:
-            async with Dialled(
+            async with DialledStream(
                 target, ACCEPT, services_pb2.AcceptResponse, credentials or Credentials(), self.calls
             ) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=False)

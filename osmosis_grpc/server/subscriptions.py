@@ -10,7 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.server.requests import follow
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.wire.attach import refusal, server_frame
@@ -78,12 +78,12 @@ class Subscriptions:
             events: AsyncGenerator[control_pb2.StreamEventsResponse, None]
             async with aclosing(follow(self._engine, self._owner, request, tokens=tokens)) as events:
                 async for response in events:
-                    await stream.room()
+                    await stream.event_space()
                     frame = server_frame("event", pb.EventFrame(id=subscription_id, response=response))
                     if len(frame) > MAX_MESSAGE_BYTES:
                         raise ResourceExhausted(f"event {response.event.number} has {len(frame)} bytes, too many")
                     stream.send_event(frame)
         except CallError as error:
             ended.status.CopyFrom(refusal(error))
-        await stream.room()
+        await stream.event_space()
         stream.send_event(server_frame("unsubscribed", ended))

@@ -1,5 +1,6 @@
 """The public test kit: run an agent loop without a server. `osmosis_grpc.testing.raw` tests other implementations."""
 
 from osmosis_grpc.testing.rollouts import collect_rollout, run_rollout
+from osmosis_grpc.testing.stream_pair import StreamEnd, stream_pair
 
-__all__ = ["collect_rollout", "run_rollout"]
+__all__ = ["StreamEnd", "collect_rollout", "run_rollout", "stream_pair"]

@@ -9,7 +9,7 @@ from functools import partial
 
 from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.link.connection_errors import is_permanent
-from osmosis_grpc.link.stream import PARTING
+from osmosis_grpc.link.frame_stream import LEAVE_TIMEOUT
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NOBODY = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
-_PARTING = 2 * PARTING
+_PARTING = 2 * LEAVE_TIMEOUT
 """Seconds that streams have to end in good order: to write their last frames, and to have them read."""
 
 

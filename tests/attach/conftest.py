@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from osmosis_grpc.link import channel_options
-from osmosis_grpc.link.stream import redial
+from osmosis_grpc.link.dialled_stream import redial
 
 
 @pytest.fixture

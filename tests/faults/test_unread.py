@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.link import frame_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer
@@ -59,7 +59,7 @@ class Unread:
         return times
 
 
-class Watched(link_stream.FrameStream):
+class Watched(frame_stream.FrameStream):
     """Remembers the most that waited in any of them."""
 
     most = 0
@@ -73,15 +73,15 @@ class Watched(link_stream.FrameStream):
         self.note()
 
     def note(self) -> None:
-        Watched.most = max(Watched.most, self._answer_bytes + self._event_bytes)
+        Watched.most = max(Watched.most, self.waiting_bytes)
 
 
 @pytest.fixture
 def watched(monkeypatch):
     """Small bounds, and what comes of them."""
-    monkeypatch.setattr(link_stream, "ANSWER_ROOM", 64 * KIB)
-    monkeypatch.setattr(link_stream, "MAX_ANSWERS", 1024 * KIB)
-    monkeypatch.setattr(link_stream, "EVENT_ROOM", 64 * KIB)
+    monkeypatch.setattr(frame_stream, "ANSWER_LIMIT", 64 * KIB)
+    monkeypatch.setattr(frame_stream, "MAX_ANSWERS", 1024 * KIB)
+    monkeypatch.setattr(frame_stream, "EVENT_LIMIT", 64 * KIB)
     monkeypatch.setattr("osmosis_grpc.server.attachments.FrameStream", Watched)
     monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.FrameStream", Watched)
     monkeypatch.setattr(Watched, "most", 0)
@@ -131,7 +131,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(asked, 3000)
-            attachment = server.attachments.get(trainer.attachment_id)
+            attachment = server.attachments._attachments.get(trainer.attachment_id)
             await until(lambda: attachment is None or not attachment.attached)
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
@@ -198,18 +198,19 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
 @pytest.mark.slow
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
-    monkeypatch.setattr(link_stream, "SILENCE", 0.6)
-    monkeypatch.setattr(link_stream, "HEARTBEAT_INTERVAL", 0.1)
-    monkeypatch.setattr(link_stream, "MAX_ANSWERS", 2**40)
+    monkeypatch.setattr(frame_stream, "SILENCE", 0.6)
+    monkeypatch.setattr(frame_stream, "CHECK_EVERY", 0.1)
+    monkeypatch.setattr(frame_stream, "MAX_ANSWERS", 2**40)
     async with AgentServer([Talk()], port=0) as server, RawTrainer(server.address) as trainer:
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
-            attachment = await until(lambda: server.attachments.get(trainer.attachment_id))
             async with asyncio.timeout(SOON):
+                await until(lambda: trainer.attachment_id in server.attachments._attachments)
+                attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # a heartbeat now and then
         async with bystander(server):
             pass

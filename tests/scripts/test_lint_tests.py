@@ -20,7 +20,7 @@ FORBIDDEN = {
     "trainer._pool": ("private", "_pool"),
     "trainer._pool = None": ("private", "_pool"),
     "monkeypatch.setattr(server, '_tick', 1)": ("private", "_tick"),
-    "monkeypatch.setattr('osmosis_grpc.link.stream._TICK', 1)": ("private", "osmosis_grpc.link.stream._TICK"),
+    "monkeypatch.setattr('osmosis_grpc.link.tls._TICK', 1)": ("private", "osmosis_grpc.link.tls._TICK"),
     "getattr(server, '_tick')": ("private", "_tick"),
     "from osmosis_grpc.link import _stream": ("private", "_stream"),
     "await asyncio.sleep(0.1)": ("sleep", "sleep"),

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.link import frame_stream
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
 from tests.server.attached import Talk, bystander_watcher, kinds_until
@@ -14,8 +14,8 @@ COMPLETED, FAILED = rollout_pb2.COMPLETION_STATUS_COMPLETED, rollout_pb2.COMPLET
 
 
 async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
-    for name, seconds in (("HEARTBEAT_INTERVAL", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
-        monkeypatch.setattr(link_stream, name, seconds)
+    for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
+        monkeypatch.setattr(frame_stream, name, seconds)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -28,14 +28,14 @@ async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
 
 
 async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve, monkeypatch):
-    monkeypatch.setattr(link_stream, "HEARTBEAT_INTERVAL", 0.02)
+    monkeypatch.setattr(frame_stream, "CHECK_EVERY", 0.02)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("r")
         chat = await trainer.chat()
         with monkeypatch.context() as patch:
-            patch.setattr(link_stream, "SILENCE", 0.2)
+            patch.setattr(frame_stream, "SILENCE", 0.2)
             assert await stream.ended() == "UNAVAILABLE"
         assert "nothing was heard" in stream.details
         await trainer.attach()
@@ -74,7 +74,8 @@ async def test_a_trainer_that_comes_within_the_grace_period_finds_everything(ser
         await trainer.start("r")
         await trainer.stream.cut()
         await trainer.attach()
-        assert server.attachments.away == 0
+        attachments = server.attachments
+        assert not attachments._graces
         assert (await trainer.finish()).status == COMPLETED
 
 
@@ -119,4 +120,4 @@ async def test_an_attachment_that_nobody_needs_is_forgotten(serve):
         async with RawTrainer(server.address) as other:
             await other.attach()
             await other.barrier()
-            assert server.attachments.known == [other.attachment_id]
+            assert list(server.attachments._attachments) == [other.attachment_id]

@@ -16,7 +16,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     services_pb2,
     trainer_pb2,
 )
-from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.link import frame_stream
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, detail_of, field_of, listen_as_trainer
 from osmosis_grpc.testing.raw.stream import TIMEOUT as SOON
@@ -107,14 +107,14 @@ async def works_again(trainer: RawTrainer) -> None:
 
 
 async def test_a_trainer_that_says_nothing_is_sent_away(serve, monkeypatch):
-    monkeypatch.setattr(link_stream, "HELLO_LIMIT", 0.2)
+    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = trainer.open()
         assert await stream.ended() == "INVALID_ARGUMENT"
         assert stream.field() == "hello"
         assert "did not come" in stream.details
-        monkeypatch.setattr(link_stream, "HELLO_LIMIT", SOON)
+        monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", SOON)
         await works_again(trainer)
 
 

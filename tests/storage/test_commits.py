@@ -83,7 +83,7 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
         for number in range(300):
             kept.append(events.Logged(str(number)))
             if number % 7 == 0:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # the next transaction
         await kept.all_told()
         assert kept.told == [(token, True) for token in range(1, 302)]
         assert all(newest >= token for token, newest in seen)

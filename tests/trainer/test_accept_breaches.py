@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
-from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.link import frame_stream
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.deployment import frames, within
 from tests.trainer.raw_agent_server import HEARTBEAT, accepted, chat, complete, hello, host, referring
@@ -51,7 +51,7 @@ async def test_a_mistake_that_crosses_the_trainers_hello_is_told_too(listening):
 
 
 async def test_a_server_that_says_nothing_is_sent_away(listening, monkeypatch):
-    monkeypatch.setattr(link_stream, "HELLO_LIMIT", 0.2)
+    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
     deployment = await listening()
     server = await deployment.server()
     stream = server.open()
@@ -91,8 +91,8 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
 
 
 async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):
-    for name, seconds in (("HEARTBEAT_INTERVAL", 0.02), ("HEARTBEAT", 0.05)):
-        monkeypatch.setattr(link_stream, name, seconds)
+    for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05)):
+        monkeypatch.setattr(frame_stream, name, seconds)
     deployment = await listening()
     server = await deployment.server()
     before = await server.attach()
@@ -100,7 +100,7 @@ async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeyp
     request = await server.accept()
     await server.stream.next("heartbeat")
     with monkeypatch.context() as patch:
-        patch.setattr(link_stream, "SILENCE", 0.2)
+        patch.setattr(frame_stream, "SILENCE", 0.2)
         assert await server.stream.ended() == "UNAVAILABLE"
     assert "nothing was heard" in server.stream.details
     assert (await server.attach()).attachment_id == before.attachment_id
@@ -142,7 +142,7 @@ async def test_a_dialled_server_that_breaks_the_rules_is_left_and_dialled_again(
 
 
 async def test_a_silent_dialled_server_is_left_and_dialled_again(listening, monkeypatch):
-    monkeypatch.setattr(link_stream, "HELLO_LIMIT", 0.2)
+    monkeypatch.setattr(frame_stream, "HELLO_TIMEOUT", 0.2)
     async with host() as (servers, target):
         await listening(target)
         stream = await within(servers.streams.get())

@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link import stream as link_stream
+from osmosis_grpc.link import dialled_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import attach
 from tests.server.raw_trainer import Talk
@@ -78,7 +78,7 @@ async def test_a_lost_servers_rollouts_go_to_another(listening):
 
 
 async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_again(serve, policy, stack, monkeypatch):
-    redial = functools.partial(link_stream.redial, pauses=(0.2, 0.4))
+    redial = functools.partial(dialled_stream.redial, pauses=(0.2, 0.4))
     monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.redial", redial)
     servers = [await serve(Talk(), max_concurrent=1, max_queued=0) for _ in range(2)]
 

@@ -14,10 +14,11 @@ from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.dialled_stream import DialledStream, redial
+from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
-from osmosis_grpc.link.stream import Dialled, Duplex, FrameStream, redial
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.config import TrainerConfig
@@ -143,7 +144,9 @@ class AttachTransport:
 
         async def attach() -> CallError | None:
             calls = self._scheduler.cache.metrics.made_calls
-            async with Dialled(server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls) as call:
+            async with DialledStream(
+                server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls
+            ) as call:
                 stream = FrameStream(call, _HEARTBEAT, waits=True)
                 granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))

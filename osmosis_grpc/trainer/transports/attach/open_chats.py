@@ -11,7 +11,7 @@ from functools import partial
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
-from osmosis_grpc.link.stream import FrameStream
+from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of

@@ -1,0 +1,109 @@
+"""A stream call that this side opens, and the loop that opens it again after a break."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from osmosis_grpc.errors import CallError, Cancelled, Internal, Unavailable
+from osmosis_grpc.link.call_metrics import Call, CallSink
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import error_of
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.handlers import decode_or_mark
+
+
+class DialledStream:
+    """The caller's end of a stream call, a Duplex for FrameStream. It is an async context manager.
+
+    Each stream has a connection of its own: a connection that died silently would carry the next stream, too. Raises
+    Unavailable when a file for TLS cannot be read now.
+    """
+
+    def __init__(
+        self, target: str, method: str, answers: Any, credentials: Credentials, calls: CallSink | None = None
+    ) -> None:
+        try:
+            self._channel = credentials.channel(target, client_options(grpc__use_local_subchannel_pool=1))
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
+        self._call: Any = self._channel.stream_stream(method)(metadata=credentials.metadata or None)
+        self._decode: Callable[[bytes], Any] = decode_or_mark(answers.FromString) or bytes
+        self._measured = Call(calls, method.lstrip("/"))
+
+    async def __aenter__(self) -> "DialledStream":
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        ended = self._call.done()
+        self._call.cancel()
+        self._measured.end((await self._call.code()).name if ended else "CANCELLED")
+        await self._channel.close()
+
+    async def done_writing(self) -> None:
+        """Half-closes the call: the other side reads what was written, and then ends the call."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.done_writing()
+
+    async def read(self) -> Any:
+        """Returns the next message, or grpc.aio.EOF. Raises a CallError when the call ended with an error."""
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        except asyncio.CancelledError:
+            if self._call.cancelled() and not _cancelled_here():
+                raise Cancelled("the other side cancelled the stream") from None
+            raise
+        if data is grpc.aio.EOF:
+            return data
+        self._measured.received += len(data)
+        return self._decode(data)
+
+    async def write(self, message: bytes) -> None:
+        """Sends a serialized message. Raises a CallError when the call has ended."""
+        self._measured.sent += len(message)
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        except asyncio.InvalidStateError:
+            raise Unavailable("the stream has ended") from None
+
+
+def _cancelled_here() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def redial(
+    connect: Callable[[], Awaitable[CallError | None]],
+    on_ended: Callable[[CallError | None, float], None],
+    *,
+    pauses: tuple[float, float] = (0.25, 10.0),
+    lasted: float = 1.0,
+) -> None:
+    """Calls `connect` again and again. The pause between two calls doubles from the first of `pauses` to the second.
+
+    `connect` runs one stream to its end. `on_ended` gets the error of the stream, or None, and the seconds until the
+    next one. A stream of more than `lasted` seconds resets the pause. An exception of `connect` that is not a CallError
+    is a bug of this side: redial raises it, and the supervisor of the job starts redial again.
+    """
+    loop, pause = asyncio.get_running_loop(), pauses[0]
+    while True:
+        began = loop.time()
+        try:
+            error = await connect()
+        except CallError as raised:
+            error = raised
+        except Exception as bug:
+            on_ended(Internal(f"this side broke off the stream: {type(bug).__name__}: {bug}"), pause)
+            raise
+        if loop.time() - began > lasted:
+            pause = pauses[0]
+        on_ended(error, pause)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pauses[1], pause * 2)

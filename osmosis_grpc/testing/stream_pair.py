@@ -1,0 +1,77 @@
+"""Two ends of a stream call in memory, for tests of what runs over a call."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from osmosis_grpc.errors import Unavailable
+
+
+class StreamEnd:
+    """One end of a stream call in memory, a Duplex of osmosis_grpc.link.frame_stream. Made by stream_pair()."""
+
+    def __init__(self, wire: "_Wire", decode: Callable[[bytes], Any], inbox: deque[Any], outbox: deque[Any]) -> None:
+        self.written: list[bytes] = []
+        """The messages that this end has written, in order."""
+        self._wire = wire
+        self._decode = decode
+        self._inbox = inbox
+        self._outbox = outbox
+
+    async def read(self) -> Any:
+        """Returns the next message, or grpc.aio.EOF. Raises the error of cut()."""
+        await self._wire.until(lambda: bool(self._inbox))
+        message = self._inbox[0] if self._inbox[0] is grpc.aio.EOF else self._decode(self._inbox.popleft())
+        self._wire.changed.set()
+        return message
+
+    async def write(self, message: bytes) -> None:
+        """Writes a message, as soon as fewer than `capacity` unread ones wait. Raises the error of cut()."""
+        await self._wire.until(lambda: len(self._outbox) < self._wire.capacity)
+        self.written.append(message)
+        self._put(message)
+
+    async def done_writing(self) -> None:
+        """Half-closes the stream: the other end reads grpc.aio.EOF after the last message."""
+        self._put(grpc.aio.EOF)
+
+    def cut(self, error: Exception | None = None) -> None:
+        """Breaks both directions, unread messages included. Reads and writes raise `error`, or Unavailable."""
+        self._wire.error = error or Unavailable("the stream was cut")
+        self._wire.changed.set()
+
+    def _put(self, message: Any) -> None:
+        self._outbox.append(message)
+        self._wire.changed.set()
+
+
+class _Wire:
+    """What the two ends share."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.error: Exception | None = None
+        self.changed = asyncio.Event()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        while self.error is None and not ready():
+            self.changed.clear()
+            await self.changed.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def stream_pair(
+    first: Callable[[bytes], Any], second: Callable[[bytes], Any], *, capacity: int = 1
+) -> tuple[StreamEnd, StreamEnd]:
+    """Returns the ends of a stream call. `first` decodes what the first end writes, `second` what the second writes.
+
+    `capacity` is the number of messages that an end may write before the other one reads.
+    """
+    wire = _Wire(capacity)
+    there: deque[Any] = deque()
+    back: deque[Any] = deque()
+    return StreamEnd(wire, second, back, there), StreamEnd(wire, first, there, back)
