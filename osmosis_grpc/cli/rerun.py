@@ -73,11 +73,11 @@ class Recorded:
     def __init__(
         self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
     ) -> None:
-        from osmosis_grpc.engine.whole import whole
+        from osmosis_grpc.engine.resolve_references import resolve_references
         from osmosis_grpc.types import events
 
         self.entry = entry
-        self.completion = entry.completion and whole(entry.completion, trajectory)
+        self.completion = entry.completion and resolve_references(entry.completion, trajectory)
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
         self._ends: dict[tuple[str, int], EventKind] = {}
         request = entry.init.request
@@ -202,7 +202,7 @@ async def rerun(
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
     async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
-        await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, knows=True))
+        await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
         stopped, completion = await replaying.over
     replaying.flush()
     return Rerun(len(replaying.rows), stopped, completion)

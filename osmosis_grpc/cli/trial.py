@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from osmosis_grpc.agent.current import ToolRun
+    from osmosis_grpc.agent.runnable import RunOutcome
     from osmosis_grpc.engine import Engine
     from osmosis_grpc.engine.watchdog import Watchdog
     from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Message, Outcome
@@ -78,32 +79,35 @@ class Trial:
 
 
 class _Watched:
-    """An agent loop whose run is watched, and the mock that answers it."""
+    """Runs an agent loop and watches it; its model is a mock."""
 
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
         from osmosis_grpc.policies import EveryToolMock
 
         self.name = agent_loop.name
-        self.get_tools = agent_loop.get_tools
+        self.source = agent_loop
+        self.tools = agent_loop.get_tools
+        self.lists_tools_without_request = self.replayable = False
         self.ended = agent_loop.ended
         self.stop: Callable[[], None] = lambda: None
         self._run = agent_loop.run
         self._trial = trial
         self._model = EveryToolMock(f"I called every tool.\n#### {ANSWER}")
 
-    async def run(self, ctx: Any) -> Any:
+    async def run(self, context: Any) -> "RunOutcome":
         from osmosis_grpc.agent.current import tool_watcher
+        from osmosis_grpc.agent.runnable import outcome_of
 
         trial = self._trial
-        trial.offered |= dict.fromkeys(_names(ctx.tools))
+        trial.offered |= dict.fromkeys(_names(context.tools))
         tool_watcher.set(lambda run: trial.runs.append(run) if len(trial.runs) < MOST_RUNS else None)
         try:
-            trial.result = await self._run(ctx)
+            trial.result = await self._run(context)
         except BaseException as error:
             trial.error = error
             raise
         trial.returned = True
-        return trial.result
+        return outcome_of(trial.result)
 
     async def model(self, request: "ChatRequest", /) -> "ChatResponse":
         trial = self._trial
@@ -191,8 +195,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[
 
     # The watchdog is sure to see what blocks for twice its limit.
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
-    agent_loop: Any = watched
-    async with Engine([agent_loop], config, journal=MemoryJournal()) as engine:
+    async with Engine([watched], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)
         pulse = _Pulse(loop, engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]

@@ -132,10 +132,10 @@ def _state_dir(options: "RolloutServerSettings") -> Path | None:
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """Start an HttpAgentLoop in front of a legacy agent and return it. Raises NotStarted naming the option."""
+    """Start an HttpAgent in front of a legacy agent and return it. Raises NotStarted naming the option."""
     name, url = split_legacy_agent(text)
     try:
-        loop = importlib.import_module("osmosis_gateway.agent_loop").HttpAgentLoop(
+        loop = importlib.import_module("osmosis_gateway.http_agent").HttpAgent(
             url,
             name=name,
             api_key=settings.server.secret("legacy_agent_token"),

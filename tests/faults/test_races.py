@@ -183,7 +183,7 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
         assert trainer.results(name) == 1
         info = await callers[0].GetRollout(control_pb2.GetRolloutRequest(rollout_id=name))
         assert info.rollout.completion.status == completion.status
-        told = [event.kind for event in server.engine.log.store.events(name, 1, 0, 1000)]
+        told = [event.kind for event in server.engine.journal.events(name, 1, 0, 1000)]
         assert sum(isinstance(kind, events.Ended) for kind in told) == 1
         assert agent.ran[name, 1] <= 1
     left = server.engine.capacity()

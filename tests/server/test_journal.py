@@ -145,7 +145,7 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
             go_on.set()
             assert (await trainer.completion("running", timeout=30)).status is CompletionStatus.COMPLETED
             failing.clear()
-            await until(lambda: seen[-1] == "SERVING" and not server.engine.log.store.problem)
+            await until(lambda: seen[-1] == "SERVING" and not server.engine.journal.problem)
             await client.init(rollout_id="new", messages=QUESTION, callback=trainer.callback())
             assert (await trainer.completion("new", timeout=30)).status is CompletionStatus.COMPLETED
         finally:
@@ -169,7 +169,7 @@ async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
         async for _ in client.events("over"):
             pass
         await trainer.start("running")
-        database = server.engine.log.store._database
+        database = server.engine.journal._database
         database.set_progress_handler(lambda: 1, 1)
         unread = chat_reply(chat, response=reply("again"))
         unread.chat_reply.rollout_id = "who"
@@ -206,7 +206,7 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
     ):
         stream = await trainer.attach()
         await trainer.start("running")
-        server.engine.log.store._database.set_progress_handler(lambda: 1, 1)
+        server.engine.journal._database.set_progress_handler(lambda: 1, 1)
         await trainer.send(init("beyond"))
         told = await stream.next("init_reply")
         assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")

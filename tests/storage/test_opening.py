@@ -142,8 +142,8 @@ async def test_a_folder_in_which_something_else_has_a_name(tmp_path, name):
 
 async def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot be used for a journal: Not a directory" in await refusal(tmp_path / "file" / "below")
-    assert "cannot be used for a journal: File exists" in await refusal(tmp_path / "file")
+    assert "cannot be used as a journal: Not a directory" in await refusal(tmp_path / "file" / "below")
+    assert "cannot be used as a journal: File exists" in await refusal(tmp_path / "file")
 
 
 async def test_a_read_only_folder():
@@ -155,7 +155,7 @@ async def test_a_read_only_folder():
             pass
         folder.chmod(0o555)
         done = run("-c", OPEN, str(folder), *(["as nobody"] if os.geteuid() == 0 else []))
-    assert f"{folder} cannot be used for a journal: Permission denied" in done.stdout, done.stderr
+    assert f"{folder} cannot be used as a journal: Permission denied" in done.stdout, done.stderr
 
 
 def everywhere(folder):

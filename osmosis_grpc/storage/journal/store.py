@@ -158,15 +158,7 @@ class SqliteJournal:
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
         self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
         self._loop = asyncio.get_running_loop()
-        self._writer = Writer(
-            found.writes,
-            found.path,
-            found.lock,
-            self._report,
-            self._report_problem,
-            self._retention.measured,
-            supervisor,
-        )
+        self._writer = Writer(found.file, self._report, self._report_problem, self._retention.measured, supervisor)
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
