@@ -103,7 +103,7 @@ class RolloutServerSettings(ServerOptions, _Part):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the tokens that callers may show, SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
+        """Return the accepted tokens, SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
         return self.secrets("token")
 
 
