@@ -12,13 +12,12 @@ import inspect
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.figures import Parser, measured, progress, show
 from benchmarks.flight import Work, new_names
-from benchmarks.grpc_trainers import AttachTrainer, CallbackTrainer
+from benchmarks.grpc_trainers import TRAINERS
 from benchmarks.measure import Watch, finish
 from benchmarks.options import add_work, work_of
 from benchmarks.policy import Policy, scripted
@@ -27,10 +26,6 @@ from benchmarks.tap import straight
 from osmosis_grpc.trainer import ChatRequest, ChatResponse
 
 MANY, LATENCY = 256, 0.1
-TRAINERS: dict[str, Callable[..., AttachTrainer | CallbackTrainer]] = {
-    "attach": AttachTrainer,
-    "callback": CallbackTrainer,
-}
 
 
 class Gaps:

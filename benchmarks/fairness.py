@@ -9,69 +9,58 @@ the third one over their rate without, the median of the alternations.
 """
 
 import asyncio
-import json
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.figures import Broken, Parser, measured, progress, show
+from benchmarks.figures import Parser, measured, show
 from benchmarks.flight import Work, new_names
-from benchmarks.grpc_trainers import AttachTrainer, CallbackTrainer
+from benchmarks.grpc_trainers import TRAINERS
 from benchmarks.policy import never, scripted
-from benchmarks.processes import Server, ready_record, server, start, stop
+from benchmarks.processes import Server, ready_record, server
+from benchmarks.side_by_side import alternate, count, rate, report_counts, spawn
 from benchmarks.tap import straight
 from osmosis_grpc.trainer import ChatRequest
 
-TRAINERS: dict[str, Callable[..., AttachTrainer | CallbackTrainer]] = {
-    "attach": AttachTrainer,
-    "callback": CallbackTrainer,
-}
 OPTIONS = {"in-flight": 64, "max-concurrent": 300, "alternations": 5, "turns": 8, "tokens": 256}
 
 
 async def train(work: Work, address: str, stalled: bool) -> dict[str, Any]:
-    """One trainer: a record when it is served, then its count of ended rollouts for every line on stdin."""
-    served, ended = asyncio.Event(), 0
-    policy = scripted(work.tokens)
-
-    def done() -> None:
-        nonlocal ended
-        ended += 1
-        served.set()
+    """Be one of the trainers."""
+    asked = asyncio.Event()
 
     async def stall(request: ChatRequest) -> Any:
-        served.set()
+        asked.set()
         await never(request)
 
-    there = Server(0, address, "")
-    async with TRAINERS[work.mode](work, there, straight, stall if stalled else policy) as trainer:
-        running = asyncio.create_task(trainer.run(new_names(), done))
-        running.add_done_callback(lambda _: served.set())
-        await served.wait()
-        print(json.dumps({"event": "served"}), flush=True)
-        while not running.done() and bool(await asyncio.to_thread(sys.stdin.readline)):
-            print(json.dumps({"ended": ended, "at": time.perf_counter()}), flush=True)
-        if running.done():
-            running.result()
-            raise Broken("the trainer's rollouts have come to an end")
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-    return {}
+    policy = stall if stalled else scripted(work.tokens)
+    async with TRAINERS[work.mode](work, Server(0, address, ""), straight, policy) as trainer:
+
+        async def run(done: Any) -> None:
+            rollouts = asyncio.ensure_future(trainer.run(new_names(), done))
+            if stalled:
+                await asked.wait()
+                done()
+            await rollouts
+
+        return await report_counts(run)
 
 
 async def measure(work: Work, max_concurrent: int, alternations: int, seconds: float) -> dict[str, Any]:
     """Phases without and with the third trainer, in turn."""
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(alternations):
-        for third in (False, True):
-            rates[third].append(_phase(work, max_concurrent, seconds, third))
-            progress(f"fairness: {number + 1} of {alternations}, third {third}: {rates[third][-1]:.1f} rollouts/s")
-    ratios = [with_third / without for without, with_third in zip(rates[False], rates[True], strict=True)]
+
+    def phase(third: bool) -> float:
+        with ExitStack() as stack:
+            target = stack.enter_context(server(work.mode, max_concurrent)).grpc
+            options = ("--trainer", target, "--mode", work.mode)
+            busy = [spawn(stack, "benchmarks.fairness", work, *options) for _ in range(2)]
+            stalled = [spawn(stack, "benchmarks.fairness", work, *options, "--stalled")] if third else []
+            for process in stalled:
+                ready_record(process)
+            figure = rate(busy, seconds)
+            for process in stalled:
+                count(process)  # it is still there
+            return figure
+
     return {
         "benchmark": "fairness",
         "mode": work.mode,
@@ -79,62 +68,8 @@ async def measure(work: Work, max_concurrent: int, alternations: int, seconds: f
         "tokens": work.tokens,
         "in_flight": work.in_flight,
         "max_concurrent": max_concurrent,
-        "alternations": alternations,
         "seconds": seconds,
-        "rollouts_per_s_without": round(statistics.median(rates[False]), 1),
-        "rollouts_per_s_with_stalled": round(statistics.median(rates[True]), 1),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-    }
-
-
-def _phase(work: Work, max_concurrent: int, seconds: float, third: bool) -> float:
-    """The two trainers' rate together."""
-    with ExitStack() as stack:
-        started = stack.enter_context(server(work.mode, max_concurrent))
-        busy = [_trainer(stack, work, started.grpc, False) for _ in range(2)]
-        stalled = [_trainer(stack, work, started.grpc, True)] if third else []
-        for process in (*busy, *stalled):
-            ready_record(process)
-        time.sleep(0.5)
-        first = [_count(process) for process in busy]
-        time.sleep(seconds)
-        last = [_count(process) for process in busy]
-        for process in stalled:
-            _count(process)  # it is still there
-    return sum(
-        (after["ended"] - before["ended"]) / (after["at"] - before["at"])
-        for before, after in zip(first, last, strict=True)
-    )
-
-
-def _trainer(stack: ExitStack, work: Work, address: str, stalled: bool) -> "subprocess.Popen[str]":
-    arguments = [
-        "-m",
-        "benchmarks.fairness",
-        "--trainer",
-        address,
-        "--mode",
-        work.mode,
-        "--in-flight",
-        str(work.in_flight),
-        "--turns",
-        str(work.turns),
-        "--tokens",
-        str(work.tokens),
-        *(["--stalled"] if stalled else []),
-    ]
-    process = start(arguments, core=1)
-    stack.callback(stop, process)
-    return process
-
-
-def _count(process: "subprocess.Popen[str]") -> dict[str, float]:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    counted: dict[str, Any] = ready_record(process)
-    return counted
+    } | alternate("stalled", alternations, phase)
 
 
 def main() -> None:

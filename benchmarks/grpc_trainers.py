@@ -1,9 +1,9 @@
 """The scripted trainers over gRPC: callback (TrainerServer and RolloutClient) and attach."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.figures import Broken
 from benchmarks.flight import Done, Route, Work, in_flight
@@ -13,8 +13,8 @@ from benchmarks.script import begin
 from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, TrainerServer, attach
 
 
-class CallbackTrainer:
-    """Starts rollouts by Init and is called back. An async context."""
+class GrpcTrainer:
+    """A trainer over gRPC at one server. An async context."""
 
     def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
         self._work = work
@@ -23,20 +23,30 @@ class CallbackTrainer:
         self._policy = policy or scripted(work.tokens, work.latency)
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> "CallbackTrainer":
-        self._trainer = await self._stack.enter_async_context(
-            TrainerServer(self._policy, ledger=self._work.ledger or None)
-        )
-        self._client = await self._stack.enter_async_context(RolloutClient(await self._route(self._server.grpc)))
-        target = await self._route(self._trainer.address)
-        self._callback = replace(self._trainer.callback(), target=target)
+    async def __aenter__(self) -> Self:
+        await self._begin(self._stack.enter_async_context, self._work.ledger or None)
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.aclose()
 
+    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
+        raise NotImplementedError
+
     async def run(self, names: Iterable[str], done: Done) -> None:
         """Run rollouts to their end, as many at a time as the work says."""
+        raise NotImplementedError
+
+
+class CallbackTrainer(GrpcTrainer):
+    """Starts rollouts by Init and is called back."""
+
+    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
+        self._trainer = await enter(TrainerServer(self._policy, ledger=ledger))
+        self._client = await enter(RolloutClient(await self._route(self._server.grpc)))
+        self._callback = replace(self._trainer.callback(), target=await self._route(self._trainer.address))
+
+    async def run(self, names: Iterable[str], done: Done) -> None:
         await in_flight(names, self._work.in_flight, self._rollout, done)
 
     async def _rollout(self, name: str) -> None:
@@ -46,31 +56,21 @@ class CallbackTrainer:
         await completion.confirm()
 
 
-class AttachTrainer:
-    """Runs rollouts over one attachment. An async context."""
+class AttachTrainer(GrpcTrainer):
+    """Runs rollouts over one attachment."""
 
-    def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
-        self._work = work
-        self._server = server
-        self._route = route
-        self._policy = policy or scripted(work.tokens, work.latency)
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> "AttachTrainer":
-        attached = attach([await self._route(self._server.grpc)], self._policy, ledger=self._work.ledger or None)
-        self._trainer = await self._stack.enter_async_context(attached)
-        return self
-
-    async def __aexit__(self, *exc: Any) -> None:
-        await self._stack.aclose()
+    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
+        self._trainer = await enter(attach([await self._route(self._server.grpc)], self._policy, ledger=ledger))
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, as many at a time as the work says."""
         requests = (rollout(name, self._work) for name in names)
         async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
             await completion.confirm()
             done()
+
+
+TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
 
 
 def rollout(name: str, work: Work) -> RolloutRequest:

@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import grpc_trainers
 from benchmarks.figures import Broken, progress
 from benchmarks.flight import Route, Work, new_names
-from benchmarks.grpc_trainers import AttachTrainer, CallbackTrainer
+from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.http_trainer import HttpTrainer
 from benchmarks.processes import Server, server
 from benchmarks.tap import Tap, straight
 
-Trainer = AttachTrainer | CallbackTrainer | HttpTrainer
+Trainer = GrpcTrainer | HttpTrainer
 
 TRAINERS: dict[str, Callable[[Work, Server, Route], Trainer]] = {
-    "attach": AttachTrainer,
-    "callback": CallbackTrainer,
+    **grpc_trainers.TRAINERS,
     "http": HttpTrainer,
     "sdk": HttpTrainer,
     "tuned": HttpTrainer,

@@ -22,7 +22,7 @@ async def until(condition: Callable[[], Any], what: str = "", *, timeout: float 
                     result = await result
                 if result:
                     return result
-                await asyncio.sleep(INTERVAL)
+                await asyncio.sleep(INTERVAL)  # between two looks
     except TimeoutError:
         raise AssertionError(f"not true within {timeout:g} s: {what or _name(condition)}") from None
 
@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], Any], what: str = "", *, timeout: float =
     while not (result := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not true within {timeout:g} s: {what or _name(condition)}")
-        time.sleep(INTERVAL)
+        time.sleep(INTERVAL)  # between two looks
     return result
 
 

@@ -6,27 +6,21 @@ Accepted means committed: from there on a rollout ends exactly once. Of what is 
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import Clock
-from osmosis_grpc.engine import failpoints, verdicts
-from osmosis_grpc.engine.admission import Admission
-from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.engine.provenance import Provenance
-from osmosis_grpc.engine.record import Peer, Record, Tenant
+from osmosis_grpc.engine.record import Peer, Record, Run
 from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
-from osmosis_grpc.engine.table import RecordTable
-from osmosis_grpc.engine.tombstones import CANCELLED_EARLY, Tombstones
+from osmosis_grpc.engine.termination import Termination
+from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
-from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
+from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import InitRequest, RolloutRequest, events
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.tools import tool_dicts
@@ -42,37 +36,12 @@ DRAIN_RETRY_AFTER = 5.0
 class Acceptance:
     """Takes Inits in. `callbacks` gives the tenant of an owner's callbacks."""
 
-    def __init__(
-        self,
-        agent_loops: Mapping[str, RolloutAgentLoop],
-        config: EngineConfig,
-        journal: Journal,
-        table: RecordTable,
-        tombstones: Tombstones,
-        admission: Admission,
-        runner: Runner,
-        log: EventLog,
-        clock: Clock,
-        shutdown: Shutdown,
-        callbacks: Callable[[str], Tenant],
-        provenance: Provenance,
-        supervisor: Supervisor,
-    ) -> None:
-        self._provenance = provenance
-        self._agent_loops = agent_loops
-        self._config = config
-        self._journal = journal
-        self._table = table
-        self._tombstones = tombstones
-        self._admission = admission
+    def __init__(self, context: EngineContext, runner: Runner, shutdown: Shutdown) -> None:
+        self._context = context
         self._runner = runner
-        self._log = log
-        self._clock = clock
         self._shutdown = shutdown
-        self._callbacks = callbacks
         self.rejected: Counter[int] = Counter()
         """How many Inits were refused, by gRPC code."""
-        self._supervisor = supervisor
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Take a rollout in, or find the equal one: its record, and whether this started it.
@@ -87,7 +56,7 @@ class Acceptance:
 
     def _find_or_begin(self, init: InitRequest, owner: str, peer: Peer) -> tuple[Record, bool]:
         request = init.request
-        known = self._table.highest(request.rollout_id)
+        known = self._context.table.highest(request.rollout_id)
         if known is not None and known.owner != owner:
             raise AlreadyExists(f"rollout {request.rollout_id} exists", rollout_id=request.rollout_id)
         if known is not None and known.attempt >= request.attempt:
@@ -95,52 +64,51 @@ class Acceptance:
             self._mark(known, peer)
             self._repoint(known, init, peer)
             return known, False
-        self._table.check_alias(request, owner)
+        self._context.table.check_alias(request, owner)
         name = self._agent_loop(request.agent_loop)
         if self._shutdown.draining:
             raise Unavailable("the server is draining", retry_after=DRAIN_RETRY_AFTER)
-        self._table.check_room(owner)
-        if self._log.store.problem:
+        self._context.table.check_room(owner)
+        if self._context.journal.problem:
             raise self._unwritable()
-        if self._supervisor.failure is not None:
-            raise Unavailable(f"{self._supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
+        if self._context.supervisor.failure is not None:
+            raise Unavailable(f"{self._context.supervisor.owner} has failed", retry_after=DRAIN_RETRY_AFTER)
         own = own_copy(request)
-        now = self._clock.monotonic()
+        now = self._context.clock.monotonic()
         record = Record(
             init,
             owner,
             peer,
-            peer.tenant or self._callbacks(owner),
-            self._clock.time(),
-            Meter(now),
+            peer.tenant or self._context.callback_tenant(owner),
+            self._context.clock.time(),
+            Run(Meter(now), deadline=None if request.agent_timeout is None else now + request.agent_timeout),
             asyncio.get_running_loop().create_future(),
             agent_loop=name,
-            deadline=None if request.agent_timeout is None else now + request.agent_timeout,
         )
         record.accepted.add_done_callback(_retrieve)
-        self._admission.reserve(owner)
+        self._context.admission.reserve(owner)
         record.reserved = True
-        self._supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
+        self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
         return record, True
 
     def _begin(self, record: Record, own: RolloutRequest) -> None:
-        self._table.add(record)
+        self._context.table.add(record)
         record.tenant.open += 1
         record.counted = True
         try:
-            tools = self._agent_loops[record.agent_loop].get_tools(own)
+            tools = self._context.runnables[record.agent_loop].tools(own)
         except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):
             later = partial(self._accept_later, record, tools)
-            self._supervisor.start(ACCEPT_LATER, later, partial(self._failed, record))
+            self._context.supervisor.start(ACCEPT_LATER, later, partial(self._failed, record))
         else:
             self._accept(record, tools)
 
     def failed(self, record: Record, error: BaseException) -> None:
         """What follows the commit of an acceptance has raised: the rollout is accepted, and ends FAILED (server)."""
-        if not record.journaled:
+        if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
         self._release(record)
@@ -154,16 +122,16 @@ class Acceptance:
     def _release(self, record: Record) -> None:
         if record.reserved:
             record.reserved = False
-            self._admission.release(record.owner)
+            self._context.admission.release(record.owner)
 
     def _agent_loop(self, name: str) -> str:
-        if not name and len(self._agent_loops) == 1:
-            return next(iter(self._agent_loops))
+        if not name and len(self._context.runnables) == 1:
+            return next(iter(self._context.runnables))
         if not name:
-            raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self._agent_loops))}")
-        if name not in self._agent_loops:
+            raise InvalidArgument("agent_loop", f"name one of: {', '.join(sorted(self._context.runnables))}")
+        if name not in self._context.runnables:
             raise NotFound(
-                f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._agent_loops))}",
+                f"there is no agent loop {name!r}; there are: {', '.join(sorted(self._context.runnables))}",
                 kind="agent_loop",
                 name=name,
             )
@@ -171,38 +139,38 @@ class Acceptance:
 
     def _mark(self, record: Record, peer: Peer) -> None:
         """Say in the completion of an ended rollout whether it comes from an earlier run of the trainer that asks."""
-        if record.completion is not None:
-            earlier = self._provenance.earlier(record, peer)
-            if earlier != record.completion.from_journal:
-                record.completion = replace(record.completion, from_journal=earlier)
+        if record.delivery.completion is not None:
+            earlier = self._context.provenance.earlier(record, peer)
+            if earlier != record.delivery.completion.from_journal:
+                record.delivery.completion = replace(record.delivery.completion, from_journal=earlier)
             if earlier is not None:
-                self._provenance.count(earlier)
+                self._context.provenance.count(earlier)
 
     def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
         if record.peer.key == peer.key:
             return
         record.peer, record.init = peer, init
-        if not record.settled:
-            self._journal.repoint(record.entry())
-        tenant = peer.tenant or self._callbacks(record.owner)
+        if not record.delivery.settled:
+            self._context.journal.repoint(record.entry())
+        tenant = peer.tenant or self._context.callback_tenant(record.owner)
         if tenant is not record.tenant and record.live:
             record.tenant.open -= record.counted
             tenant.open += record.counted
-            self._admission.move(record, tenant, runs=record.task is not None)
-        record.turn()
+            self._context.admission.move(record, tenant, runs=record.run.task is not None)
+        record.restart_calls()
 
     async def _accept_later(self, record: Record, tools: Awaitable[Any]) -> None:
         """An awaitable get_tools is the agent's code: it runs in a plain task, with a limit."""
         task = child(GET_TOOLS, settled(tools))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._config.get_tools_timeout)
+            done, _ = await asyncio.wait({task}, timeout=self._context.config.get_tools_timeout)
         except asyncio.CancelledError:
             task.cancel()
             self._refuse(record, Unavailable("the server is shutting down"))
             raise
         if not done:
             task.cancel()
-            self._refuse(record, TimeoutError(f"it took longer than {self._config.get_tools_timeout:g} s"))
+            self._refuse(record, TimeoutError(f"it took longer than {self._context.config.get_tools_timeout:g} s"))
             return
         result, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
         if error is not None:
@@ -212,7 +180,7 @@ class Acceptance:
 
     def _accept(self, record: Record, tools: Any) -> None:
         """Commit a rollout: from here on it ends exactly once."""
-        newest = self._table.newest(record.rollout_id)
+        newest = self._context.table.newest(record.rollout_id)
         try:
             if newest is not record:
                 raise Aborted(
@@ -226,18 +194,20 @@ class Acceptance:
         except Exception as error:  # what get_tools returned may be anything, and is looked at here
             self._refuse(record, error)
             return
-        self._table.accept(record)
-        self._log.append(record, events.Accepted(record.init, record.tools), self._accepted, entry=record.entry())
+        self._context.table.accept(record)
+        self._context.log.append(
+            record, events.Accepted(record.init, record.tools), self._accepted, entry=record.entry()
+        )
 
     def _accepted(self, record: Record) -> None:
         """A rollout is committed, and runs or waits from here on."""
-        if not record.journaled:
+        if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
         failpoints.reach("init.committed")
-        for other in self._table.attempts_below(record):
+        for other in self._context.table.attempts_below(record):
             self._runner.supersede(other)
-        already_cancelled = self._tombstones.take(record)
+        already_cancelled = self._context.tombstones.take(record)
         record.accepted.set_result(None)
         cancelled = already_cancelled or record.cancel_reason is not None
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
@@ -247,9 +217,9 @@ class Acceptance:
         if cancelled:
             self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
         elif self._shutdown.closing:  # it waits in the journal for the next process
-            record.parked = True
+            record.run.parked = True
         else:
-            self._runner.decide(record, verdicts.lost(self._config.trainer_grace))
+            self._runner.decide(record, Termination.trainer_lost(self._context.config.trainer_grace))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
         """Keep nothing of a rollout that was not accepted."""
@@ -261,8 +231,8 @@ class Acceptance:
             record.counted = False
             record.tenant.open -= 1
         try:
-            self._table.remove(record)
-            notify_ended(self._agent_loops[record.agent_loop], record)
+            self._context.table.remove(record)
+            notify_ended(self._context.runnables[record.agent_loop], record)
             self._shutdown.changed()
         finally:  # the caller waits
             if not record.accepted.done():
@@ -270,7 +240,7 @@ class Acceptance:
                 record.accepted.set_exception(error)
 
     def _unwritable(self) -> Unavailable:
-        return Unavailable(f"the journal cannot be written: {self._log.store.problem}", retry_after=5.0)
+        return Unavailable(f"the journal cannot be written: {self._context.journal.problem}", retry_after=5.0)
 
 
 def _check_same(known: Record, init: InitRequest) -> None:

@@ -10,18 +10,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
-from osmosis_grpc.engine import verdicts
+from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
-from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog, Then
+from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.eventlog import Then
 from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.provenance import SUMMED, Provenance
+from osmosis_grpc.engine.provenance import SUMMED
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.resends import Resends
@@ -29,8 +28,7 @@ from osmosis_grpc.engine.rollouts import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.stalls import Stalls
-from osmosis_grpc.engine.table import RecordTable
-from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest
@@ -56,7 +54,7 @@ class Engine:
 
     def __init__(
         self,
-        agent_loops: Iterable[RolloutAgentLoop],
+        agents: Iterable[RolloutAgentLoop | Runnable],
         config: EngineConfig | None = None,
         *,
         journal: Journal,
@@ -65,68 +63,37 @@ class Engine:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.config = config = config or EngineConfig()
-        given = list(agent_loops)
-        self.agent_loops = loops = {loop.name: loop for loop in given}
-        if len(loops) < len(given):
-            raise ValueError(f"agent loops need names of their own: {', '.join(sorted(loop.name for loop in given))}")
-        self.clock = clock = clock or SystemClock()
+        given = [as_runnable(agent) for agent in agents]
+        runnables = {runnable.name: runnable for runnable in given}
+        if len(runnables) < len(given):
+            raise ValueError(f"agents need unique names: {', '.join(sorted(runnable.name for runnable in given))}")
+        self.clock = clock or SystemClock()
         self._owns_supervisor = supervisor is None
-        self.supervisor = supervisor = supervisor or Supervisor("the engine")
-        self.log = log = EventLog(journal, clock, sinks, config.idle_interval, supervisor)
-        log.on_failed = self._failed
+        self.supervisor = supervisor or Supervisor("the engine")
+        self.context = context = EngineContext(runnables, config, journal, self.clock, sinks, self.supervisor)
+        context.on_ended, context.on_delivered = self._ended, self._delivered
+        self.journal = journal
+        self.runnables = context.runnables
+        """The agents, by name."""
+        self.log = context.log
+        self.log.on_failed = self._failed
+        self.provenance = context.provenance
+        """Which outcomes come from an earlier run of their trainer."""
+        self.destinations = context.destinations
+        """Trainers that could not be reached."""
         self.watchdog = Watchdog(config.blocked_after)
         self._stalls = Stalls(config.stalled_after)
-        self.outbox = outbox = Outbox(config, log, clock, self._delivered, supervisor)
-        self.resends = Resends(config, log, supervisor)
-        """Sends completions again whose rollouts are asked for after their end."""
-        self._table = table = RecordTable(config, journal, clock)
-        self._tombstones = tombstones = Tombstones(config, journal, clock)
-        self._admission = admission = Admission(
-            config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner
-        )
-        self.provenance = provenance = Provenance(loops, journal)
-        """Who runs here, and which outcomes come from an earlier run of their trainer."""
-        self._runner = runner = Runner(
-            loops,
-            config,
-            admission,
-            log,
-            clock,
-            self._ended,
-            outbox.drop,
-            outbox.absences.reached,
-            provenance,
-            supervisor,
-            table.grow,
-        )
-        tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
-
-        def callbacks(owner: str) -> Tenant:
-            """The tenant of an owner's callbacks."""
-            return tenants.get(owner) or tenants.setdefault(owner, Tenant())
-
-        self.rollouts = Rollouts(table, log)
-        """What may be asked about them."""
-        self.shutdown = Shutdown(loops, journal.durable, table, runner, outbox, clock, self.capacity)
-        """How the engine finishes."""
-        self.recovery = Recovery(loops, journal, table, tombstones, admission, runner, outbox, log, clock, callbacks)
-        """What another process left."""
-        self.acceptance = Acceptance(
-            loops,
-            config,
-            journal,
-            table,
-            tombstones,
-            admission,
-            runner,
-            log,
-            clock,
-            self.shutdown,
-            callbacks,
-            provenance,
-            supervisor,
-        )
-        """How a rollout comes in; `init` waits for it."""
+        self.outbox = Outbox(context)
+        self.resends = Resends(context)
+        """Sends completions of ended rollouts again when they are asked for."""
+        self.runner = Runner(context, self.outbox)
+        self.rollouts = Rollouts(context)
+        """Answers questions about rollouts."""
+        self.shutdown = Shutdown(context, self.runner, self.outbox)
+        self.recovery = Recovery(context, self.runner, self.outbox)
+        """Continues the rollouts that another process left."""
+        self.acceptance = Acceptance(context, self.runner, self.shutdown)
+        """Takes Inits in."""
         self.end_sinks: list[EndSink] = []
         """Called with each rollout that ended, after its commit."""
         self._completed = 0
@@ -173,7 +140,7 @@ class Engine:
         ResourceExhausted when too many cancels of the owner's wait for their Inits.
         """
         if not rollout_id:
-            live = [r for r in self._table.live() if r.owner == owner]
+            live = [r for r in self.context.table.live() if r.owner == owner]
             live.sort(key=lambda record: not record.accepted.done())  # what cannot be refused goes first
             return [
                 self._cancel(r, reason)
@@ -181,55 +148,59 @@ class Engine:
                 if not group_id or (r.init.request.group is not None and r.init.request.group.id == group_id)
             ]
         pending = [
-            r for r in self._table.pending(rollout_id) if r.owner == owner and r.attempt <= (attempt or r.attempt)
+            r
+            for r in self.context.table.pending(rollout_id)
+            if r.owner == owner and r.attempt <= (attempt or r.attempt)
         ]
-        known = self._table.accepted(rollout_id)
+        known = self.context.table.accepted(rollout_id)
         if known is None or known.owner != owner:
             if not pending:
-                self._tombstones.add(owner, rollout_id, attempt)
+                self.context.tombstones.add(owner, rollout_id, attempt)
                 return [CancelResult(rollout_id)]
             return [self._cancel(record, reason) for record in pending]
         if attempt and attempt < known.attempt:
-            older = self._table.find(rollout_id, attempt)
+            older = self.context.table.find(rollout_id, attempt)
             if older is None:
                 return [CancelResult(rollout_id, attempt)]
             return [CancelResult(rollout_id, attempt, "ALREADY_ENDED", older.state)]
         rows = [self._cancel(record, reason) for record in [known, *pending]]
         if attempt > known.attempt and not pending:
-            self._tombstones.add(owner, rollout_id, attempt)
+            self.context.tombstones.add(owner, rollout_id, attempt)
         return rows
 
     def _cancel(self, record: Record, reason: str) -> CancelResult:
-        decided = record.verdict
+        decided = record.run.termination
         if not record.accepted.done():
-            self._tombstones.add(record.owner, record.rollout_id, record.attempt)
+            self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
             record.cancel_reason = reason
             cancelled = True
         elif decided is None and record.live:
-            self._runner.cancel(record, reason)
+            self.runner.cancel(record, reason)
             cancelled = True
         else:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
-        if cancelled and not record.journaled:  # its events are written no more: the next process asks the tombstone
-            self._tombstones.add(record.owner, record.rollout_id, record.attempt)
+        if (
+            cancelled and not record.trail.journaled
+        ):  # its events are written no more: the next process asks the tombstone
+            self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
         disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
         return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
         """A trainer stayed away for too long: what is unfinished of its rollouts ends FAILED (trainer, retryable)."""
         tenant.lost = True
-        for record in self._table.live():
+        for record in self.context.table.live():
             if record.tenant is tenant and record.accepted.done():
-                self._runner.decide(record, verdicts.lost(seconds))
+                self.runner.decide(record, Termination.trainer_lost(seconds))
 
     def capacity(self) -> Capacity:
         """What there is room for."""
         return Capacity(
             max_concurrent=self.config.max_concurrent,
             max_queued=self.config.queue_limit,
-            running=self._admission.running - len(self._runner.abandoned),
-            queued=self._admission.queued,
-            abandoned=len(self._runner.abandoned),
+            running=self.context.admission.running - len(self.runner.abandoned),
+            queued=self.context.admission.queued,
+            abandoned=len(self.runner.abandoned),
             undelivered=self.outbox.undelivered,
             expired=self.outbox.expired,
             completed=self._completed,
@@ -237,19 +208,19 @@ class Engine:
 
     def _ended(self, record: Record) -> None:
         """The end is committed: deliver it."""
-        assert record.verdict is not None
+        assert record.run.termination is not None
         if record.counted:
             record.counted = False
             record.tenant.open -= 1
-        if record.verdict.deliver:
+        if record.run.termination.deliver:
             self.outbox.put(record)
-        elif not record.settled:
+        elif not record.delivery.settled:
             self.outbox.give_up(record)
-        self._table.ended(record)
-        self.recovery.suspects.ended(record)
+        self.context.table.ended(record)
+        self.recovery.ended(record)
         self.shutdown.changed()
         self._completed += 1
-        info = replace(record.info(), completion=record.completion) if self.end_sinks else None
+        info = replace(record.info(), completion=record.delivery.completion) if self.end_sinks else None
         for sink in self.end_sinks:
             assert info is not None
             try:
@@ -259,24 +230,26 @@ class Engine:
 
     def _delivered(self, record: Record) -> None:
         """And that is committed, too: nothing more happens to it."""
-        record.settled = True
+        record.delivery.settled = True
         self.resends.delivered(record)
-        self._table.settled(record)
+        self.context.table.settled(record)
         self.shutdown.changed()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
         """What follows the commit of an event of this rollout has raised."""
-        if record.report is not None or record.ended is not None:  # its end is committed; what follows is done again
+        if (
+            record.delivery.report is not None or record.delivery.ended is not None
+        ):  # its end is committed; what follows is done again
             then(record)
         elif not record.accepted.done():
             self.acceptance.failed(record, error)
         else:
-            self._runner.fail(record, error)
+            self.runner.fail(record, error)
 
     async def _sweep(self) -> None:
         now = self.clock.monotonic()
-        for record in self._table.overdue(now):
+        for record in self.context.table.overdue(now):
             self.outbox.expire(record)
-        await self._table.sweep(now)
-        self._tombstones.sweep(now)
-        self._stalls.sweep(self._table.live(), now)
+        await self.context.table.sweep(now)
+        self.context.tombstones.sweep(now)
+        self._stalls.sweep(self.context.table.live(), now)

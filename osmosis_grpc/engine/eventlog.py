@@ -32,13 +32,13 @@ class EventLog:
     """Writes to a Journal and follows it."""
 
     def __init__(
-        self, store: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
+        self, journal: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
-        self.store = store
+        self._journal = journal
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
         """Called when what follows the commit of a rollout's event has raised."""
         self._supervisor = supervisor
-        store.on_commit = self._committed
+        journal.on_commit = self._committed
         self._clock = clock
         self._sinks: dict[type, list[EventSink]] = {kind: list(sinks) for kind in get_args(EventKind)}
         self.dropped = 0
@@ -53,19 +53,19 @@ class EventLog:
 
         What `then` raises goes to `on_failed`. If append raises, nothing was written.
 
-        Where nothing can be committed (`record.journaled` is false from then on), `then` comes
+        Where nothing can be committed (`record.trail.journaled` is false from then on), `then` comes
         all the same: what runs goes on without its events.
         """
-        record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
-        if not record.journaled:
+        record.run.progress, record.run.progress_time = self._clock.monotonic(), self._clock.time()
+        if not record.trail.journaled:
             self.dropped += 1
             self._follow_up(record, then)
             return
-        number = record.written + 1
-        event = TrajectoryEvent(record.rollout_id, record.attempt, number, record.progress_time, kind)
-        size = 0 if self.store.durable else _size(kind)
-        committed = self.store.append(event, size, (record, event, then), entry)
-        record.written = number
+        number = record.trail.written + 1
+        event = TrajectoryEvent(record.rollout_id, record.attempt, number, record.run.progress_time, kind)
+        size = 0 if self._journal.durable else _size(kind)
+        committed = self._journal.append(event, size, (record, event, then), entry)
+        record.trail.written = number
         if committed:
             self._show(record, event)
             self._follow_up(record, then)
@@ -84,10 +84,10 @@ class EventLog:
         """Tell when all that was written until now is committed, at once where it is; why, where it cannot be."""
 
         def report(ok: bool) -> None:
-            why = f"the journal cannot be written: {self.store.problem}"
+            why = f"the journal cannot be written: {self._journal.problem}"
             then(None if ok else Unavailable(f"{why}; what was asked holds in this process", retry_after=5.0))
 
-        self.store.barrier(report)
+        self._journal.barrier(report)
 
     async def flush(self) -> None:
         """Wait for the same. Raises Unavailable."""
@@ -100,10 +100,10 @@ class EventLog:
     def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
         """Events were committed some time after they were appended, or cannot be."""
         for record, event, then in tokens:
-            if ok and record.journaled:
+            if ok and record.trail.journaled:
                 self._show(record, event)
             else:
-                record.journaled = False
+                record.trail.journaled = False
                 self.dropped += 1
             self._follow_up(record, then)
 
@@ -112,9 +112,9 @@ class EventLog:
             self._supervisor.call(COMMITTED, then, record, report=lambda error: self.on_failed(record, then, error))
 
     def _show(self, record: Record, event: TrajectoryEvent) -> None:
-        record.last_number = event.number
+        record.trail.last_number = event.number
         try:
-            for waiter in record.waiters:
+            for waiter in record.trail.waiters:
                 waiter.set()
             for waiter in self._waiters:
                 waiter.set()
@@ -129,73 +129,76 @@ class EventLog:
     def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
         """All committed events of a rollout."""
         after = 0
-        while batch := self.store.events(rollout_id, attempt, after, BATCH):
+        while batch := self._journal.events(rollout_id, attempt, after, BATCH):
             yield from batch
             after = batch[-1].number
 
     def cursor(self, position: int) -> str:
         """Where to go on from after a position."""
-        return f"{self.store.journal_id}.{position}"
+        return f"{self._journal.journal_id}.{position}"
 
     def position(self, cursor: str) -> int:
         """The position of a cursor. Raises FailedPrecondition for another journal's, OutOfRange for one too old."""
         journal, _, text = cursor.rpartition(".")
         if not text.isdecimal() or len(text) > 18 or not journal:
             raise InvalidArgument("cursor", "is not one of this server's")
-        if journal != self.store.journal_id:
+        if journal != self._journal.journal_id:
             raise FailedPrecondition(
                 "the cursor is of another journal: the server has forgotten what it ran before",
                 kind="JOURNAL",
-                subject=self.store.journal_id,
+                subject=self._journal.journal_id,
             )
         position = int(text)
-        if position < self.store.forgotten_position:
+        if position < self._journal.forgotten_position:
             raise OutOfRange(
-                "events after this cursor are no longer kept", first_cursor=self.cursor(self.store.forgotten_position)
+                "events after this cursor are no longer kept",
+                first_cursor=self.cursor(self._journal.forgotten_position),
             )
-        if position > self.store.last_position:
+        if position > self._journal.last_position:
             raise InvalidArgument("cursor", "is ahead of the journal")
         return position
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[TrajectoryEvent | None, None]:
         """A rollout's events above `after`, then live, until none can follow. None is a sign of life."""
-        if after > record.last_number:
-            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.last_number}")
+        if after > record.trail.last_number:
+            raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_number}")
         waiter = asyncio.Event()
-        record.waiters.add(waiter)
+        record.trail.waiters.add(waiter)
         try:
             while True:
                 waiter.clear()
-                batch = self.store.events(record.rollout_id, record.attempt, after, BATCH)
-                if not batch and after < record.last_number:
-                    raise OutOfRange("the rollout's events are no longer kept", first_number=record.last_number + 1)
+                batch = self._journal.events(record.rollout_id, record.attempt, after, BATCH)
+                if not batch and after < record.trail.last_number:
+                    raise OutOfRange(
+                        "the rollout's events are no longer kept", first_number=record.trail.last_number + 1
+                    )
                 for event in batch:
                     yield event
                     after = event.number
                 if not batch:
-                    if record.settled:
+                    if record.delivery.settled:
                         return
                     if not await self._woken(waiter):
                         yield None
         finally:
-            record.waiters.discard(waiter)
+            record.trail.waiters.discard(waiter)
 
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
         """Yield the events of an owner above a position, then new ones, without end; each with its position."""
         waiter = asyncio.Event()
         self._waiters.add(waiter)
-        gone = self.store.forgotten_position
+        gone = self._journal.forgotten_position
         try:
             yield position, None
             while True:
                 waiter.clear()
-                if self.store.forgotten_position > max(gone, position):
+                if self._journal.forgotten_position > max(gone, position):
                     self._raise_gone()
-                batch, reached = self.store.all_events(owner, position, BATCH)
+                batch, reached = self._journal.all_events(owner, position, BATCH)
                 for position, event in batch:
                     yield position, event
                 position = max(position, reached)
-                if position < self.store.last_position:
+                if position < self._journal.last_position:
                     await asyncio.sleep(0)  # other tasks run between two steps
                 elif not await self._woken(waiter):
                     yield position, None
@@ -203,7 +206,7 @@ class EventLog:
             self._waiters.discard(waiter)
 
     def _raise_gone(self) -> NoReturn:
-        first = self.cursor(self.store.forgotten_position)
+        first = self.cursor(self._journal.forgotten_position)
         raise OutOfRange("events after this cursor are no longer kept", first_cursor=first)
 
     async def _woken(self, waiter: asyncio.Event) -> bool:

@@ -3,18 +3,14 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.engine.absences import Absences
-from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.whole import read_whole, refers
+from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
 from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
-from osmosis_grpc.supervise import OnFailure, Supervisor, child, future, job
+from osmosis_grpc.supervise import OnFailure, child, future, job
 from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
 
@@ -31,23 +27,10 @@ FINAL = (InvalidArgument, Aborted, Unimplemented)
 class Outbox:
     """Counts what is undelivered, and delivers it. `settled` is told when one is."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        log: EventLog,
-        clock: Clock,
-        settled: Callable[[Record], None],
-        supervisor: Supervisor,
-    ) -> None:
-        self._supervisor = supervisor
-        self._config = config
-        self._log = log
-        self._clock = clock
-        self._settled = settled
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
         self._closed = False
         self._retries: set[asyncio.Task[None]] = set()
-        self.absences = Absences()
-        """Trainers for whose return completions wait."""
         self.attempts = 0
         """How often a completion was sent."""
         self.undelivered = 0
@@ -56,27 +39,27 @@ class Outbox:
 
     def put(self, record: Record) -> None:
         """A rollout ended: deliver its completion. Most are taken at the first try, which needs no task."""
-        if not record.undelivered:
+        if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
-            self._supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
+            self._context.supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
 
     def _try(self, record: Record) -> None:
         peer = record.peer
         go_on = partial(self._go_on, record, peer)
-        answered = partial(self._supervisor.call, TRIED, self._answered, record, peer, report=go_on)
+        answered = partial(self._context.supervisor.call, TRIED, self._answered, record, peer, report=go_on)
         self._call(record).add_done_callback(answered)
 
     def give_up(self, record: Record) -> None:
         """A higher attempt stood before this one was tried."""
-        record.undelivered = False
-        self._log.append(record, events.Delivered(None, "superseded"), self._settled)
+        record.delivery.undelivered = False
+        self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
         """A higher attempt stands: what is undelivered of this one is of no more use."""
-        if record.undelivered:
-            record.dropped = True
-            record.turn()
+        if record.delivery.undelivered:
+            record.delivery.dropped = True
+            record.restart_calls()
 
     def expire(self, record: Record) -> None:
         """Its time is up: a call that is still open is given up."""
@@ -91,29 +74,29 @@ class Outbox:
         await asyncio.gather(*self._retries, return_exceptions=True)
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
-        completion = record.completion
+        completion = record.delivery.completion
         assert completion is not None
         self.attempts += 1
         call: asyncio.Future[Outcome]
         try:
-            if record.peer.refers or not refers(completion):
+            if record.peer.accepts_references or not has_references(completion):
                 call = future(COMPLETE, record.peer.complete(completion))
             else:
-                call = child(COMPLETE, self._complete_whole(record.peer, completion))
+                call = child(COMPLETE, self._complete_resolved(record.peer, completion))
         except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
-    async def _complete_whole(self, peer: Peer, completion: Completion) -> Outcome:
-        return await peer.complete(await read_whole(completion, self._log.store))
+    async def _complete_resolved(self, peer: Peer, completion: Completion) -> Outcome:
+        return await peer.complete(await resolve_from_journal(completion, self._context.journal))
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
         """The first try, at `peer`, is over."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
-            self.absences.reached(record.peer.trainer)
+            self._context.destinations.reached(record.peer.destination_key)
             self._settle(record, events.Delivered(call.result(), tries=1))
         else:
             self._go_on(record, peer, call=call)
@@ -128,7 +111,7 @@ class Outbox:
     ) -> None:
         """Deliver in a task: the first try, at `peer`, was in vain, or raised `problem` here."""
         if not self._closed:
-            task = self._supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
+            task = self._context.supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
 
@@ -137,12 +120,12 @@ class Outbox:
 
         `first` has that try, which went to `peer`, unless it is to be made anew.
         """
-        assert record.ended is not None
+        assert record.delivery.ended is not None
         if not first:
             peer = record.peer
         call = first.pop() if first else self._call(record)
-        gives_up = record.ended + self._config.record_ttl
-        delay, longest = self._config.outbox_delay
+        gives_up = record.delivery.ended + self._context.config.record_ttl
+        delay, longest = self._context.config.outbox_delay
         tries, woken = 1, False
         while True:
             reached, asked_to_wait = False, False
@@ -153,7 +136,7 @@ class Outbox:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                pause = 0.0 if record.peer is not peer or record.dropped else delay
+                pause = 0.0 if record.peer is not peer or record.delivery.dropped else delay
             except FINAL as error:
                 reached = True
                 log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
@@ -170,39 +153,39 @@ class Outbox:
                     )
             finally:
                 record.calls.discard(call)
-                self.absences.tried(record, peer.trainer, reached=reached)
+                self._context.destinations.tried(record, peer.destination_key, reached=reached)
             if reached:
                 return self._settle(record, events.Delivered(outcome, tries=tries))
-            left = gives_up - self._clock.monotonic()
+            left = gives_up - self._context.clock.monotonic()
             if left <= 0:
                 self.expired += 1
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             delay = min(longest, delay * 2)
-            if record.peer is peer and not record.dropped:
+            if record.peer is peer and not record.delivery.dropped:
                 # Who was told how long to wait does so; who was woken in vain waits out the next pause.
-                trainer = None if asked_to_wait or woken else peer.trainer
-                woken = await self.absences.wait(record, min(pause, left), trainer)
-            if record.peer is not peer or record.dropped:  # that trainer is not tried again
-                self.absences.tried(record, peer.trainer, reached=False)
+                trainer = None if asked_to_wait or woken else peer.destination_key
+                woken = await self._context.destinations.wait(record, min(pause, left), trainer)
+            if record.peer is not peer or record.delivery.dropped:  # that trainer is not tried again
+                self._context.destinations.tried(record, peer.destination_key, reached=False)
                 woken = False
-            if record.dropped:
+            if record.delivery.dropped:
                 return self._settle(record, events.Delivered(None, "superseded", tries))
             tries += 1
             peer, call = record.peer, self._call(record)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
-        if not record.undelivered:  # two tries were answered
+        if not record.delivery.undelivered:  # two tries were answered
             return
         failpoints.reach("outcome.before")
         self._count(record, -1)
         try:
-            self._log.append(record, kind, self._settled)
+            self._context.log.append(record, kind, self._context.on_delivered)
         except BaseException:
             self._count(record, 1)
             raise
 
     def _count(self, record: Record, by: int) -> None:
-        record.undelivered = by > 0
+        record.delivery.undelivered = by > 0
         self.undelivered += by
         record.tenant.undelivered += by

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 
-from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.version import AgentVersion, changes
 from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.engine.record import Peer, Record
@@ -25,10 +25,10 @@ SUMMED = 2.0
 class Provenance:
     """Who runs here: this process and the versions of its agent loops."""
 
-    def __init__(self, agent_loops: Mapping[str, RolloutAgentLoop], journal: Journal) -> None:
+    def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
         """Drawn anew at every start of the process."""
-        self._versions = {name: AgentVersion.of(loop) for name, loop in agent_loops.items()}
+        self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self._journal = journal
         self._count = 0
         self._changed: dict[str, str] = {}
@@ -47,16 +47,16 @@ class Provenance:
 
     def ended_by(self, record: Record) -> EndedBy:
         """Who ends a rollout now, and for which run of its trainer."""
-        return EndedBy(self.process_uuid, record.peer.run)
+        return EndedBy(self.process_uuid, record.peer.trainer_run)
 
     def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
         """Returns where an ended rollout's outcome comes from; None where it ended for the same run of the trainer."""
-        completion, by = record.completion, record.ended_by
-        if completion is None or not peer.run or by.trainer_run == peer.run:
+        completion, by = record.delivery.completion, record.delivery.ended_by
+        if completion is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
             return None
         then, now = completion.agent_version, self._versions.get(record.agent_loop, AgentVersion())
         return EarlierRun(
-            record.end_time or 0.0,
+            record.delivery.end_time or 0.0,
             by.process_uuid,
             by.process_uuid == self.process_uuid,
             record.agent_loop,

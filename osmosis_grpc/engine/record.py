@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
-from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.engine.lifecycle import TERMINAL
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.recording import Recording
+from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     Activity,
     Completion,
     CompletionStatus,
     EndedBy,
-    Failure,
     InitRequest,
     JournaledRollout,
     RolloutInfo,
@@ -45,112 +44,131 @@ class Peer:
     chat: ChatModel
     complete: ResultSink
     key: object = None
-    """Equal for the same place: an Init from another place re-points the rollout."""
-    knows: bool = False
-    """Whether it knows the tokens of earlier chats, so that no chat has to tell them."""
-    refers: bool = False
-    """Whether it keeps what it answered, so that completions only refer to its chats."""
+    """Equal for the same peer: an Init from another peer re-points the rollout."""
+    has_tokens: bool = False
+    """Whether it has the tokens of earlier chats, so that chats need not carry them."""
+    accepts_references: bool = False
+    """Whether it keeps its replies, so that completions only refer to its chats."""
     tenant: Tenant | None = None
-    """None: one of those that only have a callback."""
+    """None for callback trainers, which have no attachment."""
     attachment_id: str = ""
     """Of the attachment that its calls go to; empty for a callback."""
-    run: str = ""
-    """Stands for the run of its trainer where others may see it; empty where that has no name."""
-    trainer: object = None
-    """Equal for all that goes to one trainer, whatever its credential or state; None: nothing else does."""
+    trainer_run: str = ""
+    """Names that run where others may see it; empty if the run has no name."""
+    destination_key: object = None
+    """Equal for all peers at one trainer address. None if no other peer has the same address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a rollout is going to end. The first one stands."""
+@dataclass(slots=True, eq=False)
+class Run:
+    """What the runner knows of a rollout: its agent, its clock, and what it does now."""
 
-    status: CompletionStatus
-    finish_reason: str = ""
-    failure: Failure | None = None
-    result: RolloutResult | None = None
-    deliver: bool = True
-    """False for a superseded attempt, which sends no completion."""
+    meter: Meter
+    timeout: float | None = None
+    """The server's agent_timeout, in seconds from the start; None if the request names its own."""
+    deadline: float | None = None
+    """Monotonic."""
+    start_time: float | None = None
+    termination: Termination | None = None
+    """How it ends, once that is decided."""
+    agent_version: str = ""
+    """Of the agent that ran it."""
+    parked: bool = False
+    """Whether it stays in the journal, unfinished, for the next process."""
+    left_over: bool = False
+    """Whether another process accepted it: its agent starts after a commit, so that a crash is counted."""
+    recording: Recording | None = None
+    """The replies that were recorded before the server was started again."""
+    session: Any = None
+    """The RolloutSession of the running agent."""
+    task: "asyncio.Task[Any] | None" = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
+    """Open chats and tools, the newest last: a description, and since when."""
+    did: tuple[object, ...] = ()
+    """The description of the chat or tool that ended last."""
+    called: tuple[str, ...] = ()
+    """The tools that the newest reply calls."""
+    progress_time: float = 0.0
+    """The time of the newest event or tool call: Unix seconds."""
+    progress: float = 0.0
+    """The same, monotonic."""
+    stall: float | None = None
+    """The `progress` of the newest stall that was logged."""
+
+    def cancel_timers(self) -> None:
+        """Cancel all timers of the rollout."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """The end of a rollout, and whether its trainer has it."""
+
+    report: tuple[Completion, EndedBy] | None = None
+    """The end, from the moment it is appended to the log; after that nothing else can be the end."""
+    completion: Completion | None = None
+    """The end, after its commit."""
+    ended_by: EndedBy = EndedBy()
+    end_time: float | None = None
+    ended: float | None = None
+    """Monotonic."""
+    undelivered: bool = False
+    dropped: bool = False
+    """Whether a higher attempt replaced it while it was undelivered."""
+    settled: bool = False
+    """Whether no further event is possible."""
+
+
+@dataclass(slots=True, eq=False)
+class Trail:
+    """The events of a rollout, as the event log knows them."""
+
+    last_number: int = 0
+    """Of the newest event that is committed."""
+    written: int = 0
+    """Of the newest event that is appended."""
+    journaled: bool = True
+    """Whether its events can be committed; if not, the rollout continues without them."""
+    waiters: set[asyncio.Event] = field(default_factory=set)
+    """Set when an event is committed."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """Mutable, and only the engine mutates it."""
+    """One attempt of one rollout. Only the engine changes it: each part has one owner.
+
+    `run` belongs to the runner and its session, `delivery` to the outbox, `trail` to the event log.
+    """
 
     init: InitRequest
     owner: str
     peer: Peer
     tenant: Tenant
     accept_time: float
-    meter: Meter
+    run: Run
     accepted: "asyncio.Future[None]"
-    """Done once the rollout is accepted, or failed when it was refused."""
+    """Done once the rollout is accepted; failed if it was refused."""
     state: RolloutState = RolloutState.ACCEPTED
     sequence: int = 0
     """Orders records by acceptance; 0 before that."""
     agent_loop: str = ""
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None
-    """A cancel that came before acceptance was done."""
-    timeout: float | None = None
-    """The server's agent_timeout, in seconds from the start; None where the request names its own."""
-    deadline: float | None = None
-    """Monotonic."""
-    start_time: float | None = None
-    end_time: float | None = None
-    ended: float | None = None
-    """Monotonic."""
-    verdict: Verdict | None = None
+    """A cancel that came before the acceptance was complete."""
     reserved: bool = False
-    """Whether Admission holds a place for it until it is accepted."""
+    """Whether Admission reserves a place for it until it is accepted."""
     counted: bool = False
     """Whether `tenant.open` counts it."""
     slot: bool = False
     """Whether it has a slot."""
-    report: tuple[Completion, EndedBy] | None = None
-    """Its end, once that is written to the log; then nothing else can be its end."""
-    completion: Completion | None = None
-    ended_by: EndedBy = EndedBy()
-    agent_version: str = ""
-    """Of the agent loop that ran it."""
-    undelivered: bool = False
-    dropped: bool = False
-    """Superseded while it was undelivered."""
-    settled: bool = False
-    """No further event is possible."""
-    last_number: int = 0
-    """Of the newest event that is committed."""
-    written: int = 0
-    """Of the newest event that is written."""
-    journaled: bool = True
-    """Whether its events can be committed; once they cannot, it goes on without."""
-    parked: bool = False
-    """It stays in the journal, unfinished, for the next process."""
-    left_over: bool = False
-    """It was accepted by another process: its agent starts once that is committed, so that a crash is counted."""
-    recording: Recording | None = None
-    """What it was answered before the server was started again."""
-    session: Any = None
-    """The RolloutSession of the running agent."""
-    task: "asyncio.Task[Any] | None" = None
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    delivery: Delivery = field(default_factory=Delivery)
+    trail: Trail = field(default_factory=Trail)
     calls: set[Any] = field(default_factory=set)
-    """Calls on their way, futures and the like; cancelled when the rollout ends or is re-pointed."""
-    waiters: set[asyncio.Event] = field(default_factory=set)
-    """Set when an event is committed."""
-    repointed: asyncio.Event | None = None
-    """Made by whoever waits for a re-pointing; set by it."""
-    doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
-    """What the agent is doing, newest last: in some words, and since when."""
-    did: tuple[object, ...] = ()
-    """What it finished last, in such words."""
-    called: tuple[str, ...] = ()
-    """The tools that the newest reply calls."""
-    progress_time: float = 0.0
-    """When something last happened: Unix seconds."""
-    progress: float = 0.0
-    """The same, monotonic."""
-    stall: float | None = None
-    """The `progress` of the newest stall that was logged."""
+    """Open calls to its peer, futures and the like; cancelled when the rollout ends or is re-pointed."""
+    _repointed: asyncio.Event | None = None
     rollout_id: str = field(init=False)
     attempt: int = field(init=False)
 
@@ -163,43 +181,39 @@ class Record:
         return self.state not in TERMINAL
 
     @classmethod
-    def of(
-        cls,
-        entry: JournaledRollout,
-        peer: Peer,
-        tenant: Tenant,
-        now: float,
-        elapsed: float,
-        default_timeout: float | None = None,
-    ) -> "Record":
+    def of(cls, entry: JournaledRollout, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
         """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
         timeout = entry.init.request.agent_timeout
         over = entry.end_time is not None
+        deadline = None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout)
         return cls(
             entry.init,
             entry.owner,
             peer,
             tenant,
             entry.accept_time,
-            Meter(now - elapsed),
+            Run(
+                Meter(now - elapsed),
+                deadline=deadline,
+                start_time=entry.start_time,
+                termination=Termination(CompletionStatus(entry.state.value)) if over else None,
+            ),
             accepted,
             state=entry.state if over else RolloutState.ACCEPTED,
             sequence=entry.sequence,
             agent_loop=entry.agent_loop,
             tools=entry.tools,
-            deadline=None if timeout is None else now + min(max(timeout - elapsed, 0.0), timeout),
-            start_time=entry.start_time,
-            end_time=entry.end_time,
-            ended=now if over else None,
-            completion=entry.completion,
-            ended_by=entry.ended_by,
-            undelivered=entry.undelivered,
-            settled=entry.settled,
-            verdict=Verdict(CompletionStatus(entry.state.value)) if over else None,
-            last_number=entry.last_number,
-            written=entry.last_number,
+            delivery=Delivery(
+                completion=entry.completion,
+                ended_by=entry.ended_by,
+                end_time=entry.end_time,
+                ended=now if over else None,
+                undelivered=entry.undelivered,
+                settled=entry.settled,
+            ),
+            trail=Trail(last_number=entry.last_number, written=entry.last_number),
         )
 
     def entry(self) -> JournaledRollout:
@@ -214,34 +228,36 @@ class Record:
             accept_time=self.accept_time,
         )
 
-    def next_turn(self) -> asyncio.Event:
-        """What the next re-pointing sets."""
-        if self.repointed is None or self.repointed.is_set():
-            self.repointed = asyncio.Event()
-        return self.repointed
+    def repointed(self) -> asyncio.Event:
+        """Return the event that the next re-pointing, or wake(), sets."""
+        if self._repointed is None or self._repointed.is_set():
+            self._repointed = asyncio.Event()
+        return self._repointed
 
     def wake(self) -> None:
-        """Whoever waits with a call for it waits no longer."""
-        if self.repointed is not None:
-            self.repointed.set()
+        """End every wait for repointed()."""
+        if self._repointed is not None:
+            self._repointed.set()
 
-    def turn(self) -> None:
-        """Where its calls go has changed: those on their way are given up and made anew."""
+    def restart_calls(self) -> None:
+        """Cancel the open calls, and end every wait: they are made again, to the present peer."""
         self.wake()
         for call in list(self.calls):
             call.cancel()
 
     def activity(self) -> Activity:
         """What it is doing now."""
-        if self.state is RolloutState.RUNNING and self.verdict is None:
-            called = f"agent (called: {', '.join(self.called)})" if self.called else "agent"
-            since = self.progress_time or self.start_time or self.accept_time
-            words, since = next(reversed(self.doing.values()), ((called,), since))
+        if self.state is RolloutState.RUNNING and self.run.termination is None:
+            called = f"agent (called: {', '.join(self.run.called)})" if self.run.called else "agent"
+            since = self.run.progress_time or self.run.start_time or self.accept_time
+            words, since = next(reversed(self.run.doing.values()), ((called,), since))
             return Activity(" ".join(map(str, words)), since)
         if self.live:
             stages = {RolloutState.RUNNING: "stopping", RolloutState.REPORTING: "reporting"}
             return Activity(stages.get(self.state, "queued"), self.accept_time)
-        return Activity("delivering" if self.undelivered else "ended", self.end_time or self.accept_time)
+        return Activity(
+            "delivering" if self.delivery.undelivered else "ended", self.delivery.end_time or self.accept_time
+        )
 
     def info(self) -> RolloutInfo:
         """Where it stands, without its completion."""
@@ -253,8 +269,8 @@ class Record:
             activity=self.activity(),
             group=self.init.request.group,
             accept_time=self.accept_time,
-            start_time=self.start_time,
-            end_time=self.end_time,
-            last_number=self.last_number,
-            undelivered=self.undelivered,
+            start_time=self.run.start_time,
+            end_time=self.delivery.end_time,
+            last_number=self.trail.last_number,
+            undelivered=self.delivery.undelivered,
         )

@@ -10,13 +10,12 @@ import random
 from collections.abc import Hashable
 from functools import partial
 
-from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import FINAL
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.whole import read_whole
+from osmosis_grpc.engine.resolve_references import resolve_from_journal
 from osmosis_grpc.errors import CallError, ResourceExhausted
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import Completion
 from osmosis_grpc.types.completion import clip, describe
 
@@ -31,20 +30,18 @@ MAX_RESENDS = 1024
 class Resends:
     """Owns one task for each completion on its way, from send() to close()."""
 
-    def __init__(self, config: EngineConfig, events: EventLog, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-        self._config = config
-        self._events = events
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._undelivered: set[Record] = set()
-        """Asked for while their first delivery is under way: the trainer may have handed them out already."""
+        """Rollouts that were asked for during their first delivery: the trainer may have used that one already."""
 
     def send(self, record: Record) -> None:
         """Send an ended rollout's completion to its peer, after its first delivery.
 
         Raises ResourceExhausted where too many are on their way.
         """
-        if record.undelivered:
+        if record.delivery.undelivered:
             self._undelivered.add(record)
         elif len(self._tasks) >= MAX_RESENDS:
             raise ResourceExhausted(f"{MAX_RESENDS} completions of ended rollouts are on their way", retry_after=1.0)
@@ -65,21 +62,25 @@ class Resends:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self, record: Record) -> None:
-        assert record.completion is not None
+        assert record.delivery.completion is not None
         key = record.rollout_id, record.attempt, record.peer.key
         if key not in self._tasks:
-            give_up = asyncio.get_running_loop().time() + self._config.trainer_grace
-            send = partial(self._send, record.peer, record.completion, give_up)
-            task = self._tasks[key] = self._supervisor.start(RESEND, send)
+            give_up = asyncio.get_running_loop().time() + self._context.config.trainer_grace
+            send = partial(self._send, record.peer, record.delivery.completion, give_up)
+            task = self._tasks[key] = self._context.supervisor.start(RESEND, send)
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _send(self, peer: Peer, completion: Completion, give_up: float) -> None:
         """Try until the trainer has answered, for as long as a trainer may be away."""
         loop = asyncio.get_running_loop()
-        delay, longest = self._config.outbox_delay
+        delay, longest = self._context.config.outbox_delay
         while True:
             try:
-                await peer.complete(completion if peer.refers else await read_whole(completion, self._events.store))
+                await peer.complete(
+                    completion
+                    if peer.accepts_references
+                    else await resolve_from_journal(completion, self._context.journal)
+                )
                 return
             except Exception as error:
                 pause = delay * random.uniform(0.5, 1.0)

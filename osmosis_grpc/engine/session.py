@@ -13,10 +13,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.recording import Diverged, Reply
 from osmosis_grpc.errors import (
@@ -67,38 +65,25 @@ class _SampleState:
 
 
 class RolloutSession:
-    """One run of one rollout. Refuses everything once the rollout has ended."""
+    """One run of one rollout. Every method raises RolloutEndedError after the end.
 
-    __slots__ = (
-        "_clock",
-        "_config",
-        "_log",
-        "_on_diverged",
-        "_on_reached",
-        "_on_superseded",
-        "_record",
-        "_samples",
-        "_unsampled",
-        "open",
-    )
+    `on_superseded` is called when the trainer runs a higher attempt, `on_diverged` when the agent, run again, asks
+    another question than before.
+    """
+
+    __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "_samples", "_unsampled", "open")
 
     def __init__(
         self,
         record: Record,
-        log: EventLog,
-        config: EngineConfig,
-        clock: Clock,
+        context: EngineContext,
         on_superseded: Callable[[Record], None],
         on_diverged: Callable[[Record, str], None],
-        on_reached: Callable[[object], None],
     ) -> None:
         self._record = record
+        self._context = context
         self._on_superseded = on_superseded
         self._on_diverged = on_diverged
-        self._on_reached = on_reached
-        self._log = log
-        self._config = config
-        self._clock = clock
         self._samples: dict[str, _SampleState] = {}
         self._unsampled: _SampleState | None = None
         self.open = True
@@ -109,27 +94,27 @@ class RolloutSession:
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
-        self._log.append(self._record, kind)
+        self._context.log.append(self._record, kind)
 
     def count_tool_call(self, latency_ms: float) -> None:
         self.check_open()
         record = self._record
-        record.meter.tool_recorded(latency_ms)
-        record.progress, record.progress_time = self._clock.monotonic(), self._clock.time()
+        record.run.meter.tool_recorded(latency_ms)
+        record.run.progress, record.run.progress_time = self._context.clock.monotonic(), self._context.clock.time()
 
     def tool_running(self, name: str) -> Callable[[str], float]:
         self.check_open()
-        record, clock = self._record, self._clock
+        record, clock = self._record, self._context.clock
         began = clock.monotonic()
-        record.meter.tool_opened(began)
+        record.run.meter.tool_opened(began)
         doing, words = object(), ("tool", name)
-        record.doing[doing] = words, clock.time()
+        record.run.doing[doing] = words, clock.time()
 
         def done(call_id: str) -> float:
             now = clock.monotonic()
-            record.doing.pop(doing, None)
-            record.did = words
-            record.meter.tool_closed(now, call_id, now - began)
+            record.run.doing.pop(doing, None)
+            record.run.did = words
+            record.run.meter.tool_closed(now, call_id, now - began)
             return now - began
 
         return done
@@ -146,7 +131,7 @@ class RolloutSession:
         if name in self._samples:
             raise ValueError(f"there is a sample named {name!r} already")
         self._samples[name] = _SampleState()
-        self._log.append(self._record, events.SampleAdded(name))
+        self._context.log.append(self._record, events.SampleAdded(name))
         return name
 
     async def chat(
@@ -175,7 +160,7 @@ class RolloutSession:
         number = state.chats
         callback = record.init.callback
         history = state.conversation.messages(position.node)
-        known = None if record.peer.knows else state.assembler.tokens(position.continues)
+        known = None if record.peer.has_tokens else state.assembler.tokens(position.continues)
         request = ChatRequest(
             rollout_id=record.rollout_id,
             attempt=record.attempt,
@@ -201,13 +186,13 @@ class RolloutSession:
             tools=chat_tools,
             purpose=purpose,
         )
-        recorded = self._recorded(asked) if record.recording is not None else None
-        self._log.append(record, asked)
-        began = self._clock.monotonic()
-        record.meter.chat_opened(began)
+        recorded = self._recorded(asked) if record.run.recording is not None else None
+        self._context.log.append(record, asked)
+        began = self._context.clock.monotonic()
+        record.run.meter.chat_opened(began)
         doing, words = (sample, number), ("chat", sample, number)
-        record.doing[doing] = words, self._clock.time()
-        record.called = ()
+        record.run.doing[doing] = words, self._context.clock.time()
+        record.run.called = ()
         try:
             response = await self._ask(request) if recorded is None else recorded.response
             self.check_open()
@@ -216,19 +201,19 @@ class RolloutSession:
             self._failed(request, error, will_retry=False)
             if isinstance(error, Aborted):
                 self._on_superseded(record)
-            elif record.recording is not None and isinstance(error, AlreadyExists):
+            elif record.run.recording is not None and isinstance(error, AlreadyExists):
                 self._on_diverged(record, str(Diverged(asked)))
             raise
         finally:
-            record.doing.pop(doing, None)
-            record.did = words
-            ended = self._clock.monotonic()
-            record.meter.chat_closed(ended)
+            record.run.doing.pop(doing, None)
+            record.run.did = words
+            ended = self._context.clock.monotonic()
+            record.run.meter.chat_closed(ended)
         reply = state.conversation.answer(position.node, response.message, number)
         if purpose is ChatPurpose.POLICY:  # what a judge said is no sample
             state.newest = reply
-        record.meter.answered(response, prompt_ids or 0, ended - began)
-        self._log.append(
+        record.run.meter.answered(response, prompt_ids or 0, ended - began)
+        self._context.log.append(
             record,
             events.ChatAnswered(
                 sample=sample,
@@ -238,42 +223,42 @@ class RolloutSession:
                 recorded_number=0 if recorded is None else recorded.number,
             ),
         )
-        record.called = _called(response.message)
+        record.run.called = _called(response.message)
         return response
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | None:
         """What this chat was answered before the server was started again."""
-        assert self._record.recording is not None
+        assert self._record.run.recording is not None
         try:
-            return self._record.recording.reply(asked)
+            return self._record.run.recording.reply(asked)
         except Diverged as error:
             self._on_diverged(self._record, str(error))
             raise RolloutEndedError(str(error)) from None
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
         """Ask until there is an answer, under the same number, while the trainer may come back."""
-        delay, longest = self._config.retry_delay
+        delay, longest = self._context.config.retry_delay
         away_since: float | None = None
         while True:
-            peer, asked = self._record.peer, self._clock.monotonic()
+            peer, asked = self._record.peer, self._context.clock.monotonic()
             try:
                 return await self._try(peer, request)
             except CallError as error:
-                now = self._clock.monotonic()
+                now = self._context.clock.monotonic()
                 if self._record.peer is not peer:
                     away_since = None
                     request = self._again(request)
                     continue
                 if not error.retryable:
                     raise
-                if isinstance(error, DeadlineExceeded) and now - asked >= self._config.chat_silence * 0.9:
+                if isinstance(error, DeadlineExceeded) and now - asked >= self._context.config.chat_silence * 0.9:
                     away_since = None  # silent, but there: it is still sampling
                     request = self._again(request)
                     continue
                 first = away_since is None
                 away_since = now if away_since is None else away_since
                 pause = error.retry_after if error.retry_after is not None else delay * random.uniform(0.5, 1.0)
-                if now + pause - away_since > self._config.trainer_grace:
+                if now + pause - away_since > self._context.config.trainer_grace:
                     raise
                 if first:
                     log.warning(
@@ -281,7 +266,7 @@ class RolloutSession:
                         request.number,
                         request.rollout_id,
                         clip(describe(error)),
-                        self._config.trainer_grace,
+                        self._context.config.trainer_grace,
                     )
                 self._failed(request, error, will_retry=True)
                 delay = min(longest, delay * 2)
@@ -295,7 +280,7 @@ class RolloutSession:
         failpoints.reach("chat.open")
         try:
             response: ChatResponse = await call
-            self._on_reached(peer.trainer)
+            self._context.destinations.reached(peer.destination_key)
             return response
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -311,8 +296,8 @@ class RolloutSession:
 
     def _timeout(self) -> float:
         """How long one try may take."""
-        silence, deadline = self._config.chat_silence, self._record.deadline
-        return silence if deadline is None else max(0.001, min(silence, deadline - self._clock.monotonic()))
+        silence, deadline = self._context.config.chat_silence, self._record.run.deadline
+        return silence if deadline is None else max(0.001, min(silence, deadline - self._context.clock.monotonic()))
 
     def _again(self, request: ChatRequest) -> ChatRequest:
         """The same chat for another try, perhaps at another place."""
@@ -321,7 +306,7 @@ class RolloutSession:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not past a re-pointing."""
-        repointed = self._record.next_turn()
+        repointed = self._record.repointed()
         try:
             async with asyncio.timeout(seconds):
                 await repointed.wait()
@@ -331,7 +316,7 @@ class RolloutSession:
 
     def _failed(self, request: ChatRequest, error: CallError, *, will_retry: bool) -> None:
         if self.open and self._record.state is RolloutState.RUNNING:
-            self._log.append(
+            self._context.log.append(
                 self._record,
                 events.ChatFailed(
                     sample=request.sample,
@@ -387,7 +372,7 @@ class RolloutSession:
         made = {}
         for name, state in self._samples.items():
             if state.newest is not None:
-                assembler, refer = state.assembler, self._record.peer.refers
+                assembler, refer = state.assembler, self._record.peer.accepts_references
                 reason = assembler.reason
                 messages, begins = _up_to(name, state.newest)
                 made[name] = Sample(

@@ -23,7 +23,7 @@ class Stalls:
         """Log the rollouts that stalled since the last sweep; `now` is monotonic."""
         stalled = [record for record in records if self._stalls(record, now)]
         for record in stalled:
-            record.stall = record.progress
+            record.run.stall = record.run.progress
         for record in stalled[:MOST_LINES]:
             activity = record.activity()
             log.warning(
@@ -31,7 +31,7 @@ class Stalls:
                 record.rollout_id,
                 record.agent_loop,
                 record.attempt,
-                now - record.progress,
+                now - record.run.progress,
                 activity.description,
                 time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.since)),
             )
@@ -39,5 +39,5 @@ class Stalls:
             log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)
 
     def _stalls(self, record: Record, now: float) -> bool:
-        runs = record.state is RolloutState.RUNNING and record.verdict is None
-        return runs and now - record.progress >= self._limit and record.stall != record.progress
+        runs = record.state is RolloutState.RUNNING and record.run.termination is None
+        return runs and now - record.run.progress >= self._limit and record.run.stall != record.run.progress

@@ -67,7 +67,7 @@ class Suspects:
     def _next(self) -> None:
         while self._waiting and not self._before:
             record = heapq.heappop(self._waiting)[2]
-            if record.verdict is None and not record.parked:
+            if record.run.termination is None and not record.run.parked:
                 self._before.add((record.rollout_id, record.attempt))
                 self._start(record)
         if not self._waiting:

@@ -107,6 +107,14 @@ class RecordTable:
                 if record is not None or self._journal.durable:  # else it was forgotten meanwhile
                     yield record or _record_of(entry)
 
+    def ids(self) -> list[str]:
+        """Return the ids of the rollouts in memory."""
+        return list(self._records)
+
+    def ended_records(self) -> list[Record]:
+        """Return the records in memory that have ended."""
+        return list(self._ended)
+
     def live(self) -> list[Record]:
         """Records that have not ended."""
         return list(self._live)
@@ -139,11 +147,11 @@ class RecordTable:
 
     def settled(self, record: Record) -> None:
         """Drop a record to which nothing more can happen, if the journal has it."""
-        if record.settled and record in self._ended:
+        if record.delivery.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
-        if self._journal.durable and record.journaled and record.settled:
+        if self._journal.durable and record.trail.journaled and record.delivery.settled:
             attempts = self._records.get(record.rollout_id, {}).values()
-            if all(other.settled and other.journaled for other in attempts):
+            if all(other.delivery.settled and other.trail.journaled for other in attempts):
                 for other in list(attempts):
                     self._evict(other)
         self.make_room()
@@ -235,13 +243,17 @@ class RecordTable:
 
     def overdue(self, now: float) -> list[Record]:
         """Ended records that are undelivered past their time."""
-        return [r for r in self._ended if r.undelivered and (r.ended or 0.0) + self._config.record_ttl <= now]
+        return [
+            r
+            for r in self._ended
+            if r.delivery.undelivered and (r.delivery.ended or 0.0) + self._config.record_ttl <= now
+        ]
 
     async def sweep(self, now: float) -> None:
         """Drop the records that are past their time, in slices between which the event loop goes on."""
         before = now - self._config.record_ttl
         settled = [record for records in self._settled.values() for record in records]
-        old = [record for record in settled if record.ended is not None and record.ended <= before]
+        old = [record for record in settled if record.delivery.ended is not None and record.delivery.ended <= before]
         for start in range(0, len(old), SLICE):
             for record in old[start : start + SLICE]:
                 if record in self._ended:

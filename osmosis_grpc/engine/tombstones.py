@@ -50,6 +50,10 @@ class Tombstones:
         self._journal.add_tombstone(record.owner, record.rollout_id, attempt, 0.0)
         return True
 
+    def __len__(self) -> int:
+        """Return how many cancels wait for their Inits."""
+        return sum(map(len, self._owners.values()))
+
     def sweep(self, now: float) -> None:
         """Drop what is past its time, by monotonic time; the journal does so by itself."""
         for owner, kept in list(self._owners.items()):

@@ -93,7 +93,7 @@ class EngineMetrics:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ends: Counter[tuple[str, ...]] = Counter()
-        self._agents = {name: _Agent() for name in (*engine.agent_loops, OTHER)}
+        self._agents = {name: _Agent() for name in (*engine.runnables, OTHER)}
         self._chats = Histogram(CHAT_SECONDS)
         self._observe_chat = self._chats.observe
         self._tool_names = Names(MAX_TOOLS)
@@ -150,9 +150,9 @@ class EngineMetrics:
         """See Source."""
         engine = self._engine
         capacity = engine.capacity()
-        in_flight = Counter(dict.fromkeys(engine.agent_loops, 0))
+        in_flight = Counter(dict.fromkeys(engine.runnables, 0))
         for agent, count in engine.rollouts.in_flight().items():
-            in_flight[agent if agent in engine.agent_loops else OTHER] += count
+            in_flight[agent if agent in engine.runnables else OTHER] += count
         yield by_name(IN_FLIGHT, in_flight)
         yield single(RUNNING, capacity.running)
         yield single(QUEUED, capacity.queued)

@@ -32,7 +32,7 @@ class ServerMetrics:
         yield failures(self._engine.supervisor.failures)
         yield single(ATTACHMENTS, self._attached())
         yield single(DRAINING, float(self._engine.shutdown.draining))
-        figures = self._engine.log.store.figures()
+        figures = self._engine.journal.figures()
         yield JOURNAL_BYTES, [] if figures is None else [((), figures.bytes)]
         yield JOURNAL_COMMITS, [] if figures is None else [((), Summary(figures.commits, figures.commit_seconds))]
-        yield JOURNAL_FAILING, [] if figures is None else [((), float(bool(self._engine.log.store.problem)))]
+        yield JOURNAL_FAILING, [] if figures is None else [((), float(bool(self._engine.journal.problem)))]

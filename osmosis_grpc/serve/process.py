@@ -62,10 +62,12 @@ async def run_process(
     `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
     NotStarted.
     """
+    from osmosis_grpc.settings import failpoint
+
     options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    failpoints.arm(settings.failpoint)
+    failpoints.arm(failpoint())
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:
@@ -130,10 +132,10 @@ def _state_dir(options: "RolloutServerSettings") -> Path | None:
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """Start an HttpAgentLoop in front of a legacy agent and return it. Raises NotStarted naming the option."""
+    """Start an HttpAgent in front of a legacy agent and return it. Raises NotStarted naming the option."""
     name, url = split_legacy_agent(text)
     try:
-        loop = importlib.import_module("osmosis_gateway.agent_loop").HttpAgentLoop(
+        loop = importlib.import_module("osmosis_gateway.http_agent").HttpAgent(
             url,
             name=name,
             api_key=settings.server.secret("legacy_agent_token"),

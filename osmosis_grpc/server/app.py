@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +15,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
-from osmosis_grpc.engine import Engine, EngineConfig, settled
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.engine import Engine, EngineConfig, Peer, settled
 from osmosis_grpc.engine.journal import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
@@ -32,7 +32,7 @@ from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
-from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
+from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
@@ -70,7 +70,7 @@ class AgentServer:
 
     def __init__(
         self,
-        agent_loops: Sequence[RolloutAgentLoop],
+        agent_loops: Sequence[RolloutAgentLoop | Runnable],
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
@@ -149,7 +149,7 @@ class AgentServer:
             self.callbacks,
             self.attachments,
             max_metadata_bytes=self.max_metadata_bytes,
-            tools={name: await _default_tools(loop) for name, loop in self.engine.agent_loops.items()},
+            tools={name: await _default_tools(loop) for name, loop in self.engine.runnables.items()},
             on_drain=self._set_draining,
             owner=guard or _nobody,
             check_admin=self.security.check_admin,
@@ -163,16 +163,9 @@ class AgentServer:
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        left_over: Counter[str] = Counter()
-        for entry in self.engine.recovery.left_over():
-            if entry.attachment_id:
-                peer = self.attachments.expect(entry.attachment_id, entry.owner)
-            else:
-                peer = self.callbacks.later(entry.init)
-            left_over[self.engine.recovery.go_on(entry, peer)] += 1
-        self.engine.recovery.suspects.begin()
-        if left_over:
-            summary = ", ".join(f"{count} {what}" for what, count in left_over.items())
+        recovered = self.engine.recovery.recover(self._peer_of)
+        if recovered:
+            summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
             log.info("rollouts of the process before: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
@@ -182,6 +175,12 @@ class AgentServer:
         for target in self._connect:
             self.attachments.dial(target, self.credentials)
         return self
+
+    def _peer_of(self, entry: JournaledRollout) -> Peer:
+        """Return the peer for a rollout that another process left."""
+        if entry.attachment_id:
+            return self.attachments.expect(entry.attachment_id, entry.owner)
+        return self.callbacks.later(entry.init)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
@@ -224,7 +223,7 @@ class AgentServer:
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
-        ready = not (self.engine.shutdown.draining or self.engine.log.store.problem or self.supervisor.failure)
+        ready = not (self.engine.shutdown.draining or self.engine.journal.problem or self.supervisor.failure)
         for name in ("", SERVICE):
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
@@ -248,12 +247,12 @@ def _nobody(context: Any) -> str:
     return ""
 
 
-async def _default_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
+async def _default_tools(agent: Runnable) -> list[ToolDict]:
     """The tools for a request that says nothing in particular; none when the agent wants to know more."""
-    if not loop.lists_tools_without_request:
+    if not agent.lists_tools_without_request:
         return []
     try:
-        tools: Any = loop.get_tools(RolloutRequest(rollout_id="server-info"))
+        tools: Any = agent.tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
             task = child(DEFAULT_TOOLS, settled(tools))
             done, _ = await asyncio.wait({task}, timeout=2)
@@ -267,5 +266,5 @@ async def _default_tools(loop: RolloutAgentLoop) -> list[ToolDict]:
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError):
             raise
-        log.info("agent loop %s tells no tools without a request: %s", loop.name, describe(error))
+        log.info("agent loop %s lists no tools without a request: %s", agent.name, describe(error))
         return []

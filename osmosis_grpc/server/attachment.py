@@ -84,12 +84,12 @@ class Attachment:
             self.chat,
             self.complete,
             ("attachment", attachment_id),
-            knows=True,
-            refers=True,
+            has_tokens=True,
+            accepts_references=True,
             tenant=self.tenant,
             attachment_id=attachment_id,
-            run=run_name(attachment_id),
-            trainer=attachment_id,
+            trainer_run=run_name(attachment_id),
+            destination_key=attachment_id,
         )
         self._loop = asyncio.get_running_loop()
         self.subscriptions = Subscriptions(engine, owner)
@@ -302,8 +302,9 @@ class Attachment:
         response = init_answer(record, started)
         send = self._send if started else self._answer
         send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
-        if record.completion is not None and not record.undelivered:  # delivered: whoever asks again is told again
-            self._resend_completion(record.completion)
+        end = record.delivery
+        if end.completion is not None and not end.undelivered:  # the trainer asks again for a delivered one
+            self._resend_completion(end.completion)
 
     def _resend_completion(self, completion: Completion) -> None:
         key = (completion.rollout_id, completion.attempt, completion.result_id)
@@ -354,7 +355,7 @@ class Attachment:
             self.dropped += 1
         elif reply.WhichOneof("result") == "response":
             try:
-                chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.log.store.durable))
+                chat.future.set_result(reply_from_wire(reply.response, keep=self._engine.journal.durable))
             except InvalidArgument as error:
                 chat.future.set_exception(ReplyUnreadable(f"the trainer's reply cannot be read: {error}"))
         else:

@@ -235,12 +235,12 @@ class Attachments:
         return pb.ServerHello(
             attachment_id=attachment_id,
             process_uuid=engine.provenance.process_uuid,
-            journal_id=engine.log.store.journal_id,
+            journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],
             protocol_max=PROTOCOL[1],
             max_open_rollouts=window,
             limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata, self._engine.config.agent_timeout),
-            agent_loops=sorted(engine.agent_loops),
+            agent_loops=sorted(engine.runnables),
             draining=engine.shutdown.draining,
         )

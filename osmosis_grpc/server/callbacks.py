@@ -100,7 +100,8 @@ class Callbacks:
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
     """A Peer, with a key that is equal for callbacks that reach the same run of a trainer in the same way."""
-    return Peer(chat, complete, callback, run=run_name(callback.run_id or callback.target), trainer=callback.target)
+    run = run_name(callback.run_id or callback.target)
+    return Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
 
 
 class _Trainer:

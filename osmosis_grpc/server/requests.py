@@ -22,7 +22,8 @@ def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelRe
 
 def init_answer(record: Record, started: bool) -> InitResponse:
     """The answer to an Init that was accepted, or that found its rollout."""
-    earlier = record.completion.from_journal if record.completion is not None and not started else None
+    completion = record.delivery.completion
+    earlier = completion.from_journal if completion is not None and not started else None
     return InitResponse(
         rollout_id=record.rollout_id,
         attempt=record.attempt,
@@ -52,7 +53,7 @@ async def _one(
             if event is not None:
                 yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
             else:
-                idle = pb.Idle(last_number=record.last_number, activity=activity_to_wire(record.activity()))
+                idle = pb.Idle(last_number=record.trail.last_number, activity=activity_to_wire(record.activity()))
                 yield pb.StreamEventsResponse(idle=idle)
 
 

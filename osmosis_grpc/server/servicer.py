@@ -62,7 +62,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
-        if record.completion is not None and not started:
+        if record.delivery.completion is not None and not started:
             self._engine.resends.send(record)
         return init_answer(record, started)
 
@@ -103,7 +103,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return wire.server_info_to_wire(
             version=__version__,
             process_uuid=engine.provenance.process_uuid,
-            journal_id=engine.log.store.journal_id,
+            journal_id=engine.journal.journal_id,
             start_time=self._start_time,
             tools=self._tools,
             agent_versions=engine.provenance.versions,

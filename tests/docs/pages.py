@@ -130,7 +130,7 @@ async def _until_ready(process: "subprocess.Popen[bytes]", log: Path, timeout: f
         while process.poll() is None:
             if re.search(r"\b(serving|listening|ready)\b", log.read_text()):
                 return True
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # between two looks at the log
     return False
 
 

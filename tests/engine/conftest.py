@@ -98,7 +98,7 @@ class Host:
         async with asyncio.timeout(PATIENCE):
             async for _ in self.engine.log.follow(record, 0):
                 pass
-        return record.completion
+        return record.delivery.completion
 
     async def run(self, rollout_id="r1", **fields):
         """A rollout from its Init to its completion."""
@@ -116,19 +116,19 @@ class Host:
 
     def kinds(self, record, kind=object):
         """What happened in a rollout, or only what is of one kind."""
-        stored = self.engine.log.store.events(record.rollout_id, record.attempt, 0, 100_000)
+        stored = self.engine.journal.events(record.rollout_id, record.attempt, 0, 100_000)
         return [event.kind for event in stored if isinstance(event.kind, kind)]
 
     def check_whole(self, record):
         """Numbers from 1 without gaps, one end, nothing after it but one delivery, one result delivered."""
-        stored = self.engine.log.store.events(record.rollout_id, record.attempt, 0, 100_000)
+        stored = self.engine.journal.events(record.rollout_id, record.attempt, 0, 100_000)
         assert [event.number for event in stored] == list(range(1, len(stored) + 1))
         kinds = [type(event.kind) for event in stored]
         assert kinds[0] is events.Accepted
         assert kinds.count(events.Ended) == 1
         assert kinds[kinds.index(events.Ended) + 1 :] == [events.Delivered]
-        assert self.trainer.results(record.rollout_id) == [record.completion.result_id]
-        assert stored[kinds.index(events.Ended)].kind.completion is record.completion
+        assert self.trainer.results(record.rollout_id) == [record.delivery.completion.result_id]
+        assert stored[kinds.index(events.Ended)].kind.completion is record.delivery.completion
 
 
 def as_loop(agent, get_tools):

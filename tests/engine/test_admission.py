@@ -168,7 +168,7 @@ TEXT = {"role": "user", "content": "x" * 5000}
 
 
 def big(h, record):
-    return h.engine.log.store.size(record.rollout_id, record.attempt)
+    return h.engine.journal.size(record.rollout_id, record.attempt)
 
 
 async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
@@ -185,7 +185,7 @@ async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
         assert sum(sizes) <= 40_000 < sum(sizes) + sizes[0]
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r0")
-        assert h.engine.log.store.events("r0", 1, 0, 10) == []
+        assert h.engine.journal.events("r0", 1, 0, 10) == []
 
 
 async def test_x07_what_runs_counts_and_does_not_go(hosting):
@@ -204,8 +204,8 @@ async def test_x07_what_runs_counts_and_does_not_go(hosting):
         gates.release("live")
         gates.release("also")
         await h.until(lambda: len(h.trainer.completions) == 8)
-        assert record.completion.status is CompletionStatus.COMPLETED
-        assert h.trainer.results("live") == [record.completion.result_id]
+        assert record.delivery.completion.status is CompletionStatus.COMPLETED
+        assert h.trainer.results("live") == [record.delivery.completion.result_id]
         gates.release("more")
         assert (await h.run("more", messages=[TEXT])).status is CompletionStatus.COMPLETED
 
@@ -220,7 +220,7 @@ async def test_undelivered_ones_never_go_and_fill_the_server(hosting):
             for name in names:
                 record = await h.start(name, messages=[TEXT], trainer=away)
                 accepted.append(name)
-                await h.until(lambda record=record: record.undelivered)
+                await h.until(lambda record=record: record.delivery.undelivered)
         assert raised.value.retry_after > 0
         assert 2 < len(accepted) < 10
         assert await kept(h) == accepted
@@ -240,7 +240,7 @@ async def test_delivered_ones_go_before_older_undelivered_ones(hosting):
         away = h.Trainer()
         away.answers = [Unavailable("away")] * 100_000
         stuck = await h.start("stuck", messages=[TEXT], trainer=away)
-        await h.until(lambda: stuck.undelivered)
+        await h.until(lambda: stuck.delivery.undelivered)
         for n in range(6):
             await h.run(f"r{n}", messages=[TEXT])
         left = await kept(h)
@@ -266,7 +266,7 @@ async def test_what_has_ended_is_kept_for_its_time(hosting):
         await h.until_listed()
         with pytest.raises(NotFound):
             h.engine.rollouts.get("me", "r1")
-        assert h.engine.log.store.events("r1", 1, 0, 10) == []
+        assert h.engine.journal.events("r1", 1, 0, 10) == []
         again, started = await h.init("r1")
         assert started
         await h.settled(again)

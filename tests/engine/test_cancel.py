@@ -29,7 +29,7 @@ def counting(runs, then=done):
 
 def check_cancelled(h, record, reason=None):
     h.check_whole(record)
-    completion = record.completion
+    completion = record.delivery.completion
     assert (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "cancelled")
     assert completion.failure is completion.reward is None
     asked = h.kinds(record, events.CancelAsked)
@@ -140,11 +140,11 @@ async def test_an_ended_rollout_stays_as_it_is(hosting, agent):
     async with hosting(agent) as h:
         record = await h.start(agent_timeout=0.03)
         completion = await h.settled(record)
-        newest = record.last_number
+        newest = record.trail.last_number
         row = CancelResult("r1", 1, "ALREADY_ENDED", RolloutState(completion.status))
         assert h.engine.cancel("me", rollout_id="r1") == [row]
-        assert record.completion is completion
-        assert record.last_number == newest
+        assert record.delivery.completion is completion
+        assert record.trail.last_number == newest
         h.check_whole(record)
 
 
@@ -448,7 +448,9 @@ async def test_a_cancel_between_the_result_and_its_commit_has_one_end(hosting):
         record = await h.start()
         await h.settled(record)
         h.check_whole(record)
-        assert (record.completion.reward is None) == (record.completion.status is CompletionStatus.CANCELLED)
+        assert (record.delivery.completion.reward is None) == (
+            record.delivery.completion.status is CompletionStatus.CANCELLED
+        )
 
 
 async def test_result_cancel_and_deadline_at_once_have_one_end(hosting):
@@ -478,4 +480,4 @@ async def test_result_cancel_and_deadline_at_once_have_one_end(hosting):
             assert record.state == completion.status
         await h.until(lambda: h.engine.capacity().running == h.engine.capacity().queued == 0)
         assert len(h.trainer.completions) == 300
-        assert len({record.completion.status for record in records}) > 1
+        assert len({record.delivery.completion.status for record in records}) > 1

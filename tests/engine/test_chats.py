@@ -641,7 +641,7 @@ async def test_several_samples_have_conversations_of_their_own(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        completion = record.completion
+        completion = record.delivery.completion
         assert completion.reward == 0.5
         assert {name: sample.messages for name, sample in completion.samples.items()} == {
             "main": [user("for main"), assistant("for main")],
@@ -687,7 +687,7 @@ async def test_a_sample_is_added_once(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        assert record.completion.status is CompletionStatus.COMPLETED
+        assert record.delivery.completion.status is CompletionStatus.COMPLETED
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main"]
 
 
@@ -700,7 +700,7 @@ async def test_what_was_sampled_is_what_is_trained_on(hosting):
 
     async with hosting(run) as h:
         record = await started(h)
-        (segment,) = record.completion.samples["main"].segments
+        (segment,) = record.delivery.completion.samples["main"].segments
         replies = [kind.response.tokens for kind in h.kinds(record, events.ChatAnswered)]
         assert segment.ids[segment.mask() == 1].tolist() == np.concatenate([r.ids for r in replies]).tolist()
         assert segment.logprobs.tolist() == np.concatenate([r.logprobs for r in replies]).tolist()

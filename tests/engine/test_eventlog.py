@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.record import Trail
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import TrajectoryEvent, events
@@ -11,15 +12,16 @@ from osmosis_grpc.types import TrajectoryEvent, events
 
 def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
     supervisor = Supervisor("the test")
-    log, told = EventLog(MemoryJournal(), SystemClock(), (), 15.0, supervisor), []
-    records = [SimpleNamespace(rollout_id=name, journaled=True, waiters=set(), last_number=0) for name in "ab"]
+    journal, committed = MemoryJournal(), []
+    EventLog(journal, SystemClock(), (), 15.0, supervisor)
+    records = [SimpleNamespace(rollout_id=name, trail=Trail()) for name in "ab"]
 
     def fail(record):
         raise RuntimeError("trouble")
 
     event = TrajectoryEvent("x", 1, 1, 0.0, events.Started())
-    log.store.on_commit([(records[0], event, fail), (records[1], event, told.append)], True)
-    assert told == [records[1]]
-    assert [record.last_number for record in records] == [1, 1]
+    journal.on_commit([(records[0], event, fail), (records[1], event, committed.append)], True)
+    assert committed == [records[1]]
+    assert [record.trail.last_number for record in records] == [1, 1]
     assert "trouble" in caplog.text
     assert supervisor.failures["engine.committed"] == 1

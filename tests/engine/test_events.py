@@ -85,7 +85,7 @@ async def test_live(hosting):
     release = asyncio.Event()
     async with hosting(logging_agent(2, release)) as h:
         record = await h.start()
-        await h.until(lambda: record.last_number == 4)
+        await h.until(lambda: record.trail.last_number == 4)
         stream = h.engine.log.follow(record, 2)
         assert numbers([await anext(stream), await anext(stream)]) == [3, 4]
         waiting = asyncio.ensure_future(read(stream))
@@ -107,7 +107,7 @@ async def test_it_ends_after_the_delivery_and_not_before(hosting):
         h.trainer.peer = type(h.trainer.peer)(h.trainer.chat, slowly)
         record = await h.start()
         waiting = asyncio.ensure_future(read(h.engine.log.follow(record, 0)))
-        await h.until(lambda: record.undelivered)
+        await h.until(lambda: record.delivery.undelivered)
         await asyncio.sleep(0.02)
         assert not waiting.done()
         gate.set()
@@ -118,7 +118,7 @@ async def test_a_silent_rollout_gives_signs_of_life(hosting):
     release = asyncio.Event()
     async with hosting(logging_agent(0, release), idle_interval=0.01) as h:
         record = await h.start()
-        await h.until(lambda: record.last_number == 2)
+        await h.until(lambda: record.trail.last_number == 2)
         async with aclosing(h.engine.log.follow(record, 2)) as stream:
             assert [await anext(stream) for _ in range(3)] == [None, None, None]
             release.set()
@@ -133,7 +133,7 @@ async def test_ahead_of_the_newest_is_refused(hosting):
         record = await h.start()
         await h.settled(record)
         with pytest.raises(InvalidArgument) as raised:
-            await read(h.engine.log.follow(record, record.last_number + 1))
+            await read(h.engine.log.follow(record, record.trail.last_number + 1))
         assert raised.value.violations[0][0] == "after"
 
 
@@ -145,7 +145,7 @@ async def test_what_is_gone_is_out_of_range(hosting):
         for after in (0, 1):
             with pytest.raises(OutOfRange) as raised:
                 await read(h.engine.log.follow(record, after))
-            assert raised.value.first_number == record.last_number + 1
+            assert raised.value.first_number == record.trail.last_number + 1
 
 
 async def test_many_events_in_order(hosting):
@@ -166,8 +166,8 @@ async def test_a_follower_that_leaves_is_forgotten(hosting):
         for _ in range(3):
             async with aclosing(h.engine.log.follow(record, 0)) as stream:
                 await anext(stream)
-                assert len(record.waiters) == 1
-        assert record.waiters == set()
+                assert len(record.trail.waiters) == 1
+        assert record.trail.waiters == set()
         release.set()
         await h.settled(record)
 
@@ -216,7 +216,7 @@ async def test_all_of_ones_own_in_their_order(hosting):
 async def test_it_says_at_once_where_it_stands(hosting):
     async with hosting(done) as h:
         await h.run()
-        newest = h.engine.log.store.last_position
+        newest = h.engine.journal.last_position
         for from_now, place in [(False, 0), (True, newest)]:
             async with aclosing(h.engine.rollouts.follow_all("me", "", from_now)) as stream:
                 assert await anext(stream) == (place, None)
@@ -277,7 +277,7 @@ async def test_a_cursor_of_another_journal(hosting):
         await h.run()
         with pytest.raises(FailedPrecondition) as raised:
             h.engine.rollouts.follow_all("me", cursor, False)
-        assert (raised.value.kind, raised.value.subject) == ("JOURNAL", h.engine.log.store.journal_id)
+        assert (raised.value.kind, raised.value.subject) == ("JOURNAL", h.engine.journal.journal_id)
 
 
 NO_CURSORS = ["x", ".", ".1", "{id}", "{id}.", "{id}.x", "{id}.-1", "{id}.1.5", "{id}.99", "{id}.²", "{id}." + "9" * 19]
@@ -287,7 +287,7 @@ NO_CURSORS = ["x", ".", ".1", "{id}", "{id}.", "{id}.x", "{id}.-1", "{id}.1.5", 
 async def test_what_is_no_cursor(hosting, cursor):
     async with hosting(done) as h:
         await h.run()
-        cursor = cursor.replace("{id}", h.engine.log.store.journal_id)
+        cursor = cursor.replace("{id}", h.engine.journal.journal_id)
         with pytest.raises((InvalidArgument, FailedPrecondition)):
             h.engine.rollouts.follow_all("me", cursor, False)
 
@@ -376,7 +376,7 @@ async def test_a_sink_sees_every_event_after_its_commit(hosting):
     seen = []
 
     def sink(event):
-        stored = host[0].engine.log.store.events(event.rollout_id, event.attempt, event.number - 1, 1)
+        stored = host[0].engine.journal.events(event.rollout_id, event.attempt, event.number - 1, 1)
         seen.append((event, stored == [event]))
 
     host = []
@@ -397,4 +397,4 @@ async def test_a_sink_that_fails_disturbs_nobody(hosting):
         record = await h.start()
         await h.settled(record)
         h.check_whole(record)
-        assert len(seen) == record.last_number
+        assert len(seen) == record.trail.last_number

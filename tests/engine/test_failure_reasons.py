@@ -72,7 +72,7 @@ async def test_the_reason_of_a_server_that_shuts_down(hosting):
     async with hosting(hangs) as h:
         record = await h.start()
         await h.engine.shutdown.close(1.0)
-        assert record.completion.failure.reason is FailureReason.SHUTDOWN
+        assert record.delivery.completion.failure.reason is FailureReason.SHUTDOWN
 
 
 async def test_the_reason_of_a_lost_trainer(hosting):

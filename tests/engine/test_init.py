@@ -81,7 +81,7 @@ async def check_nothing_kept(h, rollout_id="r1"):
     with pytest.raises(NotFound):
         h.engine.rollouts.get("me", rollout_id)
     assert (await h.engine.rollouts.page("me")) == ([], 0)
-    assert h.engine.log.store.last_position == 0
+    assert h.engine.journal.last_position == 0
     assert (h.engine.capacity().running, h.engine.capacity().queued) == (0, 0)
     assert h.trainer.completions == []
 
@@ -418,7 +418,7 @@ async def test_a_higher_attempt_supersedes(hosting):
         assert (await h.settled(second)).reward == 2.0
         assert [c.attempt for c in h.trainer.completions] == [2]
         assert type(h.kinds(first)[-1]) is events.Ended
-        assert not first.undelivered
+        assert not first.delivery.undelivered
         assert h.engine.rollouts.get("me", "r1") is second
         assert h.engine.rollouts.get("me", "r1", 1) is first
         h.check_whole(second)
@@ -532,7 +532,7 @@ async def test_a_superseded_result_that_was_not_delivered_is_dropped(hosting):
         second = await h.start(attempt=2, trainer=later)
         assert (await h.settled(second)).status is CompletionStatus.COMPLETED
         await h.settled(first)
-        assert not first.undelivered
+        assert not first.delivery.undelivered
         assert h.engine.capacity().undelivered == 0
         tried = len(h.trainer.completions)
         await asyncio.sleep(0.15)

@@ -16,7 +16,7 @@ import pytest
 import osmosis_grpc.storage.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.engine.whole import whole
+from osmosis_grpc.engine.resolve_references import resolve_references
 from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.storage import Reader, SqliteJournal
@@ -106,13 +106,13 @@ class Host(Host):
 
     @property
     def in_memory(self):
-        return sorted(self.engine._table._records)
+        return sorted(self.engine.context.table.ids())
 
     async def settled(self, record):
         async with asyncio.timeout(PATIENCE):
             async for _ in self.engine.log.follow(record, 0):
                 pass
-        return record.completion
+        return record.delivery.completion
 
     async def until(self, condition):
         await until(condition)
@@ -138,9 +138,7 @@ async def keeping(folder, *agents, policy=None, ahead=0.0, clock=None, **config)
         async with Engine(agents, EngineConfig(**{**FAST, **config}), clock=clock, journal=store) as engine:
             host = Host(engine, clock, [])
             host.folder, host.trainer = folder, Trainer(policy or Until(99))
-            for entry in engine.recovery.left_over():
-                engine.recovery.go_on(entry, host.trainer.peer)
-            engine.recovery.suspects.begin()
+            engine.recovery.recover(lambda entry: host.trainer.peer)
             yield host
     finally:
         store.close()
@@ -157,7 +155,7 @@ async def crashed(folder, agent, until, **fields):
     async with keeping(folder, agent, policy=Until(until)) as h:
         record = await h.start(**fields)
         await h.until(lambda: record.state is RolloutState.RUNNING and len(h.trainer.chats) == until)
-        await h.until(lambda: record.last_number == record.written)
+        await h.until(lambda: record.trail.last_number == record.trail.written)
         return h.crash()
 
 
@@ -187,7 +185,7 @@ async def test_an_end_is_told_after_its_commit(folder):
         complete = h.trainer.complete
 
         async def look(completion):
-            kept = whole(h.on_disk()[0][0].completion, h.engine.log.trajectory)
+            kept = resolve_references(h.on_disk()[0][0].completion, h.engine.log.trajectory)
             found.append((kept, h.engine.rollouts.get("me", "r1").state))
             return await complete(completion)
 
@@ -206,7 +204,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         for number in range(5):
             await h.run(f"r{number}")
         assert h.in_memory == []
-        assert h.engine.log.store._open == {}
+        assert h.engine.journal._open == {}
         assert h.engine.capacity().completed == 5
 
 
@@ -275,7 +273,7 @@ async def _slow(request):
 async def test_a_cursor_holds_over_a_restart(folder):
     async with keeping(folder, Talker(1)) as h:
         await h.run("r1")
-        cursor = h.engine.log.cursor(h.engine.log.store.last_position)
+        cursor = h.engine.log.cursor(h.engine.journal.last_position)
     async with keeping(folder, Talker(1)) as h:
         await h.run("r2")
         told = []
@@ -372,7 +370,7 @@ async def test_two_crashes_in_a_row(folder):
     async with keeping(copy, Talker(5), policy=Until(4)) as h:
         await h.until(lambda: [chat.number for chat in h.trainer.chats] == [2, 3, 4])
         record = h.engine.rollouts.get("me", "r1")
-        await h.until(lambda: record.last_number == record.written)
+        await h.until(lambda: record.trail.last_number == record.trail.written)
         again = h.crash()
     async with keeping(again, Talker(5)) as h:
         info = await h.get()
@@ -475,8 +473,8 @@ async def test_an_undelivered_completion_is_delivered(folder):
     async with keeping(folder, Talker(1)) as h:
         h.trainer.answers = [Unavailable("away")] * 10_000
         record = await h.start()
-        await h.until(lambda: record.undelivered)
-        result = record.completion
+        await h.until(lambda: record.delivery.undelivered)
+        result = record.delivery.completion
         copy = h.crash()
     agent = Talker(1)
     async with keeping(copy, agent) as h:
@@ -491,7 +489,7 @@ async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahea
     """Neither a clock that jumps between two processes nor the time between them counts against agent_timeout."""
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
     async with keeping(copy, Talker(), ahead=ahead) as h:
-        assert 30.0 < h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic() <= 60.0
+        assert 30.0 < h.engine.rollouts.get("me", "r1").run.deadline - h.clock.monotonic() <= 60.0
         assert (await h.get()).completion.status is CompletionStatus.COMPLETED
 
 
@@ -505,7 +503,7 @@ async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
         await h.engine.log.flush()
         copy = h.crash()
     async with keeping(copy, Talker(), policy=Until(2)) as h:
-        left = h.engine.rollouts.get("me", "r1").deadline - h.clock.monotonic()
+        left = h.engine.rollouts.get("me", "r1").run.deadline - h.clock.monotonic()
         assert 10.0 < left <= 20.0
 
 
@@ -591,7 +589,7 @@ class WallClock(Clock):
 
 async def swept(host):
     """Wait until the journal has been swept, and what that deletes is committed."""
-    store, sweeps = host.engine.log.store, asyncio.Event()
+    store, sweeps = host.engine.journal, asyncio.Event()
     real = store.sweep
 
     def sweep():
@@ -654,7 +652,7 @@ async def test_an_undelivered_result_of_a_superseded_attempt_is_dropped(folder):
     async with keeping(folder, Talker(1)) as h:
         h.trainer.answers = [Unavailable("away")] * 10_000
         record = await h.start()
-        await h.until(lambda: record.undelivered)
+        await h.until(lambda: record.delivery.undelivered)
         copy = h.crash()
     async with keeping(copy, Talker(1), policy=Until(1)) as h:
         h.trainer.answers = [Unavailable("away")] * 10_000
@@ -668,7 +666,7 @@ async def test_an_undelivered_result_of_a_superseded_attempt_is_dropped(folder):
         assert (await h.get("r1", 1)).undelivered is False
         assert {c.attempt for c in h.trainer.completions} == {2}
         await h.until(lambda: h.in_memory == [])
-        assert h.engine.log.store.unsettled() == []
+        assert h.engine.journal.unsettled() == []
 
 
 async def test_a_result_that_is_superseded_while_it_is_committed(folder):
@@ -676,7 +674,7 @@ async def test_a_result_that_is_superseded_while_it_is_committed(folder):
     async with keeping(folder, Talker(1)) as h:
         record = await h.start()
         await h.until(lambda: record.state is RolloutState.REPORTING or not record.live)
-        h.engine._runner.supersede(record)
+        h.engine.runner.supersede(record)
         await h.settled(record)
         assert h.on_disk()[0][0].settled
         await h.until(lambda: h.in_memory == [])
@@ -708,14 +706,14 @@ async def test_closing_leaves_what_runs_to_the_next_process(folder):
 
 async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
     failing = asyncio.Event()
-    real = writer._execute
+    real = writer.execute
 
     def execute(database, statement, rows):
         pages = database.execute("PRAGMA page_count").fetchone()[0] if failing.is_set() else 2**30
         database.execute(f"PRAGMA max_page_count = {pages}")
         real(database, statement, rows)
 
-    monkeypatch.setattr(writer, "_execute", execute)
+    monkeypatch.setattr(writer, "execute", execute)
     monkeypatch.setattr(writer, "RETRY", 0.01)
     go_on, filler = asyncio.Event(), "x" * 100_000
 
@@ -726,13 +724,13 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
 
     async with keeping(folder, Talker(3), policy=policy) as h:
         record = await h.start("running")
-        await h.until(lambda: len(h.trainer.chats) == 2 and record.last_number == record.written)
-        last = record.last_number
+        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_number == record.trail.written)
+        last = record.trail.last_number
         failing.set()
         with pytest.raises(Unavailable, match="the journal cannot be written") as refused:
             await h.init("new", messages=[user(filler)])
         assert refused.value.retry_after
-        assert h.engine.log.store.problem
+        assert h.engine.journal.problem
         with pytest.raises(Unavailable) as refused:
             await h.init("newer")
         assert refused.value.retry_after
@@ -740,15 +738,15 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         monkeypatch.setattr(writer, "RETRY", 3600.0)
         go_on.set()
         await h.until(lambda: h.trainer.completions)
-        await h.until(lambda: record.settled)
+        await h.until(lambda: record.delivery.settled)
         (completion,) = h.trainer.completions
         assert (completion.status, len(completion.samples["main"].segments)) == (CompletionStatus.COMPLETED, 1)
-        assert last <= record.last_number < 12
+        assert last <= record.trail.last_number < 12
         assert "Ended" not in h.names("running")
         monkeypatch.setattr(writer, "RETRY", 0.01)
         failing.clear()
-        h.engine.log.store.add_tombstone("me", "x", 1, 0.0)
-        await h.until(lambda: not h.engine.log.store.problem)
+        h.engine.journal.add_tombstone("me", "x", 1, 0.0)
+        await h.until(lambda: not h.engine.journal.problem)
         assert (await h.run("newer")).status is CompletionStatus.COMPLETED
         assert h.in_memory == ["running"]
         assert (
@@ -764,7 +762,7 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
         async with keeping(copy, Talker(6), policy=Until(last)) as h:
             await h.until(lambda h=h, last=last: [c.number for c in h.trainer.chats] == [last - 1, last])
             record = h.engine.rollouts.get("me", "r1")
-            await h.until(lambda record=record: record.last_number == record.written)
+            await h.until(lambda record=record: record.trail.last_number == record.trail.written)
             asked += [chat.number for chat in h.trainer.chats[:-1]]
             copy = h.crash()
     async with keeping(copy, Talker(6)) as h:
@@ -777,14 +775,14 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
 @contextmanager
 def unreadable(store):
     """Every read gives an error of SQLite's, and writing goes on."""
-    store._database.set_progress_handler(lambda: 1, 1)
+    store.reads.set_progress_handler(lambda: 1, 1)
     try:
         with patch.object(
             osmosis_grpc.storage.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")
         ):
             yield
     finally:
-        store._database.set_progress_handler(None, 0)
+        store.reads.set_progress_handler(None, 0)
 
 
 CANNOT = "the journal cannot be read: interrupted"
@@ -810,7 +808,7 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
         asked.clear()
         half = asyncio.create_task(h.init("half accepted"))
         await asked.wait()
-        with unreadable(engine.log.store):
+        with unreadable(engine.journal):
             for ask in (
                 lambda: engine.rollouts.get("me", "over"),
                 lambda: engine.rollouts.get("me", "nobody"),
@@ -836,7 +834,7 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
         assert (engine.capacity().running, running.tenant.open) == (2, 2)
         h.trainer.policy = EchoPolicy()
         assert (await h.run("new")).status is CompletionStatus.COMPLETED
-        assert engine.rollouts.get("me", "over").completion is not None
+        assert engine.rollouts.get("me", "over").delivery.completion is not None
         for record in (running, also):
             engine.cancel("me", rollout_id=record.rollout_id)
             await h.settled(record)
@@ -849,15 +847,15 @@ async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder)
         keeper, h.trainer.policy = Trainer(EchoPolicy(), key="elsewhere"), EchoPolicy()
         keeper.answers = [Unavailable("not now", retry_after=3600.0)]
         init = InitRequest(request=RolloutRequest(rollout_id="r1", messages=[]), digest=b"d")
-        refers = replace(keeper.peer, knows=True, refers=True)
+        refers = replace(keeper.peer, has_tokens=True, accepts_references=True)
         record, _ = await h.engine.init(init, owner="me", peer=refers)
         await h.until(lambda: keeper.completions)
         # Re-pointed: it is delivered there when others may run.
         h.engine.acceptance.begin(init, owner="me", peer=h.trainer.peer)
-        with unreadable(h.engine.log.store):
+        with unreadable(h.engine.journal):
             await asyncio.sleep(0.1)
             assert not h.trainer.completions
         await h.settled(record)
         (completion,) = h.trainer.completions
-        assert completion.result_id == record.completion.result_id
+        assert completion.result_id == record.delivery.completion.result_id
         assert len(completion.messages) == 5

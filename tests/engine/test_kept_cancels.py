@@ -97,7 +97,7 @@ async def test_of_a_rollout_that_is_being_accepted(folder):
         slow.go.set()
         record, _ = await asking
         assert (await h.settled(record)).status is CompletionStatus.CANCELLED
-        assert h.engine.log.store.tombstones() == []
+        assert h.engine.journal.tombstones() == []
     await check_cancelled(copy, known=False)
 
 
@@ -105,13 +105,13 @@ async def test_of_one_that_is_killed_between_its_acceptance_and_its_end(folder, 
     """Its Init is committed, and that a cancel came before it is not written again yet."""
     copies = []
     async with keeping(folder, Talker()) as h:
-        cancel = h.engine._runner.cancel
+        cancel = h.engine.runner.cancel
 
         def copying(record, reason):
             copies.append(h.crash())
             cancel(record, reason)
 
-        monkeypatch.setattr(h.engine._runner, "cancel", copying)
+        monkeypatch.setattr(h.engine.runner, "cancel", copying)
         h.engine.cancel("me", rollout_id="r1")
         await h.run()
     assert len(copies) == 1
@@ -142,7 +142,7 @@ async def test_a_disk_that_fails_is_told(folder, disk):
             await h.engine.log.flush()
         assert refused.value.retry_after
         disk.failing = False
-        await h.until(lambda: not h.engine.log.store.problem)
+        await h.until(lambda: not h.engine.journal.problem)
         h.engine.cancel("me", rollout_id="r1")
         await h.engine.log.flush()
         copy = h.crash()
@@ -156,14 +156,14 @@ async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk):
         with pytest.raises(Unavailable):
             await h.init("refused")
         disk.failing = False
-        await h.until(lambda: not h.engine.log.store.problem)
+        await h.until(lambda: not h.engine.journal.problem)
         record = await h.start()
-        await h.until(lambda: len(h.trainer.chats) == 2 and record.last_number == record.written)
+        await h.until(lambda: len(h.trainer.chats) == 2 and record.trail.last_number == record.trail.written)
         disk.failing = True
-        record.session.add_sample("lost")
-        await h.until(lambda: not record.journaled)
+        record.run.session.add_sample("lost")
+        await h.until(lambda: not record.trail.journaled)
         disk.failing = False
-        await h.until(lambda: not h.engine.log.store.problem)
+        await h.until(lambda: not h.engine.journal.problem)
         assert h.engine.cancel("me", rollout_id="r1")[0].cancelled
         await h.engine.log.flush()
         copy = h.crash()
@@ -190,7 +190,7 @@ async def test_their_room_comes_back_with_time(hosting):
     async with hosting(Talker(1), max_tombstones=1) as h:
         h.engine.cancel("me", rollout_id="a")
         h.clock.ahead += 601.0
-        await h.until(lambda: not h.engine._tombstones._owners)
+        await h.until(lambda: not len(h.engine.context.tombstones))
         h.engine.cancel("me", rollout_id="b")
 
 

@@ -418,7 +418,7 @@ async def test_a_context_is_of_no_use_after_the_end(hosting):
         assert h.trainer.chats == []
         await h.until(lambda: asyncio.all_tasks() == before)
         h.check_whole(record)
-        assert record.completion.reward == 1.0
+        assert record.delivery.completion.reward == 1.0
 
 
 def uses(ctx):
@@ -491,7 +491,7 @@ async def test_whatever_an_abandoned_agent_does_in_the_end_frees_its_slot(hostin
         await h.until(lambda: h.engine.capacity().abandoned == 0)
         assert h.engine.capacity().running == 0
         h.check_whole(record)
-        assert record.completion.failure.boundary == "agent"
+        assert record.delivery.completion.failure.boundary == "agent"
 
 
 def blocking(wait):

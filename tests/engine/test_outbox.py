@@ -40,7 +40,7 @@ async def test_a_completion_is_told_once(hosting):
         completion = await h.settled(record)
         assert delivered(h, record) == [events.Delivered(Outcome.RECORDED, "", 1)]
         assert h.trainer.completions == [completion]
-        assert (record.undelivered, h.engine.capacity().undelivered) == (False, 0)
+        assert (record.delivery.undelivered, h.engine.capacity().undelivered) == (False, 0)
 
 
 async def test_every_result_has_an_id_of_its_own(hosting):
@@ -110,7 +110,7 @@ async def test_a_final_refusal_settles(hosting, error):
         assert delivered(h, record) == [events.Delivered(None, f"refused: {error}", 2)]
         await asyncio.sleep(0.06)
         assert len(h.trainer.completions) == 2
-        assert (record.undelivered, h.engine.capacity().undelivered) == (False, 0)
+        assert (record.delivery.undelivered, h.engine.capacity().undelivered) == (False, 0)
         assert record.state is RolloutState.COMPLETED
 
 
@@ -121,11 +121,11 @@ async def test_it_expires_with_its_record(hosting):
         await h.until(lambda: len(h.trainer.completions) > 2)
         h.clock.ahead += 99.0
         await asyncio.sleep(0.06)
-        assert (record.undelivered, h.engine.outbox.expired) == (True, 0)
+        assert (record.delivery.undelivered, h.engine.outbox.expired) == (True, 0)
         h.clock.ahead += 2.0
         await h.settled(record)
         tries = len(h.trainer.completions)
-        assert (record.undelivered, h.engine.capacity().expired) == (False, 1)
+        assert (record.delivery.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
         await h.until_listed()
         assert len(h.trainer.completions) == tries
@@ -139,7 +139,7 @@ async def test_until_then_it_is_kept(hosting):
         h.clock.ahead += 1000.0
         await asyncio.sleep(0.06)
         assert h.engine.rollouts.get("me", "r1") is record
-        assert record.undelivered
+        assert record.delivery.undelivered
 
 
 async def test_its_expiry_is_told(hosting):
@@ -160,7 +160,7 @@ async def test_it_waits_as_long_as_it_is_told(hosting):
         await h.until(lambda: h.trainer.completions)
         await asyncio.sleep(0.1)
         assert len(h.trainer.completions) == 1
-        assert record.undelivered
+        assert record.delivery.undelivered
 
 
 async def test_it_waits_no_longer_than_it_is_told(hosting):
@@ -247,7 +247,7 @@ async def test_the_new_place_is_given_its_time(hosting):
         await h.until(lambda: new.completions)
         await asyncio.sleep(0.1)
         assert len(new.completions) == 1
-        assert record.undelivered
+        assert record.delivery.undelivered
 
 
 async def test_a_settled_one_is_not_told_again(hosting):
@@ -276,7 +276,7 @@ async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
         records = [await h.start(f"r{n}") for n in range(3)]
         assert await h.engine.shutdown.drained(0.03) is False
         release.set()
-        await h.until(lambda: all(record.undelivered for record in records))
+        await h.until(lambda: all(record.delivery.undelivered for record in records))
         assert await h.engine.shutdown.drained(0.03) is False
         waiting = asyncio.ensure_future(h.engine.shutdown.drained(30.0))
         await asyncio.sleep(0.02)
@@ -323,12 +323,12 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
         await asyncio.sleep(0.01)
         await h.engine.shutdown.close(3.0)
         for record in records:
-            completion = record.completion
+            completion = record.delivery.completion
             assert (completion.status, completion.finish_reason) == (CompletionStatus.FAILED, "shutdown")
             assert (completion.failure.boundary, completion.failure.retryable) == ("server", True)
             assert completion.reward is None
             h.check_whole(record)
-        assert ended.completion.status is CompletionStatus.DEADLINE_EXCEEDED
+        assert ended.delivery.completion.status is CompletionStatus.DEADLINE_EXCEEDED
         with pytest.raises(Unavailable):
             await h.init("late")
 
@@ -344,7 +344,7 @@ async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
         record = await h.start()
         await asyncio.sleep(0.01)
         await h.engine.shutdown.close(3.0)
-        assert record.completion.failure.boundary == "server"
+        assert record.delivery.completion.failure.boundary == "server"
         h.check_whole(record)
         release.set()
         await h.until(lambda: h.engine.capacity().abandoned == 0)
@@ -356,7 +356,7 @@ async def test_closing_gives_up_after_its_limit(hosting):
         record = await h.start()
         await h.until(lambda: h.trainer.completions)
         await h.engine.shutdown.close(0.03)
-        assert record.undelivered
+        assert record.delivery.undelivered
         assert delivered(h, record) == []
 
 
@@ -377,7 +377,10 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
     await asyncio.sleep(0.01)
     for record in (running, queued):
         assert record.state is RolloutState.FAILED
-        assert (record.completion.failure.boundary, record.completion.failure.retryable) == ("server", True)
+        assert (record.delivery.completion.failure.boundary, record.delivery.completion.failure.retryable) == (
+            "server",
+            True,
+        )
     assert h.escaped == []
 
 
@@ -429,4 +432,4 @@ async def test_leaving_the_engine_stops_deliveries(hosting):
         record = await h.start()
         await h.until(lambda: h.trainer.completions)
     assert asyncio.all_tasks() == before
-    assert record.undelivered
+    assert record.delivery.undelivered

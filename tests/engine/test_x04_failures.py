@@ -7,12 +7,13 @@ import pytest
 
 import osmosis_grpc.storage.journal.store
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import verdicts
-from osmosis_grpc.engine.absences import Absences
+from osmosis_grpc.engine import runner
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.destination import Destinations
 from osmosis_grpc.engine.engine import Engine
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.storage import SqliteJournal
@@ -76,7 +77,7 @@ async def ends_as_ours(h, **fields):
 
 
 async def test_x04_a_deadline_that_raises(h, once, caplog):
-    raised = once(verdicts, "expired")
+    raised = once(Termination, "timed_out")
     await ends_as_ours(h, agent_timeout=0.05, label="hang")
     assert raised
     assert "rollout r1 ends FAILED" in caplog.text
@@ -109,7 +110,7 @@ async def test_x04_what_follows_an_end_raises(h, once):
 
 
 async def test_x04_a_delivery_that_raises_is_tried_again(h, once):
-    raised = once(Absences, "tried")
+    raised = once(Destinations, "tried")
     h.trainer.answers = [Unavailable("not now")]
     async with asyncio.timeout(10):
         assert (await h.run("r1")).status is CompletionStatus.COMPLETED
@@ -134,12 +135,12 @@ async def test_x10_an_outcome_that_cannot_be_written(h, once):
 
 
 async def test_x10_metrics_that_cannot_be_written(h, once, monkeypatch):
-    whole = verdicts.completion
+    build = runner.build_completion
 
     def completion(record, *arguments):
-        made = whole(record, *arguments)
+        made = build(record, *arguments)
         metrics = dataclasses.replace(made.metrics, tool_latency_ms=1e300)
         return dataclasses.replace(made, metrics=metrics) if record.rollout_id == "r1" else made
 
-    monkeypatch.setattr(verdicts, "completion", completion)
+    monkeypatch.setattr(runner, "build_completion", completion)
     await ends_as_ours(h)

@@ -25,11 +25,11 @@ async def test_x05_undelivered_completions_of_one_owner_refuse_no_other(hosting)
         with pytest.raises(ResourceExhausted):
             for number in range(20):
                 record = await start("hostile", f"a{number}", away.peer)
-                await h.until(lambda record=record: record.undelivered)
+                await h.until(lambda record=record: record.delivery.undelivered)
         for number in range(10):
             record = await start("other", f"b{number}", h.trainer.peer)
             assert (await h.settled(record)).status is CompletionStatus.COMPLETED
-            await h.until(lambda record=record: record.settled)
+            await h.until(lambda record=record: record.delivery.settled)
         kept = [row.rollout_id for row in (await h.engine.rollouts.page("other"))[0]]
         assert kept[-1] == "b9", "they are kept for their time, in the owner's own share"
         with pytest.raises(ResourceExhausted):

@@ -42,7 +42,7 @@ class Breaks(RolloutAgentLoop):
         self.part()
         while True:
             ctx.log_event("still there")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # an event now and then
 
 
 agents = [Breaks(journal), Breaks(http), Breaks(rpc)]

@@ -79,7 +79,7 @@ class Run:
                         progress(f"{done} rollouts, {self._most / MB:.1f} MB at most")
             seconds = time.monotonic() - began
             most = self._most
-            await asyncio.sleep(given.quiet)
+            await asyncio.sleep(given.quiet)  # the quiet time that is measured
         looking.cancel()
         left = on_disk(self._folder)
         figures = {
@@ -98,7 +98,7 @@ class Run:
     async def _look(self) -> None:
         while True:
             self._most = max(self._most, on_disk(self._folder))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # between two measurements
 
     async def _requests(self) -> AsyncIterator[RolloutRequest]:
         for number in range(self._given.rollouts):

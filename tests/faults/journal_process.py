@@ -56,7 +56,7 @@ async def main(folder: str) -> None:
             told = name if lasts and at == len(kinds) else ""
             store.append(TrajectoryEvent(name, 1, at, now, kind), 0, told, entry if at == 1 else None)
         if not number % 5:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # the next transaction
             store.sweep()
 
 

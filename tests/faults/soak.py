@@ -70,7 +70,7 @@ class Soak:
         server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)
         async with server, attach(server.address, scripted(TOKENS), ttl=2 * given.ttl, ledger=given.ledger) as trainer:
             await self._roll(trainer, self._first())
-            await asyncio.sleep(SETTLE)
+            await asyncio.sleep(SETTLE)  # what is over releases its resources
             before = held()
             self._began, self._done = time.monotonic(), 0
             sampling = asyncio.create_task(self._sample())
@@ -78,7 +78,7 @@ class Soak:
             sampling.cancel()
             self._samples.append((self._done, resident()))
             seconds = time.monotonic() - self._began
-            await asyncio.sleep(SETTLE)
+            await asyncio.sleep(SETTLE)  # what is over releases its resources
             after = held()
         if self._failed:
             raise Broken(f"{self._failed} rollouts did not complete")
@@ -101,13 +101,13 @@ class Soak:
         while self._counted_from is None or self._done - self._counted_from < self._given.rollouts:
             pause = self._began + number / self._given.rate - time.monotonic()
             if pause > 0:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # the even rate
             number += 1
             yield _request(f"soak-{number}")
 
     async def _sample(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # between two samples
             elapsed, size = time.monotonic() - self._began, resident()
             self._most = max(self._most, size)
             if elapsed >= 2 * self._given.ttl:

@@ -34,7 +34,7 @@ async def all_over(address: str, undelivered: int) -> None:
     """Wait until nothing runs, and so many completions wait."""
     async with RolloutClient(address) as client, asyncio.timeout(30):
         while (capacity := (await client.info()).capacity).running or capacity.undelivered < undelivered:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # between two looks
 
 
 @lengths
@@ -57,7 +57,7 @@ async def test_away_from_its_attachment(stack, tmp_path, seconds):
     away = time.monotonic()
     await all_over(server.address, COUNT - len(completions))
     assert len(completions) < COUNT / 2, "few end before it is away"
-    await asyncio.sleep(max(0.0, away + seconds - time.monotonic()))
+    await asyncio.sleep(max(0.0, away + seconds - time.monotonic()))  # the rest of the time away
     proxy.refusing = False
     back = time.monotonic()
     await at_work
@@ -84,7 +84,7 @@ async def test_away_from_its_callbacks(stack, tmp_path, seconds):
     proxy.cut()
     away = time.monotonic()
     await all_over(server.address, COUNT // 2)
-    await asyncio.sleep(max(0.0, away + seconds - time.monotonic()))
+    await asyncio.sleep(max(0.0, away + seconds - time.monotonic()))  # the rest of the time away
     proxy.refusing = False
     back = time.monotonic()
     async with asyncio.timeout(60):

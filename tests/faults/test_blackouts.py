@@ -21,9 +21,9 @@ DARK, LIGHT, TIMES = 5.0, 3.0, 4
 async def blackouts(proxy: CuttingProxy) -> None:
     """Nothing passes for some seconds, and then all that was held back; connections stay."""
     for _ in range(TIMES):
-        await asyncio.sleep(LIGHT)
+        await asyncio.sleep(LIGHT)  # connected
         proxy.hold("up", "down", new=True)
-        await asyncio.sleep(DARK)
+        await asyncio.sleep(DARK)  # without a connection
         proxy.release("up", "down")
 
 
@@ -49,7 +49,7 @@ async def test_blackouts_under_load(stack, tmp_path):
     at_work = asyncio.create_task(gather())
     for request in night:
         await client.init(request, callback=trainer.callback(target=back.address))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # calls in a row, not at once
     await asyncio.gather(*dark)
     ended = [await trainer.completion(request.rollout_id, 60) for request in night]
     await at_work
@@ -89,14 +89,14 @@ async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
         await asyncio.wait_for(trainer.rollout(rollout_id="alone"), 50)
         stub, before = services_pb2_grpc.RolloutServiceStub(channel), resident()
         running = asyncio.create_task(trainer.rollout(rollout_id="watched"))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # the stream is cut in the middle
         streams = [stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="watched")) for _ in range(readers)]
 
         async def dawdle(stream: Any) -> list[int]:
             numbers = []
             while not running.done():
                 numbers.append((await stream.read()).event.number)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # calls in a row, not at once
             return numbers
 
         slow = [asyncio.create_task(dawdle(stream)) for stream in streams]

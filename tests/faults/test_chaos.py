@@ -55,7 +55,7 @@ async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) 
                     await client.init(request, callback=trainer.callback())
                     return await trainer.completion(request.rollout_id)
                 except Unavailable:
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.02)  # between two tries
 
         ended = await asyncio.gather(*(one(request) for request in requests(count, set())))
         await until(lambda: not server.engine.capacity().undelivered)
@@ -158,13 +158,13 @@ async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, s
         else:
             async with attach(server.address, policy) as trainer:
                 await asyncio.wait_for(gathering(trainer, COUNT, completions), 30)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # time for what must not come
     assert late.late
     check_equal(completions, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1)), "an Init that is asked again starts nothing more"
     late.probability = 0.0
     async with AgentServer(agents.loops, port=port, config=config, state_dir=state) as server:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # time for what must not come
         async with RolloutClient(server.address) as client:
             infos = {info.rollout_id: info async for info in client.rollouts()}
     for name, info in infos.items():

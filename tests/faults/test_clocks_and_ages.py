@@ -42,7 +42,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
             policy.gate.set()
             await at_work
             ahead[0] = 0.0
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # swept with the clock as it is now
         assert server.engine.outbox.expired == 0
     check_equal(completions, expected, policy)
 
@@ -73,14 +73,14 @@ async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
                 policy.gate.clear()
                 for request in requests(COUNT, set()):
                     await client.init(request, callback=trainer.callback())
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(1.0)  # longer than a lifetime
                 policy.gate.set()
                 completions = [await trainer.completion(name, 20) for name in expected]
     check_equal(completions, expected, policy)
 
 
 async def _numbers(trainer, rollout_id: str) -> list[int]:
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # time for more events
     return [event.number async for event in trainer.events(rollout_id)]
 
 
@@ -150,10 +150,10 @@ async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
                     call.cancel()
 
             await come_and_go(warm)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # longer than a lifetime
             before, size = held(), resident()
             await come_and_go(streams)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # longer than a lifetime
             after, grown = held(), resident() - size
     print(f"\n{grown / streams:.0f} bytes a stream, both ends in this process; {before} -> {after}")
     assert after == before

@@ -24,7 +24,7 @@ def test_a_kill_in_the_middle_of_it_costs_nothing(tmp_path):
         command = [sys.executable, "-m", "tests.faults.journal_process", str(tmp_path)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             told = [process.stdout.readline()]
-            time.sleep(dice.uniform(0.0, 0.4))
+            time.sleep(dice.uniform(0.0, 0.4))  # a kill at any moment
             process.kill()
             told += process.stdout.readlines()
         assert process.returncode == -9

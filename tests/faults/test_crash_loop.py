@@ -104,7 +104,7 @@ async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp
     """Its rollout ends FAILED (agent, CRASHED_SERVER) after some deaths; the bystander ones complete, at attempt 1."""
 
     async def slow(request):
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # a slow trainer
         return answer(request, "go on")
 
     async with Supervisor(tmp_path) as supervisor, attach([supervisor.address], slow) as trainer:

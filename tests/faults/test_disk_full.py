@@ -32,7 +32,7 @@ async def health(address: str, service: str = "") -> int:
 async def healthy(address: str) -> None:
     async with asyncio.timeout(10):
         while await health(address) != SERVING:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # between two looks at the health
 
 
 def running(trainer, asked, completions) -> asyncio.Task:
@@ -102,7 +102,7 @@ async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
         async with asyncio.timeout(50):
             at_work = running(trainer, asked, completions)
             while await health(server.address) == SERVING:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # between two looks at the health
                 assert not at_work.done(), "4 MiB were enough: ask for more"
             before = len(completions)
             await until(lambda: not policy.open, "what ran is over")

@@ -119,7 +119,7 @@ async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
     await until(lambda: len(policy.calls) > 30, "all have begun")
     policy.gate.clear()
     server.signal(signal.SIGTERM)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # the drain has begun
     server.signal(signal.SIGTERM)
     try:
         assert await asyncio.to_thread(server.process.wait, 5) == 128 + signal.SIGTERM

@@ -170,7 +170,7 @@ async def test_where_a_callback_may_not_lead(canary, tmp_path):
             error = await refused(stub.Init(init(filled)))
             assert (error.code(), violations(error)) == (grpc.StatusCode.INVALID_ARGUMENT, ["callback.target"]), filled
         assert not (await server.engine.rollouts.page(""))[0]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # time for what must not come
     assert not canary.seen
 
 

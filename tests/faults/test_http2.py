@@ -68,10 +68,10 @@ async def beside(served, name: str, growth: int):
                 began = time.perf_counter()
                 await info(control_pb2.GetServerInfoRequest(), timeout=10)
                 worst, calls = max(worst, time.perf_counter() - began), calls + 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # calls of one client, paced
 
     client = asyncio.create_task(normal())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the calls have begun
     before, used, began = memory(pid), cpu(pid), time.perf_counter()
     try:
         yield address
@@ -126,7 +126,7 @@ async def header_drip(address: str, times: int) -> None:
         for _ in range(times // 1000):
             for one in made:
                 await one.send(frame(CONTINUATION, 0, 1, block([("x", "y")])))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # a slow sender
 
 
 async def closed_windows(address: str, times: int) -> None:
@@ -136,13 +136,13 @@ async def closed_windows(address: str, times: int) -> None:
         for _ in range(max(1, times // 2000)):
             made = await stack.enter_async_context(connection(address, settings))
             await made.send(b"".join(request(stream) for stream in range(1, 1001, 2)))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the attack lasts
 
 
 async def idle_connections(address: str, times: int) -> None:
     host, _, port = address.rpartition(":")
     writers = [(await asyncio.open_connection(host, int(port)))[1] for _ in range(times // 20)]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # the attack lasts
     for writer in writers:
         writer.transport.abort()
 

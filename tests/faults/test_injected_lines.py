@@ -102,7 +102,7 @@ class Deployment:
 
 
 async def policy(request):
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # the trainer's latency
     return answer(request, f"reply {request.number}", tokens=3)
 
 

@@ -56,7 +56,8 @@ class Recorded:
 
     async def Chat(self, request: Any, context: Any) -> Any:
         self.left.append((time.monotonic(), context.time_remaining()))
-        await asyncio.sleep(3600 if request.full.messages[-1].text == "slow" else self._delay)
+        seconds = 3600 if request.full.messages[-1].text == "slow" else self._delay
+        await asyncio.sleep(seconds)  # the reply takes so long
         return trainer_pb2.ChatResponse(
             message=message_pb2.Message(role="assistant", text="fine"), finish_reason="stop"
         )
@@ -168,7 +169,7 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
         steps += [lambda: drawn.choice(callers).Cancel(cancel)] * drawn.randrange(3)
         drawn.shuffle(steps)
         for step, pause in [(step, drawn.choice([0, 0, 0.002, 0.01])) for step in steps]:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause)  # the drawn pause
             calls.append(asyncio.ensure_future(_quiet(step())))
 
     calls: list[Any] = []
@@ -182,7 +183,7 @@ async def test_init_cancel_result_and_deadline_raced(stack, seed):
         assert trainer.results(name) == 1
         info = await callers[0].GetRollout(control_pb2.GetRolloutRequest(rollout_id=name))
         assert info.rollout.completion.status == completion.status
-        told = [event.kind for event in server.engine.log.store.events(name, 1, 0, 1000)]
+        told = [event.kind for event in server.engine.journal.events(name, 1, 0, 1000)]
         assert sum(isinstance(kind, events.Ended) for kind in told) == 1
         assert agent.ran[name, 1] <= 1
     left = server.engine.capacity()

@@ -22,7 +22,7 @@ STILL = 30.0
 async def still(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(STILL)
+        await asyncio.sleep(STILL)  # stands still
     finally:
         os.kill(pid, signal.SIGCONT)
 

@@ -210,6 +210,6 @@ async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # a heartbeat now and then
         async with bystander(server):
             pass

@@ -30,7 +30,7 @@ async def test_x04_a_server_without_a_part_exits_with_1(part, tmp_path):
                         messages=[{"role": "user", "content": "x"}],
                         callback=trainer.callback(),
                     )
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # between two tries
 
             with contextlib.suppress(CallError):
                 await asyncio.wait_for(ask(), PATIENCE)

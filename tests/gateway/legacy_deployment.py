@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest_asyncio
 
-from osmosis_gateway.agent_loop import HttpAgentLoop
+from osmosis_gateway.http_agent import HttpAgent
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
@@ -48,7 +48,7 @@ class Deployment:
     """The old agent server, our loop and server that host it, a trainer, and its client."""
 
     old: OldAgentServer
-    loop: HttpAgentLoop
+    loop: HttpAgent
     server: AgentServer
     client: RolloutClient
     trainer: TrainerServer
@@ -114,7 +114,7 @@ def once(client: RolloutClient) -> RolloutClient:
 
 def left_over(*more: str) -> list[str]:
     """Tasks of ours that go on."""
-    ours = ("Relay.", "_outcome", "settled", "HttpAgentLoop", "run_asgi", "plays", *more)
+    ours = ("Relay.", "_outcome", "settled", "HttpAgent", "run_asgi", "plays", *more)
     names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if not task.done()]
     return [name for name in names if any(part in name for part in ours) and name != "Engine._run"]
 
@@ -142,7 +142,7 @@ async def builder(later):
             enter = stack.enter_async_context
             old = await slow.enter_async_context(OldAgentServer())
             old.script = script
-            loop = HttpAgentLoop(old.url, **({"settings": SETTINGS} | (hosted or {})))
+            loop = HttpAgent(old.url, **({"settings": SETTINGS} | (hosted or {})))
             await slow.enter_async_context(loop)
             server = await enter(AgentServer([loop], port=0, config=EngineConfig(**(ENGINE | config))))
             policy = Policy()

@@ -133,7 +133,7 @@ async def test_a_completion_that_is_no_json(deployment, body, media):
 
 
 async def test_a_completion_that_is_too_large(build, monkeypatch):
-    monkeypatch.setattr("osmosis_gateway.agent_loop.Bounds", lambda: Bounds(size=1000))
+    monkeypatch.setattr("osmosis_gateway.http_agent.Bounds", lambda: Bounds(size=1000))
     deployment = await build()
     await deployment.init()
     assert await deployment.old.complete("r1", extra_fields={"a": "x" * 1000}) == 200

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture
 def hurry(monkeypatch):
     """An old server has less time for its answer."""
-    monkeypatch.setattr("osmosis_gateway.agent_loop.ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("osmosis_gateway.http_agent.ANSWER_WITHIN", 0.2)
 
 
 # What it is

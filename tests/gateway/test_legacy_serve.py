@@ -1,4 +1,4 @@
-"""HttpAgentLoop begins: whom it asks, what it refuses, and `serve --legacy-agent` as a process."""
+"""HttpAgent begins: whom it asks, what it refuses, and `serve --legacy-agent` as a process."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from osmosis_gateway.agent_loop import HttpAgentLoop
+from osmosis_gateway.http_agent import HttpAgent
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.storage import MemoryJournal
@@ -23,7 +23,7 @@ async def old():
 
 
 async def enter_and_leave(url: str, **more) -> str:
-    async with HttpAgentLoop(url, settings=SETTINGS, **more) as loop:
+    async with HttpAgent(url, settings=SETTINGS, **more) as loop:
         return loop.name
 
 
@@ -65,7 +65,7 @@ async def test_health_that_names_nobody(old, health):
 
 
 async def test_health_that_is_not_answered(old, monkeypatch):
-    monkeypatch.setattr("osmosis_gateway.agent_loop.ANSWER_WITHIN", 0.2)
+    monkeypatch.setattr("osmosis_gateway.http_agent.ANSWER_WITHIN", 0.2)
     old.health = lambda request: never()
     with pytest.raises(CallError, match=r"within 0\.2 s"):
         await enter_and_leave(old.url)
@@ -74,7 +74,7 @@ async def test_health_that_is_not_answered(old, monkeypatch):
 @pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://u:p@x", "http://x/?a", "http://x:99999", "x:1"])
 def test_what_is_no_url(url):
     with pytest.raises(InvalidArgument, match="url"):
-        HttpAgentLoop(url)
+        HttpAgent(url)
 
 
 async def test_a_taken_port(old):
@@ -83,8 +83,8 @@ async def test_a_taken_port(old):
 
 
 async def test_two_of_one_name(old):
-    async with HttpAgentLoop(old.url) as one, HttpAgentLoop(old.url) as two:
-        with pytest.raises(ValueError, match="names of their own: old, old"):
+    async with HttpAgent(old.url) as one, HttpAgent(old.url) as two:
+        with pytest.raises(ValueError, match="unique names: old, old"):
             Engine([one, two], journal=MemoryJournal())
 
 

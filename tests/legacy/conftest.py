@@ -2,12 +2,12 @@
 
     trainer     agent server    between them
     new         new             gRPC, with a callback
-    new         old             gRPC to an AgentServer that hosts an HttpAgentLoop
+    new         old             gRPC to an AgentServer that hosts an HttpAgent
     attached    new             one stream, opened by the trainer
-    attached    old             one stream to an AgentServer that hosts an HttpAgentLoop
+    attached    old             one stream to an AgentServer that hosts an HttpAgent
     dialled     new             one stream, opened by the agent server
     old         new             HTTP beside an AgentServer
-    old         old             HTTP beside an AgentServer that hosts an HttpAgentLoop
+    old         old             HTTP beside an AgentServer that hosts an HttpAgent
 
 A combination's servers stay up for all tests of a module; each rollout has a trainer of its own.
 """
@@ -22,7 +22,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from osmosis_gateway.agent_loop import HttpAgentLoop
+from osmosis_gateway.http_agent import HttpAgent
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
@@ -110,7 +110,7 @@ async def sides(combination: tuple[str, str]) -> AsyncIterator[Sides]:
         loop = agent
         if agent_kind == "old":
             old_agent_server = await enter(OldAgentServer(agent))
-            loop = await enter(HttpAgentLoop(old_agent_server.address))
+            loop = await enter(HttpAgent(old_agent_server.address))
         hub = Hub()
         if trainer_kind == "dialled":
             await enter(hub.trainer)

@@ -86,7 +86,7 @@ class NewTrainer:
         if request.number > len(self.scenario.script):
             raise FailedPrecondition(f"there is no chat {request.number} in the script")
         self.chats.append(request)
-        await asyncio.sleep(self.scenario.latency)
+        await asyncio.sleep(self.scenario.latency)  # the trainer's latency
         message, finish_reason = self.scenario.script[request.number - 1]
         reply = dataclasses.replace(answer(request, message, tokens=REPLY_TOKENS), finish_reason=finish_reason)
         if self.scenario.tells_tokens:

@@ -191,7 +191,7 @@ class OldAgentServer:
         url, limit = request.server_url.rstrip("/") + path, aiohttp.ClientTimeout(total=self.patience)
         told = "No attempts made"
         for retry in range(retries + 1):
-            await asyncio.sleep(_PAUSE * 2**retry if retry else 0)
+            await asyncio.sleep(_PAUSE * 2**retry if retry else 0)  # the backoff of the original
             try:
                 async with self._session.post(url, json=sent, headers=headers, timeout=limit) as answer:
                     statuses.append(answer.status)

@@ -122,7 +122,7 @@ class OldTrainer:
             return web.json_response({"detail": f"there is no chat {len(self.chats) + 1} in the script"}, status=400)
         self.chats.append(sent)
         number = len(self.chats)
-        await asyncio.sleep(self.scenario.latency)
+        await asyncio.sleep(self.scenario.latency)  # the trainer's latency
         return web.json_response(self._reply(number, asked))
 
     def _reply(self, number: int, asked: CompletionsRequest) -> dict[str, Any]:

@@ -72,7 +72,7 @@ async def test_one_completion_is_delivered(name, play):
     assert (kinds[-1].given_up, kinds[-1].tries) == ("", 1)
     assert sum(isinstance(kind, events.Ended) for kind in kinds) == 1
     assert outcome_of(await played.sides.watch.wait(scenario.name)) == scenario.outcome, "the server holds the same"
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # time for a second result, which must not come
     assert len(played.trainer.completions) == 1
     if old is not None:
         assert old.acks[scenario.name] == [200], "an old agent knows no other acknowledgement"
@@ -91,7 +91,7 @@ async def test_an_init_that_comes_late_starts_nothing(play):
         again = await played.trainer.init(played.sides.address)
         assert list(again.tools) == SCHEMAS
         assert getattr(again, "started", False) is False
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # time for a second result, which must not come
     assert played.sides.agent.runs[played.scenario.name] == 1
     assert len(played.trainer.tries) == len(played.scenario.script)
 

@@ -34,7 +34,7 @@ async def until_ended(source, count, prefix="grpc_server_call"):
     """The page, once so many calls have ended: a client knows it before the server's task does."""
     async with asyncio.timeout(PATIENCE):
         while sum(counts(page := scrape(source), prefix).values()) < count:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # between two scrapes
     return page
 
 

@@ -288,7 +288,7 @@ async def test_an_error_body_that_cannot_be_read_keeps_its_status():
 
 async def test_a_server_that_is_silent_runs_out_of_time():
     async def silent() -> web.Response:
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # a model that says nothing
         return web.Response()
 
     error = await failure(lambda request: silent(), timeout=0.1)

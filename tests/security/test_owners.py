@@ -141,7 +141,7 @@ async def test_over_attachments_rollouts_are_their_owners(deployment):
         running = asyncio.ensure_future(trainer.rollout(rollout_id="a", messages=QUESTION))
         async with asyncio.timeout(PATIENCE):
             while await rows(other) != ["a"]:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # between two lists
         assert await rows(owner) == ["r"]
         with pytest.raises(NotFound):
             await owner.get("a")

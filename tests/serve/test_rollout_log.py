@@ -66,7 +66,7 @@ async def rollouts(address, policy, count):
     async with attach([address], policy, token=SECRET) as trainer, RolloutClient(address, token=SECRET) as client:
         outcomes = [outcome async for outcome in trainer.run(requests)]
         while (await client.info()).capacity.undelivered:  # a trainer that leaves at once keeps the last answers
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # between two looks
         return outcomes
 
 
@@ -194,7 +194,7 @@ async def test_t18_a_summary_while_there_is_load(caplog):
                 assert (last.running, last.queued, last.ended, last.failed, last.mean_reward) == (0, 0, 1, 0, 1.0)
                 assert last.rollouts_per_second > 0
                 count = len(summaries())
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # two more intervals
                 assert len(summaries()) == count
 
 

@@ -17,7 +17,7 @@ from tests.supervise.deployment import USER, Hangs, Talk
 
 
 async def test_h05_a_server_that_cannot_be_made_lets_go_of_its_folder(tmp_path):
-    with pytest.raises(ValueError, match="names of their own"):
+    with pytest.raises(ValueError, match="unique names"):
         AgentServer([CalculatorAgent(), CalculatorAgent()], port=0, state_dir=tmp_path)
     SqliteJournal(tmp_path).close()
 

@@ -21,7 +21,7 @@ class CountingAgent(CalculatorAgent):
 
     async def get_tools(self, request):
         self.tools_asked += 1
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # get_tools takes a moment
         return super().get_tools(request)
 
     async def run(self, ctx):

@@ -94,9 +94,9 @@ class Odd(CalculatorAgent):
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # it stops late
                 raise
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # get_tools takes a moment
         return []
 
 
@@ -145,7 +145,7 @@ async def test_drain_lets_what_runs_finish(serve, train):
     async with RolloutClient(server.address) as client:
         await client.init(rollout_id="r", callback=trainer.callback())
         stopping = asyncio.create_task(server.stop(30.0))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # get_tools takes a moment
         assert await health(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
         waiter.go.set()
         await asyncio.wait_for(stopping, 10)

@@ -42,7 +42,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
     waiter.go.set()
     async with asyncio.timeout(30):
         await until(lambda: server.engine.capacity().undelivered == len(names) and not server.engine.capacity().running)
-        await until(lambda: not any(record.calls for record in server.engine._table._ended))
+        await until(lambda: not any(record.calls for record in server.engine.context.table.ended_records()))
     async with TrainerServer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through
@@ -61,7 +61,7 @@ async def test_one_trainers_callbacks_are_told_to_be_its(later):
             request = RolloutRequest(rollout_id="r", messages=[])
             init = InitRequest(request=request, callback=Callback(target=target, credential=credential))
             peers.append(callbacks.later(init) if later else await callbacks.peer(init))
-        assert peers[0].trainer == peers[1].trainer != peers[2].trainer
+        assert peers[0].destination_key == peers[1].destination_key != peers[2].destination_key
         assert len({peer.key for peer in peers}) == 3
     finally:
         await callbacks.close()

@@ -83,7 +83,7 @@ async def test_tokens_are_told_in_order_and_not_before_their_commit(tmp_path):
         for number in range(300):
             kept.append(events.Logged(str(number)))
             if number % 7 == 0:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # the next transaction
         await kept.all_told()
         assert kept.told == [(token, True) for token in range(1, 302)]
         assert all(newest >= token for token, newest in seen)
@@ -114,14 +114,14 @@ class Disk:
 
     def __init__(self, kept, monkeypatch):
         self.fails = False
-        real = writer._execute
+        real = writer.execute
 
         def execute(database, statement, rows):
             pages = database.execute("PRAGMA page_count").fetchone()[0] if self.fails else 2**30
             database.execute(f"PRAGMA max_page_count = {pages}")
             real(database, statement, rows)
 
-        monkeypatch.setattr(writer, "_execute", execute)
+        monkeypatch.setattr(writer, "execute", execute)
         monkeypatch.setattr(writer, "RETRY", 0.01)
 
 
@@ -224,7 +224,7 @@ async def test_what_a_sweep_could_not_delete_is_deleted_later(tmp_path, monkeypa
         kept.deliver()
         await kept.all_told()
         now[0] = 11.0
-        kept.store._writer.batch().statements.append(("INSERT INTO nowhere VALUES (1)", ()))
+        kept.store.writer.batch().statements.append(("INSERT INTO nowhere VALUES (1)", ()))
         kept.store.sweep()
         kept.store.sweep()
         await kept.commit()

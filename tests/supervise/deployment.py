@@ -82,7 +82,7 @@ class Stubborn(Talk):
     async def run(self, ctx):
         for _ in range(20):
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # it does not stop at once
         return ctx.complete([USER])
 
 

@@ -161,7 +161,7 @@ async def serve_grpc(h, fail):
 async def not_serving(h):
     async with asyncio.timeout(PATIENCE):
         while await h.health() != "NOT_SERVING":
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # between two looks at the health
 
 
 async def update_health(h, fail):

@@ -97,7 +97,7 @@ async def test_a_timer_reports_and_is_silent_after_the_close(supervisor):
     assert isinstance(await asyncio.wait_for(reported.get(), 10), ZeroDivisionError)
     supervisor.call_later(TIMED, 0.0, fired.append, 1, report=reported.put_nowait)
     await supervisor.close()
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # time for what must not come
     assert not fired
 
 

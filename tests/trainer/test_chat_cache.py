@@ -72,8 +72,8 @@ async def run(request, serve, train):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
-    async for record in server.engine._table.after(0, "", 1):
-        own = record.completion
+    async for record in server.engine.context.table.after(0, "", 1):
+        own = record.delivery.completion
     return whole, own, told
 
 

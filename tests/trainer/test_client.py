@@ -132,11 +132,11 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
     everything = client._stub.StreamEvents(control_pb2.StreamEventsRequest())
     await stream.read()
     await everything.read()
-    assert len(record.waiters) == len(client.server.engine.log._waiters) == 1
+    assert len(record.trail.waiters) == len(client.server.engine.log._waiters) == 1
     stream.cancel()
     everything.cancel()
     async with asyncio.timeout(10):
-        while record.waiters or client.server.engine.log._waiters:
+        while record.trail.waiters or client.server.engine.log._waiters:
             await asyncio.sleep(0.01)
 
 

@@ -528,7 +528,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
         assert len(asked) == 1
     finally:
         await ledger.close()
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("ledger.writer")]
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("sqlite.committer")]
     assert len(told) == 2
     assert "cannot be written: database or disk is full" in told[0]
     assert "can be written again" in told[1]

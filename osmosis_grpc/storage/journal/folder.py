@@ -1,6 +1,5 @@
 """A journal's folder while this process has it: its lock, connections and secrets, and what stood there at first."""
 
-import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,36 +7,25 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.repair import mend
-from osmosis_grpc.storage.lock import Lock, Locked
-from osmosis_grpc.storage.sqlite.database import connect, open_database
+from osmosis_grpc.storage.sqlite.database import connect
+from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
 
 
 class Folder:
     """Made or mended where it has to be. Raises JournalError."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / schema.FILE
-        try:
-            with ExitStack() as stack:
-                self._open(folder, stack)
-                self.close = stack.pop_all().close
-                """Lets others open it."""
-            return
-        except Locked as lock:
-            problem = f"{folder} is in use by process {lock.holder}: stop it"
-        except OSError as error:
-            problem = f"{folder} cannot be used for a journal: {error.strerror}"
-        except sqlite3.Error as error:
-            problem = f"{self.path} cannot be used as a journal: {error}"
-        raise schema.JournalError(problem)
+        with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
+            self._open(folder, stack)
+            self.close = stack.pop_all().close
+            """Lets others open it."""
 
     def _open(self, folder: Path, stack: ExitStack) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.lock = Lock(folder / "lock")
-        stack.callback(self.lock.close)
-        self.writes = open_database(self.path, schema.JOURNAL)
-        stack.callback(self.writes.close)
-        made = mend(self.writes, self.path)
+        self.file = LockedFile(folder / schema.FILE, folder / "lock", schema.JOURNAL)
+        stack.callback(self.file.close)
+        self.path = self.file.path
+        made = mend(self.file.database, self.path)
         self.secrets = Secrets(folder / "credentials")
         self.reads = connect(self.path)
         stack.callback(self.reads.close)
@@ -52,4 +40,4 @@ class Folder:
         """The journal's time, as far as the process before has recorded it."""
         self.closed = bool(made or reader.fact("closed"))
         """Whether the process before has closed the journal, or there was none."""
-        self.writes.execute(schema.FACT, schema.fact("closed", 0))
+        self.file.database.execute(schema.FACT, schema.fact("closed", 0))

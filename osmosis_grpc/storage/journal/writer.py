@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from osmosis_grpc.storage.journal.schema import ACCEPT, FACT, SEQUENCES, fact
-from osmosis_grpc.storage.lock import Lock
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
+from osmosis_grpc.storage.sqlite.locked_file import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -91,22 +90,19 @@ class Writer(Committer[Batch]):
 
     def __init__(
         self,
-        database: sqlite3.Connection,
-        path: Path,
-        lock: Lock,
+        file: LockedFile,
         report: Callable[[list[Token], bool], None],
         on_problem: Callable[[str], None],
         measured: Callable[[int], None],
         supervisor: Supervisor,
     ) -> None:
-        self._path = path
         self._report = report
         self._report_problem = on_problem
         self._measured = measured
         self._measured_at = 0.0
         self._unmeasured = True
         """Whether something was committed since the last measurement."""
-        (self._page,) = database.execute("PRAGMA page_size").fetchone()
+        (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
         """Whether the file may have free pages, or a WAL that is longer than it need be."""
         self._idle = False
@@ -114,7 +110,6 @@ class Writer(Committer[Batch]):
         self._busy = False
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._problem = ""
         self._broken: set[int] = set()
         """Rollouts of which an event could not be committed: none that follows may be, either."""
         self._owed: dict[Hashable, Latest] = {}
@@ -123,11 +118,16 @@ class Writer(Committer[Batch]):
         """Transactions that were committed since the start."""
         self.commit_seconds = 0.0
         """The time that they took."""
-        super().__init__(database, lock, COMMIT, supervisor)
+        super().__init__(file, COMMIT, supervisor)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be committed and nothing is on its way to the disk."""
+        return not self._busy and self._timer is None
 
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
-        if self._timer is None and not self._busy:
+        if self.idle:
             self._arm()
         return self._batch
 
@@ -144,9 +144,10 @@ class Writer(Committer[Batch]):
 
     def _arm(self) -> None:
         pause = self._flushed + GATHER - self._loop.time()
-        self._timer = self._supervisor.call_later(FLUSH, pause, self._flush, report=self._died)
+        self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand the batch to the thread now."""
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
@@ -180,7 +181,7 @@ class Writer(Committer[Batch]):
             self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
     def _patience(self) -> float | None:
-        if self._problem:
+        if self.problem:
             return RETRY
         if self._unmeasured:
             return MEASURED
@@ -191,9 +192,9 @@ class Writer(Committer[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
-        if self._problem and not items:  # can it be written again?
+        if self.problem and not items:  # can it be written again?
             self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
-        if self._problem:
+        if self.problem:
             return
         if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURED):
             self._measure()
@@ -202,7 +203,6 @@ class Writer(Committer[Batch]):
             self._shrink()
 
     def _write(self, batch: Batch) -> None:
-        database = self._database
         if self._broken:
             self._leave_out(batch)
         latest = self._owed | batch.latest if self._owed else batch.latest
@@ -214,25 +214,24 @@ class Writer(Committer[Batch]):
             for _, _, before in latest.values():
                 if before is not None:
                     before()
-            database.execute("BEGIN IMMEDIATE")
-            for statement, rows in batch.rows.items():
-                _execute(database, statement, rows)
-            for statement, values in batch.statements:
-                database.execute(statement, values)
-            for statement, values, _ in latest.values():
-                database.execute(statement, values)
-            database.execute("COMMIT")
+            with self._transaction() as database:
+                for statement, rows in batch.rows.items():
+                    execute(database, statement, rows)
+                for statement, values in batch.statements:
+                    database.execute(statement, values)
+                for statement, values, _ in latest.values():
+                    database.execute(statement, values)
             self.commits += 1
             self.commit_seconds += time.perf_counter() - began
             self._owed = {}
         except Exception as error:  # whatever it was, whoever waits has to be told
             problem = str(error) or type(error).__name__
-            self._roll_back()
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
             refused = {row[0] for row in batch.rows[ACCEPT]}
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
-        if problem or (self._problem and (batch.tokens or batch.statements or latest)):  # nothing is always written
-            self._set_problem(problem)
+        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds on a full disk, too
+        if (problem or wrote) and self._set_problem(problem):
+            self._on_loop(self._report_problem, problem)
         self._unmeasured = not problem
         if self._unmeasured and batch.shrinks:
             self._measure()
@@ -244,7 +243,7 @@ class Writer(Committer[Batch]):
             for call in batch.after:
                 call()
         except Exception:  # it is committed all the same
-            log.exception("the journal %s: what follows a commit failed", self._path)
+            log.exception("the journal %s: what follows a commit failed", self._file.path)
 
     def _pages(self) -> tuple[int, int]:
         """How many pages of the file are in use, and how many are free."""
@@ -290,22 +289,13 @@ class Writer(Committer[Batch]):
                 batch.rows[statement] = [row for row in rows if row[place] not in self._broken]
             self._on_loop(self._report, late, False)
 
-    def _set_problem(self, problem: str) -> None:
-        if problem and not self._problem:
-            log.error("the journal %s cannot be written: %s; trying again", self._path, problem)
-        elif not problem:
-            log.warning("the journal %s can be written again", self._path)
-        if problem != self._problem:
-            self._problem = problem
-            self._on_loop(self._report_problem, problem)
-
 
 def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
     """The one who waits at a barrier is not told that it holds."""
     then(False)
 
 
-def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
+def execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
     """Once for many rows."""
     if not rows:
         return

@@ -10,6 +10,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from osmosis_grpc.storage.ledger.rows import (
     restored,
     whole_rollout,
 )
-from osmosis_grpc.storage.ledger.schema import open_file
+from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.ledger.writer import Statement, Then, Writer
-from osmosis_grpc.storage.lock import Lock
 from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import Completion
 
@@ -82,30 +83,21 @@ _CALLBACKS = "callbacks"
 class Ledger:
     """Open from open() to close(), by one process. Used on the event loop's thread."""
 
-    def __init__(
-        self, path: Path, ttl: float, supervisor: Supervisor, lock: Lock, database: sqlite3.Connection, found: Found
-    ) -> None:
-        self.path = path
+    def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
+        self.path = file.path
         self.unconfirmed: dict[str, int] = {}
         """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
-        self._lock = lock
-        self._ttl = ttl
         self._rollouts, self._attachments = found.rollouts, found.attachments
         self._position = found.last_position
         """Of the chat that was answered last."""
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(database, path, lock, supervisor)
+        self._writer = Writer(file, supervisor)
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "Ledger":
         """Open a ledger file, made if there is none. Raises LedgerError, also when another process has it."""
-        where, supervisor = Path(path), supervisor or Supervisor("the ledger")
-        return cls(
-            where,
-            ttl,
-            supervisor,
-            *await asyncio.to_thread(open_file, where, lambda database: restored(database, where, ttl)),
-        )
+        file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
+        return cls(file, found, supervisor or Supervisor("the ledger"))
 
     def take_restored(self) -> list[LedgerRollout]:
         """What stood in the file when it was opened, once: unfinished rollouts with their chats, others bare."""
@@ -241,10 +233,20 @@ class Ledger:
 
     async def close(self) -> None:
         """Commit what waits, and let the file go."""
-        try:
-            await self._writer.close()
-        finally:
-            self._lock.close()
+        await self._writer.close()
+
+
+def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
+    """Open a ledger's file for this process alone, and read it. Raises LedgerError."""
+    with explained(LEDGER, path, "end that one, or name another ledger"), ExitStack() as stack:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise LedgerError(f"the ledger {path} is a folder: name a file")
+        file = LockedFile(path, Path(f"{path}.lock"), LEDGER)
+        stack.callback(file.close)
+        found = restored(file.database, path, ttl)
+        stack.pop_all()
+    return file, found
 
 
 def _lower(rollout_id: str, attempt: int) -> list[Statement]:

@@ -133,7 +133,7 @@ def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Com
 def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     """What stands in the file, after what is too old in it has gone and what is damaged in it was dealt with."""
     old = time.time() - ttl
-    connection.execute("BEGIN")
+    connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path)
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")

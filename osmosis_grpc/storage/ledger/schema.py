@@ -3,18 +3,8 @@
 What is deleted leaves room in the file that is used again; the file does not shrink.
 """
 
-import sqlite3
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TypeVar
-
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.lock import Lock, Locked
-from osmosis_grpc.storage.sqlite.database import open_database
 from osmosis_grpc.storage.sqlite.file_schema import Schema
-
-Found = TypeVar("Found")
 
 TABLES = """
 CREATE TABLE attachment (
@@ -56,28 +46,3 @@ LEDGER = Schema(
     },
     rank={"rollout": ("attempt", "ended", "tools_sum"), "confirmed": ("attempt", "time"), "attachment": ("seen",)},
 )
-
-
-def open_file(
-    path: Path, read: Callable[[sqlite3.Connection], Found], schema: Schema = LEDGER
-) -> tuple[Lock, sqlite3.Connection, Found]:
-    """Open a ledger, made if there is none, for this process alone, and read it. Raises LedgerError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise LedgerError(f"the ledger {path} is a folder: name a file")
-        with ExitStack() as stack:
-            lock = Lock(Path(f"{path}.lock"))
-            stack.callback(lock.close)
-            database = open_database(path, schema)
-            stack.callback(database.close)
-            found = read(database)
-            stack.pop_all()
-        return lock, database, found
-    except Locked as locked:
-        problem = f"is in use by process {locked.holder}: end that one, or name another ledger"
-    except OSError as error:
-        problem = f"cannot be opened: {error}"
-    except sqlite3.Error as error:
-        problem = f"cannot be read: {error}"
-    raise LedgerError(f"the ledger {path} {problem}")

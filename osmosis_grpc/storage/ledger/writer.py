@@ -1,19 +1,15 @@
 """The ledger's thread: whatever waits becomes one transaction, and then the event loop is told once."""
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.lock import Lock
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
+from osmosis_grpc.storage.sqlite.locked_file import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-
-log = logging.getLogger(__name__)
 
 COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
 AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
@@ -39,12 +35,9 @@ class _Job(NamedTuple):
 class Writer(Committer[_Job]):
     """The one who uses a connection, from its start to close()."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path, lock: Lock, supervisor: Supervisor) -> None:
-        self.failing = False
-        """Whether the newest transaction could not be committed."""
-        self._path = path
+    def __init__(self, file: LockedFile, supervisor: Supervisor) -> None:
         self._closed = False
-        super().__init__(database, lock, COMMIT, supervisor)
+        super().__init__(file, COMMIT, supervisor)
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements, after all that was asked before; `then` learns of it."""
@@ -59,13 +52,13 @@ class Writer(Committer[_Job]):
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._end)
-            self._database.close()
+            self._file.close()
 
     def _put(self, job: _Job) -> None:
         if not self._closed:
             super()._put(job)
         elif job.then is not None:
-            self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._path} is closed"))
+            self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self._file.path} is closed"))
 
     # On the thread.
 
@@ -74,13 +67,10 @@ class Writer(Committer[_Job]):
             self._on_loop(self._answer, self._answers(items))
 
     def _answers(self, jobs: Sequence[_Job]) -> list[Answer]:
-        database = self._database
         try:
-            database.execute("BEGIN")
-            values = [job.do(database) for job in jobs]
-            database.execute("COMMIT")
+            with self._transaction() as database:
+                values = [job.do(database) for job in jobs]
         except Exception as error:
-            self._roll_back()
             if len(jobs) == 1:
                 return [(jobs[0].then, None, error)]
             if not disk_failed(error):  # one of them is to blame
@@ -99,17 +89,13 @@ class Writer(Committer[_Job]):
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         problem = next((error for _, _, error in answers if error is not None), None)
-        if problem is not None and not self.failing:
-            log.error("the ledger %s cannot be written: %s; it is tried again with all that comes", self._path, problem)
-        elif problem is None and self.failing:
-            log.warning("the ledger %s can be written again", self._path)
-        self.failing = problem is not None
+        self._set_problem("" if problem is None else str(problem) or type(problem).__name__)
         for then, value, error in answers:
             if then is None:
                 continue
-            failure = None if error is None else LedgerError(f"the ledger {self._path} cannot be written: {error}")
+            failure = None if error is None else LedgerError(f"the ledger {self._file.path} cannot be written: {error}")
             self._supervisor.call(AFTER, then, value, failure, report=partial(self._undone, then))
 
     def _undone(self, then: Then, error: BaseException) -> None:
         """What follows a commit has raised: to its caller it is as if nothing had been written."""
-        then(None, LedgerError(f"{AFTER.name} of {self._path} failed: {type(error).__name__}: {error}"))
+        then(None, LedgerError(f"{AFTER.name} of {self._file.path} failed: {type(error).__name__}: {error}"))

@@ -1,15 +1,18 @@
-"""A thread that has a connection to itself: it commits what it is given, and tells the event loop."""
+"""The group commit of the journal and of the ledger: one thread commits what is queued, over the writing connection."""
 
 import asyncio
+import logging
 import queue
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.storage.lock import Lock
+from osmosis_grpc.storage.sqlite.locked_file import LockedFile
 from osmosis_grpc.supervise import Job, Supervisor
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -26,10 +29,12 @@ class Committer(ABC, Generic[Item]):
     supervisor's owner, and fails every item, those that come later included. So does a lock that is lost.
     """
 
-    def __init__(self, database: sqlite3.Connection, lock: Lock, job: Job, supervisor: Supervisor) -> None:
-        self._database = database
+    def __init__(self, file: LockedFile, job: Job, supervisor: Supervisor) -> None:
+        self.problem = ""
+        """Why the newest transaction was not committed; empty if it was."""
+        self._file = file
+        self._database = file.database
         self._loop = asyncio.get_running_loop()
-        self._lock = lock
         self._job = job
         self._supervisor = supervisor
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
@@ -76,7 +81,7 @@ class Committer(ABC, Generic[Item]):
                     break
                 item = self._queue.get()
             closing = item is None
-        self._lock.check()
+        self._file.lock.check()
         self._commit(items)
         self._taken = []
         return not closing
@@ -92,10 +97,27 @@ class Committer(ABC, Generic[Item]):
                     items.append(item)
         self._fail(items, error)
 
-    def _roll_back(self) -> None:
-        if self._database.in_transaction:
-            with suppress(sqlite3.Error):
-                self._database.execute("ROLLBACK")
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit at the end; roll back if anything raises."""
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            yield self._database
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+            raise
+
+    def _set_problem(self, problem: str) -> bool:
+        """Note why nothing can be written, or with an empty text that it can. Returns whether that is new."""
+        if problem and not self.problem:
+            log.error("the %s %s cannot be written: %s; trying again", self._file.kind, self._file.path, problem)
+        elif self.problem and not problem:
+            log.warning("the %s %s can be written again", self._file.kind, self._file.path)
+        changed, self.problem = problem != self.problem, problem
+        return changed
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call something on the event loop."""

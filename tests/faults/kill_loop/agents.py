@@ -92,7 +92,7 @@ def _seen(reply: Any) -> str:
 
 async def _add(call: Any) -> Any:
     call_id, _, numbers = get_tool_call_info(call)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # a tool takes a moment
     return create_tool_result(call_id, str(numbers["a"] + numbers["b"]))
 
 

@@ -78,7 +78,7 @@ class Policy:
         name = f"{request.rollout_id} {request.sample} {request.number}" + (f" {draw}" if self._random else "")
         drawn = zlib.crc32(name.encode())
         self._history.note("sampled", request.rollout_id, request.attempt, request.sample, request.number, outcome=draw)
-        await asyncio.sleep(LATENCY[0] + (LATENCY[1] - LATENCY[0]) * (drawn % 97) / 97)
+        await asyncio.sleep(LATENCY[0] + (LATENCY[1] - LATENCY[0]) * (drawn % 97) / 97)  # the reply's latency
         message: dict[str, Any] = {"role": "assistant", "content": f"reply to {name}"}
         if drawn % 2 and request.sample == "main":
             numbers = json.dumps({"a": drawn % 89, "b": drawn % 83})
@@ -192,7 +192,7 @@ async def called_back(app: Application, policy: Policy, given: argparse.Namespac
                         await client.init(request, callback=trainer.callback())
                         break
                     except (Unavailable, ResourceExhausted):
-                        await asyncio.sleep(0.1)
+                        await asyncio.sleep(0.1)  # between two tries
 
         starting = asyncio.create_task(start())
         async with aclosing(trainer.completions()) as completions:

@@ -11,12 +11,14 @@ ChatName = tuple[str, int]
 """Sample and number."""
 
 
-def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> Completion:
+def resolve_references(
+    completion: Completion, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]
+) -> Completion:
     """The completion with the messages it begins with and the tokens of its segments.
 
     `trajectory` gives an attempt's events.
     """
-    if not refers(completion):
+    if not has_references(completion):
         return completion
     referred = _has_referred_segments(completion)
     asked: dict[ChatName, events.ChatRequested] = {}
@@ -40,14 +42,14 @@ def whole(completion: Completion, trajectory: Callable[[str, int], Iterable[Traj
     return replace(completion, samples=made, begins=begins, messages=messages)
 
 
-async def read_whole(completion: Completion, store: Journal) -> Completion:
+async def resolve_from_journal(completion: Completion, store: Journal) -> Completion:
     """The same. Long trajectories are read and decoded off the event loop."""
-    if not refers(completion):
+    if not has_references(completion):
         return completion
-    return await store.read_apart(lambda trajectories: whole(completion, trajectories))
+    return await store.read_apart(lambda trajectories: resolve_references(completion, trajectories))
 
 
-def refers(completion: Completion) -> bool:
+def has_references(completion: Completion) -> bool:
     """Whether a completion refers to chats instead of having their messages or tokens."""
     begins = (completion.begins, *(sample.begins for sample in completion.samples.values()))
     return _has_referred_segments(completion) or any(map(_left_out, begins))

@@ -1,7 +1,8 @@
-"""Hosts a legacy HTTP agent server as an agent loop, so that every promise of the engine holds for it.
+"""Runs legacy HTTP agent servers: their adapter to the Runnable port.
 
-get_tools posts the Init to the legacy server, whose agent starts at once. run relays the chats and the completion,
-which the legacy agent sends to a small HTTP listener here. Each run has its own key, which its calls must show.
+The engine hosts it, so every promise of the engine holds. tools() posts the Init to the legacy server, whose agent
+starts at once; run() relays the chats and the completion that come back to a small HTTP listener. A call to that
+listener shows a key that is made for one run.
 """
 
 import asyncio
@@ -22,8 +23,9 @@ from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.request_body import BodyRefused, Bounds, bearer, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
-from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.runnable import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
     CallError,
     FailedPrecondition,
@@ -45,8 +47,8 @@ ANSWER_WITHIN = 8.0
 """Timeout in seconds of an Init or /health at the legacy server. The engine gives get_tools 10 s."""
 
 
-class HttpAgentLoop(RolloutAgentLoop):
-    """Used as `async with HttpAgentLoop("http://HOST:PORT") as loop`, around the server that hosts it.
+class HttpAgent:
+    """Used as `async with HttpAgent("http://HOST:PORT") as agent`, around the server that hosts it.
 
     Without `name`, the name comes from the legacy server's /health. `listen` is the address of the listener for its
     calls; `public_url` is the URL by which the legacy server reaches it, if that differs. `api_key` is sent to the
@@ -55,6 +57,7 @@ class HttpAgentLoop(RolloutAgentLoop):
 
     name = "legacy"
     lists_tools_without_request = False
+    replayable = False
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class HttpAgentLoop(RolloutAgentLoop):
         silence: float = SILENCE,
         settings: RolloutClientSettings | None = None,
     ) -> None:
+        self.source = self
         self._base = Base.of(url, "url")
         self._given_name = name
         self._key = api_key
@@ -82,10 +86,10 @@ class HttpAgentLoop(RolloutAgentLoop):
         self._public_url = public_url
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> "HttpAgentLoop":
+    async def __aenter__(self) -> "HttpAgent":
         await self._stack.enter_async_context(self._calls)
         try:
-            self.name = self._given_name or await self._ask_name()  # type: ignore[misc] # of the instance, not the class
+            self.name = self._given_name or await self._ask_name()
             await self._stack.enter_async_context(self._listener)
         except BaseException:
             await self._stack.aclose()
@@ -97,7 +101,7 @@ class HttpAgentLoop(RolloutAgentLoop):
             relay.close()
         await self._stack.aclose()
 
-    async def get_tools(self, request: RolloutRequest) -> list[ToolDict]:
+    async def tools(self, request: RolloutRequest) -> list[ToolDict]:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:
             raise FailedPrecondition(f"{legacy_id!r} is longer than {MAX_ID_CHARS} characters", kind="ROLLOUT_ID")
@@ -115,35 +119,36 @@ class HttpAgentLoop(RolloutAgentLoop):
             raise Internal(f"the answer of {self._base.authority} to an Init cannot be read: {error}") from None
         return tools or []
 
-    async def run(self, ctx: RolloutContext) -> RolloutResult:
-        relay = self._relays[self._keys[ctx.request.rollout_id, ctx.request.attempt]]
-        relay.begin(ctx)
+    async def run(self, context: RolloutContext) -> RunOutcome:
+        relay = self._relays[self._keys[context.request.rollout_id, context.request.attempt]]
+        relay.begin(context)
         try:
             body = await relay.completed(self._silence)
         finally:
             relay.close()
         count, latency = body.tool_calls
         if body.status == "ERROR":  # after an exception the contract reports no tool calls
-            count = max(count, relay.tool_messages - count_tool_messages(ctx.request.messages))
+            count = max(count, relay.tool_messages - count_tool_messages(context.request.messages))
         for _ in range(count):
-            ctx.record_tool_call(latency / count)
+            context.record_tool_call(latency / count)
         if body.status != "ERROR":
-            return ctx.complete(
+            completed = context.complete(
                 body.final_messages,
                 finish_reason=body.finish_reason or "stop",
                 reward=body.reward,
                 extra_fields=body.extra_fields,
             )
+            return outcome_of(completed)
         if relay.failure is not None:  # the trainer's fault, not the agent's
             raise relay.failure
-        reported = body.error_message or "the legacy agent gave up without a reason"
-        return RolloutResult(
+        failed = RolloutResult(
             status="ERROR",
             final_messages=body.final_messages,
             finish_reason=body.finish_reason or "error",
-            error_message=reported,
+            error_message=body.error_message or "the legacy agent gave up without a reason",
             extra_fields=body.extra_fields,
         )
+        return outcome_of(failed)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         relay = self._relays.pop(self._keys.pop((rollout_id, attempt), ""), None)

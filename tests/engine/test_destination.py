@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.engine.absences import AT_ONCE
+from osmosis_grpc.engine.destination import AT_ONCE
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.types import Outcome, events
 from tests.engine.conftest import Trainer
@@ -22,7 +22,7 @@ class Away(Trainer):
     def __init__(self, deployment, key):
         super().__init__(key=key)
         self.deployment = deployment
-        self.peer = replace(self.peer, trainer=deployment)
+        self.peer = replace(self.peer, destination_key=deployment)
 
     async def complete(self, completion):
         self.deployment.tries[completion.rollout_id] += 1
@@ -65,7 +65,7 @@ async def run(ctx):
 async def leave_waiting(h, deployment, count):
     """So many completions that were tried once and wait."""
     records = [await h.start(f"r{n}", trainer=deployment.callback(n)) for n in range(count)]
-    await h.until(lambda: sum(map(len, h.engine.outbox.absences._waiting.values())) == count)
+    await h.until(lambda: h.engine.destinations.waiting == count)
     deployment.away = False
     return records
 
@@ -78,8 +78,7 @@ async def test_one_that_is_taken_lets_the_others_go(hosting):
         for record in records:
             await h.settled(record)
             assert h.kinds(record, events.Delivered) == [events.Delivered(Outcome.RECORDED, "", 2)]
-        absences = h.engine.outbox.absences
-        assert absences._waiting == absences._woken == {}
+        assert (h.engine.destinations.waiting, h.engine.destinations.retrying) == (0, 0)
 
 
 async def test_a_chat_that_is_answered_lets_them_go(hosting):
@@ -114,7 +113,7 @@ async def test_those_of_another_trainer_wait(hosting):
         other.away = False
         await h.settled(await h.start("other", trainer=other.callback(1)))
         await h.settled(await h.start("of nobody in particular"))
-        assert (deployment.tries["r0"], record.undelivered) == (1, True)
+        assert (deployment.tries["r0"], record.delivery.undelivered) == (1, True)
 
 
 async def test_who_is_told_how_long_to_wait_does_so(hosting):
@@ -126,7 +125,7 @@ async def test_who_is_told_how_long_to_wait_does_so(hosting):
         await h.until(lambda: deployment.tries["told"] == 1 and not deployment.open)
         for n in range(3):
             await h.settled(await h.start(f"r{n}", trainer=deployment.callback(n)))
-        assert (deployment.tries["told"], record.undelivered) == (1, True)
+        assert (deployment.tries["told"], record.delivery.undelivered) == (1, True)
 
 
 async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):
@@ -138,7 +137,7 @@ async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):
         for n in range(5):
             await h.settled(await h.start(f"new{n}", trainer=deployment.callback(f"new{n}"), label="talks"))
         await h.settled(good)
-        assert (deployment.tries["r0"], bad.undelivered) == (2, True)
+        assert (deployment.tries["r0"], bad.delivery.undelivered) == (2, True)
 
 
 @pytest.mark.parametrize("final", [True, False])
@@ -153,7 +152,7 @@ async def test_the_place_of_one_that_fails_goes_to_the_next(hosting, final):
         if not final:  # nothing shows that the trainer is still there
             await h.start("newer", trainer=deployment.callback("newer"))
         await h.settled(records[-1])
-        await h.until(lambda: not h.engine.outbox.absences._woken)
+        await h.until(lambda: not h.engine.destinations.retrying)
 
 
 @pytest.mark.parametrize("dropped", [True, False])
@@ -161,11 +160,11 @@ async def test_one_that_goes_elsewhere_gives_its_place_back(hosting, dropped):
     deployment, new = Deployment(), Trainer(key="new")
     async with hosting(run, outbox_delay=NEVER) as h:
         (record,) = await leave_waiting(h, deployment, 1)
-        h.engine.outbox.absences.reached(deployment)
+        h.engine.destinations.reached(deployment)
         if dropped:
             h.engine.outbox.drop(record)
         else:
             await h.init("r0", trainer=new)
         await h.settled(record)
         assert deployment.tries["r0"] == 1
-        assert h.engine.outbox.absences._woken == {}
+        assert not h.engine.destinations.retrying

@@ -1,0 +1,126 @@
+"""The Runnable port: what the engine hosts and runs. Each kind of agent has an adapter to it.
+
+`AgentLoopRunnable` adapts the agent loops of this package; the gateway adapts legacy HTTP agent servers.
+"""
+
+import reprlib
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.loop import RolloutAgentLoop
+from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.types import Failure, FailureReason, Message, RolloutRequest
+from osmosis_grpc.types.completion import clip, describe, is_reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How one run ended: any number of samples, each with a reward or without, or a failure."""
+
+    finish_reason: str = ""
+    """Empty means `stop`, or `error` with a failure."""
+    failure: Failure | None = None
+    """None if the run succeeded."""
+    messages: Sequence[Message] = ()
+    """The final conversation. A failure without messages reports the newest conversation that was sampled."""
+    reward: float | None = None
+    """Of the whole rollout, and of its only sample. None means unset."""
+    sample_rewards: Mapping[str, float] = field(default_factory=dict)
+    """By sample, for a rollout with several samples."""
+    extra_fields: Mapping[str, Any] | None = None
+    """More for the trainer."""
+
+
+class Runnable(Protocol):
+    """Something that runs rollouts. One instance serves all rollouts at once."""
+
+    @property
+    def name(self) -> str:
+        """The name that trainers use; unique on its server."""
+
+    @property
+    def lists_tools_without_request(self) -> bool:
+        """Whether tools() may be called without a rollout, to list the tools it usually has."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether run() asks the same when it runs again on the same replies."""
+
+    @property
+    def source(self) -> object:
+        """The object whose class and imports make up the agent's version."""
+
+    def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
+        """Return the tools for a rollout, or an awaitable of them. Called once, before the rollout is accepted.
+
+        An exception refuses the rollout. None means no tools.
+        """
+
+    async def run(self, context: RolloutContext) -> RunOutcome:
+        """Run a rollout. An exception ends it FAILED."""
+
+    def ended(self, rollout_id: str, attempt: int) -> None:
+        """Release what tools() took for a rollout. Called once when it is over, also if it never ran."""
+
+
+class AgentLoopRunnable:
+    """The adapter for agent loops."""
+
+    def __init__(self, loop: RolloutAgentLoop) -> None:
+        self.source = loop
+        self.tools = loop.get_tools
+        self.ended = loop.ended
+        self.replayable = loop.replayable
+        self.lists_tools_without_request = loop.lists_tools_without_request
+
+    @property
+    def name(self) -> str:
+        """The agent loop's name."""
+        return self.source.name
+
+    async def run(self, context: RolloutContext) -> RunOutcome:
+        """Run the agent loop, and check what it returns."""
+        return outcome_of(await self.source.run(context))
+
+
+def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:
+    """Return the agent itself, or the adapter for an agent loop."""
+    return AgentLoopRunnable(agent) if isinstance(agent, RolloutAgentLoop) else agent
+
+
+def outcome_of(result: Any) -> RunOutcome:
+    """Return the outcome for what an agent loop returned. Anything but a valid RolloutResult is the agent's failure."""
+    if result is None:
+        return _invalid("run returned None; return ctx.complete(...) or ctx.error(...)")
+    if not isinstance(result, RolloutResult):
+        return _invalid(f"run returned a {type(result).__name__}, not what ctx.complete or ctx.error returns")
+    failure = None
+    if result.status == "ERROR":
+        message = _text(result.error_message) or "the agent gave up without a reason"
+        failure = Failure("agent", clip(message), False, reason=FailureReason.AGENT_ERROR)
+        if isinstance(result.error_message, BaseException):
+            failure = failure.raised_at(result.error_message)
+    elif result.status != "COMPLETED":
+        return _invalid(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
+    elif result.reward is not None and not is_reward(result.reward):
+        return _invalid(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
+    return RunOutcome(
+        finish_reason=_text(result.finish_reason),
+        failure=failure,
+        messages=result.final_messages,
+        reward=None if failure or result.reward is None else float(result.reward),
+        extra_fields=result.extra_fields,
+    )
+
+
+def _invalid(message: str) -> RunOutcome:
+    return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_RESULT_INVALID))
+
+
+def _text(value: Any) -> str:
+    """Return a text that can travel, for whatever an agent gave as one; empty for None."""
+    if value is None:
+        return ""
+    return clip(describe(value) if isinstance(value, BaseException) else str(value))

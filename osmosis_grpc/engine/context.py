@@ -1,0 +1,58 @@
+"""What the parts of one engine share: its configuration, its services, and the state that several parts use.
+
+The engine makes one EngineContext and gives it to each part. Parts that act on rollouts (runner, outbox, shutdown) are
+not in it: a part that needs another one takes it as a parameter.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakValueDictionary
+
+from osmosis_grpc.agent.ports import Clock, EventSink
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.engine.admission import Admission
+from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.destination import Destinations
+from osmosis_grpc.engine.eventlog import EventLog
+from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.provenance import Provenance
+from osmosis_grpc.engine.record import Record, Tenant
+from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.supervise import Supervisor
+
+
+class EngineContext:
+    """Shared by the parts of one engine."""
+
+    def __init__(
+        self,
+        runnables: Mapping[str, Runnable],
+        config: EngineConfig,
+        journal: Journal,
+        clock: Clock,
+        sinks: Sequence[EventSink],
+        supervisor: Supervisor,
+    ) -> None:
+        self.runnables = runnables
+        """The agents, by name."""
+        self.config = config
+        self.journal = journal
+        self.clock = clock
+        self.supervisor = supervisor
+        self.log = EventLog(journal, clock, sinks, config.idle_interval, supervisor)
+        self.table = RecordTable(config, journal, clock)
+        self.tombstones = Tombstones(config, journal, clock)
+        self.admission = Admission(config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner)
+        self.destinations = Destinations()
+        """Trainers that could not be reached."""
+        self.provenance = Provenance(runnables, journal)
+        """Which outcomes come from an earlier run of their trainer."""
+        self.on_ended: Callable[[Record], None] = lambda record: None
+        """Called after the end of a rollout is committed. Set by the engine."""
+        self.on_delivered: Callable[[Record], None] = lambda record: None
+        """Called after the delivery of a rollout is committed. Set by the engine."""
+        self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+
+    def callback_tenant(self, owner: str) -> Tenant:
+        """Return the tenant that all callbacks of an owner share."""
+        return self._tenants.get(owner) or self._tenants.setdefault(owner, Tenant())

@@ -1,0 +1,77 @@
+"""How a rollout ends: status, reason, and whose fault it is. The first termination of a rollout stands."""
+
+from dataclasses import dataclass
+
+from osmosis_grpc.agent.runnable import RunOutcome
+from osmosis_grpc.errors import Boundary
+from osmosis_grpc.types import CompletionStatus, Failure, FailureReason
+from osmosis_grpc.types.completion import clip
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a rollout ends."""
+
+    status: CompletionStatus
+    finish_reason: str = ""
+    failure: Failure | None = None
+    outcome: RunOutcome | None = None
+    deliver: bool = True
+    """False for a superseded attempt, which sends no completion."""
+
+    @classmethod
+    def failed(
+        cls,
+        boundary: Boundary,
+        message: str,
+        *,
+        reason: FailureReason = FailureReason.SERVER_ERROR,
+        retryable: bool = False,
+        finish_reason: str = "error",
+    ) -> "Termination":
+        """Return FAILED for a failure without an exception."""
+        return cls(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
+
+    @classmethod
+    def internal(cls, message: str) -> "Termination":
+        """Return FAILED (server, retryable): code of the server itself has failed."""
+        return cls.failed("server", message, retryable=True, finish_reason="internal")
+
+    @classmethod
+    def invalid_result(cls, message: str) -> "Termination":
+        """Return FAILED (agent): what run returned cannot be sent."""
+        return cls.failed("agent", message, reason=FailureReason.AGENT_RESULT_INVALID)
+
+    @classmethod
+    def raised(cls, error: BaseException) -> "Termination":
+        """Return FAILED for an exception that left run."""
+        return cls(CompletionStatus.FAILED, "error", Failure.of(error))
+
+    @classmethod
+    def cancelled(cls) -> "Termination":
+        """Return CANCELLED, for a rollout that its trainer cancelled."""
+        return cls(CompletionStatus.CANCELLED, "cancelled")
+
+    @classmethod
+    def superseded(cls) -> "Termination":
+        """Return CANCELLED without a delivery, for an attempt that a higher one replaces."""
+        return cls(CompletionStatus.CANCELLED, "superseded", deliver=False)
+
+    @classmethod
+    def trainer_lost(cls, seconds: float) -> "Termination":
+        """Return FAILED (trainer, retryable): the trainer was away for longer than the grace period."""
+        why, reason = f"the trainer was away for {seconds:g} s", FailureReason.TRAINER_LOST
+        return cls.failed("trainer", why, retryable=True, reason=reason, finish_reason="trainer_lost")
+
+    @classmethod
+    def timed_out(cls, boundary: Boundary, message: str) -> "Termination":
+        """Return DEADLINE_EXCEEDED, for a rollout whose agent_timeout ran out."""
+        failure = Failure(boundary, message, True, reason=FailureReason.AGENT_TIMEOUT)
+        return cls(CompletionStatus.DEADLINE_EXCEEDED, "timeout", failure)
+
+    @classmethod
+    def returned(cls, outcome: RunOutcome) -> "Termination":
+        """Return the termination for a run that returned: COMPLETED, or FAILED with the outcome's failure."""
+        if outcome.failure is not None:
+            return cls(CompletionStatus.FAILED, outcome.finish_reason or "error", outcome.failure, outcome)
+        return cls(CompletionStatus.COMPLETED, outcome.finish_reason or "stop", outcome=outcome)

@@ -1,0 +1,25 @@
+"""The pauses between retries."""
+
+import random
+
+
+class Backoff:
+    """Pauses in seconds: the first is `first`, each later one is twice as long, up to `longest`.
+
+    Each is shortened at random by up to a half, so that many clients do not retry at the same moment.
+    """
+
+    __slots__ = ("_first", "_longest", "_pause")
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = self._pause = first
+        self._longest = longest
+
+    def next(self) -> float:
+        """Return the next pause, and make the following one longer."""
+        pause, self._pause = self._pause, min(self._longest, self._pause * 2)
+        return pause * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begin again with the first pause."""
+        self._pause = self._first
