@@ -55,8 +55,9 @@ class CallbackRecorder:
         self._recording: dict[tuple[str, int, str], asyncio.Future[None]] = {}
         self._policy = policy
         self._ttl = ttl
-        self._supervisor = Supervisor("the callback recorder")
-        self._cache = ChatCache(policy, None, self._supervisor)
+        self.supervisor = Supervisor("the callback recorder")
+        """Owns the background work of this object."""
+        self._cache = ChatCache(policy, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
         self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
         self._resources: AsyncExitStack
@@ -73,7 +74,7 @@ class CallbackRecorder:
     @property
     def source(self) -> TrainerMetrics:
         """The metrics by family."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
+        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
@@ -84,11 +85,11 @@ class CallbackRecorder:
 
     async def __aenter__(self) -> "CallbackRecorder":
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._supervisor.close)
+            stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
             self._listener.listen(self._cache.metrics.answered_calls)
             await self._listener.start()
-            self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
             self._resources = stack.pop_all()
         return self
 
