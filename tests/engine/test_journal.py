@@ -204,7 +204,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         for number in range(5):
             await h.run(f"r{number}")
         assert h.in_memory == []
-        assert h.engine.journal.unsettled == {}
+        assert h.engine.journal.open_rollouts == {}
         assert h.engine.capacity().completed == 5
 
 

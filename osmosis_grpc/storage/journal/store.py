@@ -155,7 +155,8 @@ class SqliteJournal:
         """Bytes that each owner's rollouts that are not settled take in the file, about."""
         self._live_size = 0
         """Of these, what those take that have not ended."""
-        self.unsettled: dict[Key, _Open] = {}
+        self.open_rollouts: dict[Key, _Open] = {}
+        """Rollouts that are not settled."""
         self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
@@ -197,10 +198,10 @@ class SqliteJournal:
         key = event.rollout_id, event.attempt
         batch = self.writer.batch()
         if entry is not None:
-            rollout = self.unsettled[key] = _Open(entry.sequence, key, entry.owner, position, self._clock.now())
+            rollout = self.open_rollouts[key] = _Open(entry.sequence, key, entry.owner, position, self._clock.now())
             self._accept(batch, entry, rollout)
         else:
-            rollout = self.unsettled[key]
+            rollout = self.open_rollouts[key]
         rollout.positions.append(position)
         self._grow(rollout, len(body) + EVENT_BYTES)
         now = self._clock.now()
@@ -261,7 +262,7 @@ class SqliteJournal:
     def repoint(self, entry: JournaledRollout) -> None:
         """See Journal."""
         init = entry.init
-        rollout = self.unsettled.get((init.request.rollout_id, init.request.attempt))
+        rollout = self.open_rollouts.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
         *_, check = _accepted(entry, rollout)
@@ -291,7 +292,7 @@ class SqliteJournal:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Journal. What cannot be read now is left to the sweep."""
-        rollout = self.unsettled.get((rollout_id, attempt))
+        rollout = self.open_rollouts.get((rollout_id, attempt))
         if rollout is not None:
             self._close(rollout)
         with suppress(sqlite3.Error):
@@ -375,8 +376,8 @@ class SqliteJournal:
 
     def _close(self, rollout: _Open) -> None:
         """Nothing more comes of a rollout."""
-        if self.unsettled.get(rollout.key) is rollout:
-            del self.unsettled[rollout.key]
+        if self.open_rollouts.get(rollout.key) is rollout:
+            del self.open_rollouts[rollout.key]
             self._open_sizes.add(rollout.owner, -rollout.size)
             self._live_size -= 0 if rollout.ended else rollout.size
 
@@ -390,7 +391,7 @@ class SqliteJournal:
     @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """See Journal."""
-        rollout = self.unsettled.get((rollout_id, attempt))
+        rollout = self.open_rollouts.get((rollout_id, attempt))
         if rollout is not None:
             positions = rollout.positions[after : min(after + limit, rollout.committed)]
         else:
@@ -404,7 +405,7 @@ class SqliteJournal:
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """See Journal: what a completion takes that waits to be delivered."""
-        rollout = self.unsettled.get((rollout_id, attempt))
+        rollout = self.open_rollouts.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
     @_reads
@@ -478,7 +479,7 @@ class SqliteJournal:
                     entry.damage,
                 )
             key = request.rollout_id, request.attempt
-            rollout = self.unsettled[key] = _Open(
+            rollout = self.open_rollouts[key] = _Open(
                 entry.sequence,
                 key,
                 entry.owner,
