@@ -20,15 +20,14 @@ async def main(target: str, rows: list[dict[str, Any]]) -> None:
 
         async def rollout(row: dict[str, Any]) -> None:
             rollout_id, callback = f"row-{uuid.uuid4().hex}", trainer.callback()  # an id runs once
-            system, user = ("system", row["system_prompt"]), ("user", row["user_prompt"])
-            messages = [{"role": role, "content": text} for role, text in (system, user)]
+            messages = [{"role": role, "content": row[f"{role}_prompt"]} for role in ("system", "user")]
             await client.init(rollout_id=rollout_id, messages=messages, label=row["ground_truth"], callback=callback)
             completion = await trainer.completion(rollout_id, timeout=600)
             if completion.failure:
-                print(user[1], completion.status, completion.failure.message)
+                print(row["user_prompt"], completion.status, completion.failure.message)
             for sample in completion.samples.values():
                 tokens = sum(segment.sampled for segment in sample.segments)
-                print(user[1], completion.status, "reward", sample.reward, "sampled tokens", tokens)
+                print(row["user_prompt"], completion.status, "reward", sample.reward, "sampled tokens", tokens)
 
         await asyncio.gather(*map(rollout, rows))
 
