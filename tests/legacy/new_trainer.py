@@ -14,12 +14,11 @@ from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
     Completion,
+    InitResult,
     RolloutClient,
     RolloutRequest,
-    Started,
     Trainer,
     TrainerServer,
-    attach,
 )
 from tests.legacy.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
 
@@ -49,14 +48,14 @@ class NewTrainer:
     async def play(self, agent_server: str) -> tuple[Outcome, str]:
         """Start the rollout at HOST:PORT, see it through: its outcome and its error text."""
         answers = await asyncio.gather(*(self.init(agent_server) for _ in range(self.scenario.inits)))
-        assert sum(answer.started for answer in answers) == 1
+        assert sum(answer.created for answer in answers) == 1
         assert all(answer.tools == answers[0].tools for answer in answers), "the same Init is answered the same"
         self.tools = list(answers[0].tools)
         completion = await self._server.completion(self.scenario.name, timeout=20)
         self.completions.append(completion)
         return outcome_of(completion), completion.failure.message if completion.failure else ""
 
-    async def init(self, agent_server: str) -> Started:
+    async def init(self, agent_server: str) -> InitResult:
         """Send the Init, once."""
         async with RolloutClient(agent_server) as client:
             return await client.init(self.request, callback=self._server.callback())
@@ -116,11 +115,11 @@ class AttachedTrainer(NewTrainer):
 
     async def trainer(self, agent_server: str) -> Trainer:
         """Who is attached to it."""
-        return await self._stack.enter_async_context(attach([agent_server], self.policy))
+        return await self._stack.enter_async_context(Trainer([agent_server], self.policy))
 
     async def again(self, agent_server: str) -> Completion | None:
         """What a trainer gets that has forgotten everything and asks again; None where it has not."""
-        async with asyncio.timeout(20), attach([agent_server], self.policy) as fresh:
+        async with asyncio.timeout(20), Trainer([agent_server], self.policy) as fresh:
             return await fresh.rollout(self.request)
 
 
@@ -129,7 +128,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.scenarios: dict[str, DialledTrainer] = {}
-        self.trainer = attach([], self.policy, listen_on="127.0.0.1:0")
+        self.trainer = Trainer([], self.policy, listen="127.0.0.1:0")
 
     async def policy(self, request: ChatRequest) -> ChatResponse:
         return await self.scenarios[request.rollout_id].policy(request)

@@ -42,12 +42,12 @@ async def test_init_wait_events(pair):
     started = await client.init(
         rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
     )
-    assert started.started
+    assert started.created
     assert not (
         await client.init(
             rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
         )
-    ).started
+    ).created
     waited = await client.wait("r")
     received = await trainer.completion("r")
     assert waited.status is received.status is CompletionStatus.COMPLETED
@@ -112,7 +112,7 @@ async def test_server_info_and_drain(refused_at_once, pair):
     client, trainer = pair
     info = await client.info()
     assert [loop.name for loop in info.agent_loops] == ["calculator", "sleeper"]
-    assert [tool.function.name for tool in info.agent_loops[0].tools] == ["add", "subtract", "multiply", "divide"]
+    assert [tool["function"]["name"] for tool in info.agent_loops[0].tools] == ["add", "subtract", "multiply", "divide"]
     assert (info.protocol_min, info.protocol_max) == (1, 1)
     assert info.limits.max_message_bytes == 64 * 2**20
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
@@ -182,7 +182,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
     first = await train(slow)
     await client.init(**request, callback=first.callback())
     second = await train(ToolCallingMock())
-    assert not (await client.init(**request, callback=second.callback())).started
+    assert not (await client.init(**request, callback=second.callback())).created
     assert (await asyncio.wait_for(second.completion("r"), 10)).reward == 1.0
     with pytest.raises(AlreadyExists):
         await client.init(**(request | {"label": "21"}), callback=second.callback())
