@@ -25,7 +25,7 @@ class CallbackKeys:
         self._signatures = [_sign(_bytes(f"callback {text}"), _MADE) for text in secrets]
 
     def make(self, rollout_id: str = "") -> str:
-        """Returns the credential of the first secret, for one rollout if that is given. Raises ValueError without any."""
+        """Returns the credential of the first secret, for one rollout if that is given. Raises ValueError."""
         if not self._signatures:
             raise ValueError("there is no secret to make a credential of")
         made = f"{_MADE}..{self._signatures[0]}"
