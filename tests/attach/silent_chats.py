@@ -16,6 +16,7 @@ from osmosis_grpc.trainer import (
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
+from tests.waiting import until
 
 WAYS = ("attach", "callback", "dial-out")
 
@@ -74,8 +75,7 @@ class _Deployment:
     async def dial_out(self, request: RolloutRequest) -> Completion:
         trainer = await self.stack.enter_async_context(Trainer([], self.policy, listen="127.0.0.1:0"))
         await self._server("--connect", await self._past_the_proxy(trainer.address))
-        while not any(server.attached for server in trainer.servers):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(server.attached for server in trainer.servers))
         return await trainer.rollout(request)
 
     async def _server(self, *arguments: str) -> ServerProcess:

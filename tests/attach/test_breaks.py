@@ -160,7 +160,7 @@ async def test_a_server_that_stands_still_for_a_while_loses_nothing():
         async def stand_still() -> None:
             await until(lambda: completions and policy.open, "something open")
             server.signal(signal.SIGSTOP)
-            await asyncio.sleep(3)
+            await asyncio.sleep(3)  # stands still for longer than a heartbeat
             server.signal(signal.SIGCONT)
 
         pausing = asyncio.create_task(stand_still())

@@ -58,7 +58,7 @@ async def everything_over(server: ServerProcess) -> None:
                 capacity = (await client.info()).capacity
                 if not capacity.running and not capacity.queued and not capacity.undelivered:
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # between two looks
 
 
 @pytest.mark.slow
