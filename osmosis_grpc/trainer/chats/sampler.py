@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,35 +30,48 @@ Keep = Callable[[object], bool]
 """Takes what came of a policy call, a reply or an exception; returns whether the chat is answered."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PolicyCall:
+    """A call of the policy that has not ended."""
+
+    began: float
+    keep: Keep
+
+
 class Sampler:
     """The policy of one trainer. Used on the event loop's thread."""
 
     def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
         """Given to every call from now on, as ChatRequest.version."""
-        self.in_flight = 0
-        """Policy calls that have not ended."""
         self.failures = Throttled(log)
         """Warns of errors that the policy raises on purpose."""
         self._policy = policy
         self._metrics = metrics
         self._supervisor = supervisor
+        self._calls: set[_PolicyCall] = set()
         self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """How many policy calls have not ended."""
+        return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
         """Call the policy and hand what comes of it to `keep`. Returns the task of a policy that is awaited."""
-        began = time.monotonic()
-        self.in_flight += 1
+        call = _PolicyCall(time.monotonic(), keep)
+        self._calls.add(call)
+        ended = partial(self._supervisor.call, KEEP, self._ended, call, report=partial(self._keep, call))
         try:
             reply = self._policy(request)
         except Exception as error:
-            self._ended(began, keep, error)
+            ended(error)
             return None
         if isinstance(reply, ChatResponse) or not inspect.isawaitable(reply):
-            self._ended(began, keep, reply)
+            ended(reply)
             return None
         task = supervise.future(SAMPLE, reply)
-        task.add_done_callback(partial(self._awaited, began, keep))
+        task.add_done_callback(ended)
         return task
 
     def idle(self) -> "asyncio.Future[None]":
@@ -77,25 +90,22 @@ class Sampler:
             future.set_exception(error)
             future.exception()  # its caller may have gone
 
-    def _awaited(self, began: float, keep: Keep, task: "asyncio.Future[Any]") -> None:
-        if task.cancelled():
-            self._ended(began, keep, asyncio.CancelledError())
-        else:
-            error = task.exception()
-            self._ended(began, keep, task.result() if error is None else error)
+    def _ended(self, call: "_PolicyCall", reply: object) -> None:
+        if isinstance(reply, asyncio.Future):
+            reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
+        self._keep(call, reply)
 
-    def _ended(self, began: float, keep: Keep, reply: object) -> None:
-        self.in_flight -= 1
-        self._supervisor.call(KEEP, self._keep, began, keep, reply, report=partial(self._keep, began, keep))
-        if not self.in_flight:
-            for future in self._take_waiting():
-                future.set_result(None)
-
-    def _keep(self, began: float, keep: Keep, reply: object) -> None:
-        if keep(reply) and isinstance(reply, ChatResponse):
-            self._metrics.answered(reply, time.monotonic() - began)
-        else:
-            self._metrics.unanswered()
+    def _keep(self, call: "_PolicyCall", reply: object) -> None:
+        self._calls.discard(call)
+        try:
+            if call.keep(reply) and isinstance(reply, ChatResponse):
+                self._metrics.answered(reply, time.monotonic() - call.began)
+            else:
+                self._metrics.unanswered()
+        finally:
+            if not self._calls:
+                for future in self._take_waiting():
+                    future.set_result(None)
 
     def _take_waiting(self) -> "list[asyncio.Future[None]]":
         waiting, self._waiting = self._waiting, []
