@@ -119,8 +119,6 @@ class RolloutSettings(BaseSettings):
         """What is given in code, and nothing else."""
         return (init_settings,)
 
-    failpoint: str = Field(default_factory=lambda: os.environ.get("OSMOSIS_FAILPOINT", ""))
-    """Where a test wants this process to be killed: see engine/failpoints.py."""
     client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
     server: RolloutServerSettings = Field(default_factory=RolloutServerSettings)
 

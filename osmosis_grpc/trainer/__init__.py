@@ -26,7 +26,7 @@ from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
-from osmosis_grpc.trainer.client import RolloutClient, Started
+from osmosis_grpc.trainer.client import InitResult, RolloutClient
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.server import TrainerServer
@@ -62,6 +62,7 @@ __all__ = [
     "FailureReason",
     "Group",
     "GroupCounts",
+    "InitResult",
     "OutcomeGroup",
     "Policy",
     "RolloutClient",
@@ -70,7 +71,6 @@ __all__ = [
     "Server",
     "ServerTls",
     "Skipped",
-    "Started",
     "SyncTrainer",
     "TokenBlock",
     "Trainer",

@@ -41,13 +41,13 @@ from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class InitResult:
     """The answer to an Init."""
 
     rollout_id: str
     attempt: int
     tools: Sequence[ToolDict]
-    started: bool
+    created: bool
     """False when an equal request had started it before."""
     from_journal: EarlierRun | None = None
     """Set: the rollout had ended in an earlier run of the trainer; its completion of then is sent again."""
@@ -101,7 +101,7 @@ class RolloutClient:
 
     async def init(
         self, request: RolloutRequest | None = None, *, callback: Callback | None = None, **changes: Any
-    ) -> Started:
+    ) -> InitResult:
         """Start a rollout: a RolloutRequest, or its fields by name.
 
         Idempotent: the same request again answers the same, with `started` false, and runs
@@ -120,7 +120,7 @@ class RolloutClient:
         if earlier is not None:
             self._ended_before.add(answer.rollout_id, answer.attempt, earlier)
         tools = tools_from_wire(answer.tools, "tools")
-        return Started(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
+        return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
 
     async def wait(self, rollout_id: str, attempt: int = 0) -> Completion:
         """Wait until a rollout has ended: its completion as the server holds it.

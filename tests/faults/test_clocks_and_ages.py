@@ -102,7 +102,7 @@ async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
         async with TrainerServer(policy, ledger=ledger) as second:
             assert second.address != old
             for request in requests(COUNT, set()):
-                assert not (await client.init(request, callback=second.callback())).started
+                assert not (await client.init(request, callback=second.callback())).created
             completions = [await second.completion(name, 20) for name in expected]
     assert {completion.attempt for completion in completions} == {1}
     assert max(policy.calls.values()) <= 2, "what was not committed is sampled again, once"

@@ -100,7 +100,7 @@ class Deployment:
         """Nothing is kept, and the next rollout works."""
         await until(self.idle)
         self.old.init_answers.clear()
-        assert (await self.init("good")).started
+        assert (await self.init("good")).created
         assert (await self.old.chat("good"))[0] == 200
         await self.finish("good")
 

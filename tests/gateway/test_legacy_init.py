@@ -121,10 +121,10 @@ async def test_a_full_server_posts_nothing(build):
 
 async def test_the_same_init_is_posted_once(deployment):
     rows = await asyncio.gather(*(deployment.init() for _ in range(5)))
-    assert sum(row.started for row in rows) == 1
+    assert sum(row.created for row in rows) == 1
     assert all(list(row.tools) == [TOOL] for row in rows)
     await deployment.finish("r1")
-    assert not (await deployment.init()).started
+    assert not (await deployment.init()).created
     assert deployment.old.posts == 1
 
 
@@ -257,7 +257,7 @@ async def test_an_init_whose_answer_was_lost(deployment, early):
         await deployment.init()
     if early:
         await deployment.gone("r1")
-    assert (await deployment.init()).started
+    assert (await deployment.init()).created
     lost, new = deployment.old.inits
     assert lost["rollout_id"] == new["rollout_id"] == "r1"
     assert (await deployment.old.chat_of(lost))[0] == 410
@@ -274,7 +274,7 @@ async def test_our_process_was_started_again(build):
     await before.init()
     after = await build(hosted={"name": "old"})
     after.loop._base = type(after.loop._base).of(before.old.url, "url")
-    assert (await after.init()).started
+    assert (await after.init()).created
     first, second = before.old.inits
     assert (await before.old.chat_of(second))[0] == 200
     elsewhere = first | {"server_url": second["server_url"]}

@@ -68,7 +68,7 @@ async def killed_once(tmp_path, place):
         assert process.returncode == -9
         with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
-                assert not (await client.init(**init)).started
+                assert not (await client.init(**init)).created
                 completion = await trainer.completion("r1", timeout=30)
                 async for event in client.events("r1"):
                     last = event

@@ -80,7 +80,7 @@ async def main(target, name, attempt):
             completion = await trainer.completion(name, timeout=30)
             waited = await client.wait(name)
             rows.append({
-                "started": started.started, "reward": completion.reward, "chats": len(completion.messages),
+                "started": started.created, "reward": completion.reward, "chats": len(completion.messages),
                 "earlier": [x is not None for x in (
                     started.from_journal, completion.from_journal, waited.from_journal)],
             })

@@ -42,12 +42,12 @@ async def test_init_wait_events(pair):
     started = await client.init(
         rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
     )
-    assert started.started
+    assert started.created
     assert not (
         await client.init(
             rollout_id="r", agent_loop="calculator", messages=QUESTION, label="20", callback=trainer.callback()
         )
-    ).started
+    ).created
     waited = await client.wait("r")
     received = await trainer.completion("r")
     assert waited.status is received.status is CompletionStatus.COMPLETED
@@ -182,7 +182,7 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
     first = await train(slow)
     await client.init(**request, callback=first.callback())
     second = await train(ToolCallingMock())
-    assert not (await client.init(**request, callback=second.callback())).started
+    assert not (await client.init(**request, callback=second.callback())).created
     assert (await asyncio.wait_for(second.completion("r"), 10)).reward == 1.0
     with pytest.raises(AlreadyExists):
         await client.init(**(request | {"label": "21"}), callback=second.callback())
