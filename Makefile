@@ -3,6 +3,8 @@ PYTHON ?= python3
 SEED ?= 1
 # The tests wait more than they compute.
 WORKERS ?= 4
+# Tests start hundreds of processes, which share compiled files.
+export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 

@@ -40,7 +40,7 @@ def _config(part: str) -> SettingsConfigDict:
 
 
 class _Part(BaseSettings):
-    """Reads texts as variables have them: no value is empty, a list is split at blanks."""
+    """Parses the texts of variables: a list is split at blanks, and an empty value is an error."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -72,7 +72,7 @@ class _Part(BaseSettings):
         return (*found, *kept)
 
     def secret(self, name: str) -> str:
-        """Return a secret of which there is one; empty for none. Raises ValueError naming the option."""
+        """Return a single secret; empty if there is none. Raises ValueError naming the option."""
         found = self.secrets(name)
         if len(found) > 1:
             flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
@@ -103,12 +103,12 @@ class RolloutServerSettings(ServerOptions, _Part):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The tokens that callers may show, each SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
+        """Return the accepted tokens, SECRET or NAME=SECRET. Raises ValueError naming the file's option."""
         return self.secrets("token")
 
 
 class RolloutSettings(BaseSettings):
-    """All of them. Only the two parts read the environment, each under its prefix."""
+    """All settings. The two parts read the environment, each with its prefix."""
 
     model_config = SettingsConfigDict(hide_input_in_errors=True)
 
@@ -116,7 +116,7 @@ class RolloutSettings(BaseSettings):
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *others: Any, **more: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given in code, and nothing else."""
+        """Return the source of values given in code; only the parts read the environment."""
         return (init_settings,)
 
     client: RolloutClientSettings = Field(default_factory=RolloutClientSettings)
@@ -124,18 +124,18 @@ class RolloutSettings(BaseSettings):
 
 
 _FAMILY = "OSMOSIS_"
-"""Begins our prefix, and the variables of the Osmosis SDK."""
+"""Prefix of our variables and of those of the Osmosis SDK."""
 
 _configured: RolloutSettings | None = None
 
 
 def get_settings() -> RolloutSettings:
-    """The settings of this process: what configure was given, else what the environment and .env say now."""
+    """Return the settings given to `configure`; without them, those of the environment and .env."""
     return _configured or RolloutSettings()
 
 
 def configure(settings: RolloutSettings) -> None:
-    """Set the settings of this process; what was started before keeps its own."""
+    """Set the settings of this process. Servers that run keep theirs."""
     global _configured
     _configured = settings
 
@@ -162,12 +162,12 @@ def command_settings(line: Line) -> RolloutSettings:
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
-    """Return a message about a command's options that names the variable instead where that gave the value."""
+    """Return a message about options, with the variable's name in place of a flag if the variable gave the value."""
     return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
 
 
 def forget_secrets() -> None:
-    """Take every secret out of the environment of this process, which its settings have read.
+    """Remove every secret from the environment of this process, after the settings have read them.
 
     Agents run in this process, and what a tool of theirs prints goes into the trajectory and the journal: a tool that
     runs `env`, or reads /proc/PID/environ, finds no secret.
@@ -180,7 +180,7 @@ def forget_secrets() -> None:
 
 
 def _overwrite(name: str) -> None:
-    """Overwrite a variable's value where it stands in memory: /proc/PID/environ shows what the process began with."""
+    """Overwrite a variable's value in memory, because /proc/PID/environ shows the initial environment."""
     with contextlib.suppress(AttributeError, OSError):
         getenv = ctypes.CDLL(None).getenv
         getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
@@ -199,7 +199,7 @@ def shown_secrets(line: Line) -> list[tuple[str, str]]:
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:
-    """Yield each variable of the environment and of .env that has our prefix and that nothing reads.
+    """Yield each unknown variable of the environment and of .env that has our prefix.
 
     With the nearest known name; empty when none is near. A variable whose prefix is misspelt comes
     only with a known name that is very near: OSMOSIS_ alone also begins variables of other projects.
@@ -232,7 +232,7 @@ def _halves(name: str) -> tuple[str, str]:
 
 
 def grpc_tracers() -> str:
-    """What gRPC itself was told to print, in the variable that it reads."""
+    """Return GRPC_TRACE: the tracers that gRPC itself prints."""
     return os.environ.get("GRPC_TRACE", "")
 
 
@@ -245,7 +245,7 @@ def without_grpc_fork_handlers() -> None:
 
 
 def problems(error: ValidationError, line: Line | None = None) -> str:
-    """Return what is wrong: by the flag where the command line gave the value, else by the variable's name."""
+    """Return the problems, each with the flag if the command line gave the value, else with the variable."""
     part = _PARTS.get(error.title, "")
     rows = []
     for row in error.errors():
@@ -269,11 +269,11 @@ _KINDS = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
 }
-"""What a value is not, by pydantic's type of the error."""
+"""Pydantic's error type to the expected kind of value."""
 
 
 def _plain(row: Any, field: option.Field | None) -> str:
-    """Return what is wrong with a value in plain words, with the value where it is a number or a switch."""
+    """Return the problem of a value in plain words, with the value if it is a number or a switch."""
     kind, value = row["type"], reprlib.repr(row["input"])
     if kind in _KINDS:
         return f"{value} is not {_KINDS[kind]}"

@@ -1,7 +1,6 @@
 """python -m osmosis_gateway --target HOST:PORT -p 9000
 
-Its options are declared in osmosis_grpc.console. Heavy imports stand in the functions, so that --help
-answers at once.
+Its options are declared in osmosis_grpc.console. Heavy imports are in the functions, so that --help is fast.
 """
 
 import asyncio
@@ -95,19 +94,21 @@ async def _run(settings: "RolloutSettings", security: "ServerSecurity", credenti
             typer.echo(json.dumps({"event": "ready", **record, "pid": os.getpid()}))
         else:
             typer.echo(f"HTTP {http.address} in front of {target}, called back at {back.address}")
-        http.supervisor.add_listener(lambda error: stop.set())
+        supervisors = (http.supervisor, back.supervisor)
+        for supervisor in supervisors:
+            supervisor.add_listener(lambda error: stop.set())
         log.info("serving HTTP in front of %s", target, extra={**record, "version": __version__})
         await stop.wait()
-        failure = http.supervisor.failure
+        failure = next((supervisor.failure for supervisor in supervisors if supervisor.failure is not None), None)
         if failure is not None:
-            log.error("the gateway has failed: %s", failure)
+            log.error("the gateway has failed: %r; it stops with exit code 1", failure)
         log.info("stopping")
     log.info("stopped")
     return 1 if failure is not None else 0
 
 
 def _callback_key(path: Path) -> str:
-    """Return the secret in a file, which is made where there is none; a new one where that cannot be done."""
+    """Return the secret in a file, and create the file if it is missing; empty if the file cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(path, "x", opener=_for_its_owner) as file:
@@ -115,8 +116,8 @@ def _callback_key(path: Path) -> str:
         return check_token(path.read_text().strip())
     except (OSError, ValueError) as error:
         log.warning(
-            "--callback-key-file %s cannot be used: %s; a gateway that is started again will not know the callbacks of "
-            "this one",
+            "--callback-key-file %s cannot be used: %s; after a restart the gateway will refuse the callbacks of this "
+            "one; name a file that can be written",
             path,
             error.strerror if isinstance(error, OSError) else error,
         )
@@ -128,7 +129,7 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 
 gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
-"""The command."""
+"""The command `python -m osmosis_gateway`."""
 
 if __name__ == "__main__":
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -7,12 +7,12 @@ from osmosis_grpc.serve.entrypoint import run
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     sys.exit(run(build))
 
 
 def build() -> Any:
-    """The typer application. The commands import what is heavy when they run."""
+    """Return the typer application. The commands import heavy modules when they run."""
     import typer
 
     from osmosis_grpc import __version__

@@ -1,4 +1,4 @@
-"""Agents beside the command line: whatever they do, the command comes to its end."""
+"""Runs agents in a daemon thread, so that the command ends whatever they do."""
 
 import asyncio
 import concurrent.futures
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
-    """Run a coroutine in a daemon thread, so that nothing an agent does can keep this process.
+    """Run a coroutine in a daemon thread, so that an agent cannot keep this process alive.
 
     Raises what it raises, and concurrent.futures.TimeoutError when it takes longer than `limit` seconds.
     """

@@ -1,4 +1,4 @@
-"""The demo command: a server in a process of its own, this process as its trainer, eight rollouts."""
+"""The demo command: starts a server process and runs eight rollouts with this process as the trainer."""
 
 import contextlib
 import os
@@ -40,15 +40,15 @@ Next:
 
 
 LIMIT = 60.0
-"""Seconds after which rollouts that have not ended are a failure."""
+"""Timeout in seconds of all rollouts."""
 STOP_WITHIN = 10.0
-"""Seconds that the server gets to stop."""
+"""Seconds that the server has to stop."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the demo."""
 
 
 class _DemoError(Exception):
-    """The demo cannot go on. The text says why."""
+    """The demo failed; the message is the reason."""
 
 
 def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
@@ -57,7 +57,7 @@ def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records i
 
     with records(json) as out:
         if not json:
-            typer.echo("starting an agent server in a process of its own ...", err=True)
+            typer.echo("starting an agent server in a separate process ...", err=True)
         try:
             completions = _completions()
         except _DemoError as error:
@@ -72,7 +72,7 @@ def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records i
 
 
 def _completions() -> "list[Completion]":
-    """Runs the rollouts on a server with a temporary folder, and deletes the folder, whatever happens."""
+    """Run the rollouts on a server with a temporary folder. The folder is always deleted."""
     import asyncio
 
     for number in STOPS[1:]:
@@ -91,7 +91,7 @@ def _folder() -> "tempfile.TemporaryDirectory[str]":
 
 @contextlib.contextmanager
 def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
-    """Starts the agent server. Nothing around the demo reaches it: no setting, no .env, no module in this folder.
+    """Start the agent server. It sees no setting, no .env and no module of this folder.
 
     It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
     """
@@ -130,7 +130,7 @@ def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
         yield server
     finally:
         for number in STOPS:
-            signal.signal(number, signal.SIG_IGN)  # the way out is short, and leaves nothing behind
+            signal.signal(number, signal.SIG_IGN)  # the cleanup is short and must not be interrupted
         if server is not None:
             with server:
                 server.terminate()
@@ -142,7 +142,7 @@ def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Holds signals back to its end: Popen, when it is interrupted, leaves a process that nobody knows."""
+    """Delay signals: an interrupted Popen leaves a process without its process id."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
     try:
@@ -155,7 +155,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _address(server: "subprocess.Popen[str]") -> str:
-    """Returns HOST:PORT of the server once it is ready."""
+    """Return HOST:PORT of the server once it is ready. Raises _DemoError if the server ends first."""
     import json
 
     assert server.stdout is not None
@@ -170,7 +170,7 @@ def _end(code: int) -> str:
 
 
 async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "list[Completion]":
-    """Runs the rollouts. Raises _DemoError when the server ends first, or time runs out."""
+    """Run the rollouts. Raises _DemoError if the server ends first, refuses a call, or the timeout is over."""
     import asyncio
 
     from osmosis_grpc.cli.jobs import TRAIN, WAIT
@@ -182,7 +182,7 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # a server that ends fails its calls first
+        if rollouts.done():  # when a server ends, its calls fail first
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
@@ -193,7 +193,7 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
-        server.terminate()  # before the trainer goes, or the server would complain about that
+        server.terminate()  # first, so that the server logs no lost trainer
         await asyncio.wait({end}, timeout=STOP_WITHIN)
         for task in (rollouts, end):
             task.cancel()
@@ -201,7 +201,7 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
 
 
 async def _ended(server: "subprocess.Popen[str]") -> int:
-    """Waits for the end of the server. Returns its exit code."""
+    """Wait for the end of the server and return its exit code."""
     import asyncio
 
     while (code := server.poll()) is None:  # noqa: ASYNC110 - a waiting thread would keep the loop from ending
@@ -210,7 +210,7 @@ async def _ended(server: "subprocess.Popen[str]") -> int:
 
 
 async def _rollouts(target: str, token: str) -> "list[Completion]":
-    """Is the trainer: starts the rollouts, answers their chats, collects their completions."""
+    """Start the rollouts as the trainer, answer their chats, and return their completions."""
     import asyncio
 
     from osmosis_grpc.policies import ToolCallingMock
@@ -281,7 +281,7 @@ def _print_table(completions: "list[Completion]") -> None:
 
 
 def _program() -> str:
-    """Returns the command that runs this program from here."""
+    """Return the command that runs this program from the current folder."""
     if shutil.which("osmosis-grpc"):
         return "osmosis-grpc"
     return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

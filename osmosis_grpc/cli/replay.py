@@ -1,4 +1,4 @@
-"""The replay command: a recorded rollout's agent run again on its recorded replies.
+"""The replay command: runs a recorded rollout's agent again on its recorded replies.
 
 The run itself is in osmosis_grpc.cli.rerun.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from osmosis_grpc.types import JournaledRollout
 
 NEAR = 5
-"""How many ids are named in place of one that is not there."""
+"""The most ids that the message about an unknown id names."""
 LOOKED_AT = 10_000
-"""Among how many rollouts they are looked for."""
+"""The most rollouts that are searched for such ids."""
 
 
 def replay(
@@ -66,7 +66,7 @@ def _usage(problem: str) -> NoReturn:
 
 
 def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
-    """What the journal knows of the rollout."""
+    """Return the journal's record of the rollout. A missing or damaged one ends the command with exit code 2."""
     import sqlite3
 
     from osmosis_grpc.cli.rerun import Recorded
@@ -84,7 +84,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
                 known = ", ".join(map(str, sorted(entries)))
                 _usage(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
             if entry.damage:
-                _usage(f"rollout {rollout_id} is damaged: {entry.damage}; osmosis-grpc doctor tells more")
+                _usage(f"rollout {rollout_id} is damaged: {entry.damage}; run osmosis-grpc doctor for details")
             return Recorded(entry, reader.trajectory)
         finally:
             reader.close()
@@ -95,7 +95,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> "Recorded":
 
 
 def _near(rollout_id: str, known: list[str]) -> str:
-    """Which ids there are instead."""
+    """Return a text that names ids that exist."""
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
@@ -104,7 +104,7 @@ def _near(rollout_id: str, known: list[str]) -> str:
 
 
 def _agent_loop(specs: list[str], entry: "JournaledRollout") -> "RolloutAgentLoop":
-    """The one that the rollout was recorded with."""
+    """Return the agent loop with which the rollout was recorded."""
     from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 
     if not specs:
@@ -119,7 +119,7 @@ def _agent_loop(specs: list[str], entry: "JournaledRollout") -> "RolloutAgentLoo
 
 
 class _Report:
-    """Runs it, and tells chat by chat how it goes, as records or as text."""
+    """Runs the rollout and prints each chat, as records or as text."""
 
     def __init__(self, out: "Records", json: bool, recorded: "Recorded") -> None:
         self._out = out
@@ -129,7 +129,7 @@ class _Report:
         self._differences = 0
 
     def run(self, agent_loop: "RolloutAgentLoop", until_turn: int | None) -> int:
-        """Returns the exit code."""
+        """Run the rollout and return the exit code."""
         from osmosis_grpc.agent.validator import one_line
         from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
         from osmosis_grpc.cli.rerun import rerun
@@ -216,7 +216,7 @@ class _Report:
 
 
 _STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
-"""In words, why a run was not finished."""
+"""Reason of an unfinished run to its text."""
 
 
 def _plain(difference: "Difference | None") -> dict[str, object] | None:

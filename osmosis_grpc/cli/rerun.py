@@ -1,4 +1,4 @@
-"""replay's rollout: an agent loop run on a recording, in this process, and how it differs from what is recorded.
+"""Runs an agent loop on a recording in this process, and finds the differences from the recording.
 
 The real engine, with the recording for a model: nothing is ever sampled. Heavy imports stand in
 the functions.
@@ -34,41 +34,41 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing that is not as it was: where, and both texts against each other."""
+    """The first difference: its place, and a diff of both texts."""
 
     where: str
     lines: list[str]
 
     @classmethod
     def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
-        """Between two JSON values."""
+        """Return the difference of two JSON values at a place."""
         found = list(difflib.unified_diff(_lines(recorded), _lines(now), "recorded", "now", n=2, lineterm=""))
         return cls(where, found if len(found) <= LINES else [*found[:LINES], f"... {len(found) - LINES} lines more"])
 
 
 @dataclass(slots=True)
 class Row:
-    """A chat that was asked."""
+    """One chat of the replay."""
 
     sample: str
     number: int
     difference: Difference | None = None
     tools: list[str] = field(default_factory=list)
-    """Names of the tools that were called on its reply."""
+    """Names of the tools that its reply called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """How it went."""
+    """The result of a replay."""
 
     chats: int
     stopped: str
-    """Why it was not run to its end: until_turn, recording_ended, or empty."""
+    """Why the run stopped early: until_turn, recording_ended, or empty."""
     completion: "Completion | None"
 
 
 class Recorded:
-    """What a journal says about a rollout: all runs count, the last word for each chat."""
+    """The journal's record of a rollout, over all its runs; the last entry of each chat counts."""
 
     def __init__(
         self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
@@ -91,11 +91,11 @@ class Recorded:
                 self._ends[kind.sample, kind.number] = kind
 
     def ended(self, sample: str, number: int) -> bool:
-        """Whether it is recorded how this chat ended."""
+        """Return whether the end of this chat is recorded."""
         return (sample, number) in self._ends
 
     def reply(self, sample: str, number: int) -> "ChatResponse":
-        """What a chat was answered. Raises what it raised."""
+        """Return the recorded reply of a chat, or raise its recorded error."""
         from osmosis_grpc.types import events
         from osmosis_grpc.wire.status import from_code
 
@@ -107,7 +107,7 @@ class Recorded:
 
     @property
     def cut(self) -> str:
-        """Why the agent did not come to its own end; empty when it did."""
+        """Return why the agent did not end by itself; empty if it did."""
         from osmosis_grpc.types import CompletionStatus
 
         completion = self.completion
@@ -124,7 +124,7 @@ class Recorded:
 
 
 class _Replaying:
-    """The trainer of the rollout: knows what was recorded, and sees what happens now."""
+    """The trainer of the replay: answers from the recording and compares each chat with it."""
 
     def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
         import asyncio
@@ -139,7 +139,7 @@ class _Replaying:
         self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
 
     def see(self, event: "TrajectoryEvent") -> None:
-        """What happens, as it happens."""
+        """Receive the events of the replay."""
         from osmosis_grpc.types import events
 
         kind = event.kind
@@ -150,7 +150,7 @@ class _Replaying:
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
     async def chat(self, request: "ChatRequest", /) -> "ChatResponse":
-        """The recorded reply, after a look at the question. What is not recorded is never answered."""
+        """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
         name = request.sample, request.number
         if len(self.rows) == self._until:
             await self._stop("until_turn")
@@ -167,7 +167,7 @@ class _Replaying:
         return response
 
     async def complete(self, completion: "Completion", /) -> "Outcome":
-        """The agent came to its end."""
+        """Note that the agent has ended."""
         from osmosis_grpc.types import Outcome
 
         if not self.over.done():
@@ -175,13 +175,13 @@ class _Replaying:
         return Outcome.RECORDED
 
     def flush(self) -> None:
-        """Tell the chats that are over with."""
+        """Show the chats that have ended."""
         for row in self.rows[self._shown :]:
             self._show(row)
         self._shown = len(self.rows)
 
     async def _stop(self, why: str) -> NoReturn:
-        """Leave the agent waiting: the engine's end cancels it."""
+        """Let the agent wait until the end of the engine cancels it."""
         import asyncio
 
         if not self.over.done():
@@ -209,13 +209,13 @@ async def rerun(
 
 
 def unasked(recorded: Recorded, rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """The recorded chats that were not asked now."""
+    """Return the recorded chats that the agent did not ask for."""
     asked = {(row.sample, row.number) for row in rows}
     return [name for name in recorded.questions if name not in asked]
 
 
 def question_difference(recorded: "events.ChatRequested | None", now: "events.ChatRequested") -> Difference | None:
-    """Where two questions differ first; None for the same one."""
+    """Return the first difference of two questions; None if they are equal."""
     from osmosis_grpc.types import jsontext
 
     if recorded is None:
@@ -227,7 +227,7 @@ def question_difference(recorded: "events.ChatRequested | None", now: "events.Ch
 
 
 def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Iterator[tuple[str, Any, Any]]:
-    """Their parts, name by name, the messages one by one."""
+    """Yield the parts of both questions by name, and each message."""
     yield "continues", recorded.continues, now.continues
     yield "purpose", recorded.purpose.value, now.purpose.value
     for index in range(max(len(recorded.messages), len(now.messages))):
@@ -239,7 +239,7 @@ def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Ite
 
 
 def result_differences(recorded: "Completion", now: "Completion") -> list[Difference]:
-    """Where two results differ: status, reward, messages, tokens."""
+    """Yield the differences of two results: status, reward, messages, tokens."""
     found = []
     for where, before, after in (
         ("status", _status(recorded), _status(now)),
@@ -258,12 +258,12 @@ def result_differences(recorded: "Completion", now: "Completion") -> list[Differ
 
 
 def tokens(completion: "Completion") -> int:
-    """How many tokens a result has."""
+    """Return the number of tokens of a result."""
     return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
 
 
 def _raised_in_agent(kind: "events.ChatFailed") -> bool:
-    """An aborted chat ends its rollout; the agent learns nothing of it."""
+    """An aborted chat: it ends its rollout, and the agent does not see it."""
     from osmosis_grpc.errors import Aborted
 
     return kind.code != Aborted.code
@@ -288,7 +288,7 @@ def _tokens(sample: Any) -> list[dict[str, Any]]:
 
 
 def _lines(value: Any) -> list[str]:
-    """A JSON value for a reader: its texts as they are, long lines cut into pieces."""
+    """Return a JSON value as readable lines: texts unescaped, long lines wrapped."""
     if value is _ABSENT:
         return []
     if isinstance(value, str):

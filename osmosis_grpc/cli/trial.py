@@ -1,4 +1,4 @@
-"""validate --run: one rollout of an agent loop in this process, and what was seen of it.
+"""Runs one rollout of an agent loop in this process for validate --run, and records what it does.
 
 The real engine, with a mock for the model that calls every tool it is offered. What is wrong with
 the agent by that is in osmosis_grpc.cli.trial_findings. Heavy imports stand in the functions.
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Message, Outcome
 
 QUESTION = "What is (2 + 3) * 4?"
-"""What --run asks."""
+"""The question of --run."""
 
 ANSWER = "20"
-"""The label, metadata's ground_truth, and what the mock answers in the end."""
+"""The label, metadata's ground_truth, and the last reply of the mock."""
 
 AGENT_TIMEOUT = 30.0
-"""Seconds that --run gives a rollout, unless --timeout says otherwise."""
+"""Default of --timeout, in seconds."""
 
 GRACE = 5.0
-"""Seconds after that in which the rollout has to end; an agent that blocks the event loop does not."""
+"""Seconds after the timeout in which the rollout must end; an agent that blocks the event loop does not end."""
 
 BLOCKED = 0.2
 """Seconds that an agent may block the event loop."""
@@ -37,12 +37,12 @@ MOST_CHATS = 100
 """Chats of a sample after which an agent counts as endless: ten times its max_turns."""
 
 MOST_RUNS = 1000
-"""Tool calls, and chats, that are kept."""
+"""The most tool calls, and the most chats, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A time in which the event loop was blocked."""
+    """A period in which the event loop was blocked."""
 
     seconds: float
     where: str
@@ -53,26 +53,26 @@ class Block:
 
 @dataclass(slots=True)
 class Trial:
-    """What was seen of a rollout."""
+    """The observations of one rollout."""
 
     completion: "Completion | None" = None
-    """None when the agent did not come to an end, or did not begin."""
+    """None if the agent did not begin or did not end."""
     result: Any = None
-    """What run returned."""
+    """The return value of run."""
     returned: bool = False
     error: BaseException | None = None
-    """What run raised."""
+    """The exception that run raised."""
     endless: bool = False
-    """It was stopped because it asked for too many chats."""
+    """Whether it was stopped because it asked for too many chats."""
     stuck: str = ""
-    """Why there is no completion."""
+    """The reason if there is no completion."""
     get_tools_error: BaseException | None = None
     runs: "list[ToolRun]" = field(default_factory=list)
-    """What the helpers saw of tools."""
+    """The tool calls that the helpers ran."""
     offered: dict[str, None] = field(default_factory=dict)
     """Names of the tools that get_tools returned or a chat offered."""
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """What the model called: name and arguments, by the call's id."""
+    """Call id to the name and the arguments of the model's call."""
     chats: "list[tuple[ChatRequest, Message]]" = field(default_factory=list)
     """Each chat and its reply."""
     blocks: list[Block] = field(default_factory=list)
@@ -129,7 +129,7 @@ def _names(tools: Any) -> list[str]:
 
 
 class _Pulse:
-    """Notes each time in which the event loop was blocked, and what the watchdog saw of it."""
+    """Record each period in which the event loop was blocked, with the place that the watchdog found."""
 
     EVERY = 0.005
 
@@ -156,7 +156,7 @@ class _Pulse:
 
 
 def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
-    """Run one rollout of a valid agent loop. Whatever the agent does, this returns."""
+    """Run one rollout of a valid agent loop. It returns whatever the agent does."""
     import concurrent.futures
 
     from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
@@ -178,7 +178,7 @@ def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
 
 
 async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: "list[Watchdog]") -> "Completion":
-    """The completion of one rollout."""
+    """Return the completion of one rollout."""
     import asyncio
 
     from osmosis_grpc.engine import Engine, EngineConfig, Peer

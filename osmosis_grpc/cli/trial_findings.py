@@ -1,4 +1,4 @@
-"""What a trial shows to be wrong with an agent loop, as findings.
+"""Turns the observations of a trial into findings about the agent loop.
 
 Tools are seen where osmosis_grpc.rollout.tools runs them or makes their error messages, and where
 ctx.record_tool_call is called while an exception is handled. Of other tools only their answers are seen.
@@ -38,7 +38,7 @@ HINTS = {
     "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
     "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
 }
-"""What to do, by code of --run. The other codes are in osmosis_grpc.agent.validator."""
+"""Code of --run to its hint. The other codes are in osmosis_grpc.agent.validator."""
 
 WARNINGS = frozenset(
     {
@@ -50,7 +50,7 @@ WARNINGS = frozenset(
         "UNKNOWN_PARAMETER",
     }
 )
-"""The codes that may be as the author means it."""
+"""The codes of warnings: the author may have intended it."""
 
 _UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
 _A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
@@ -69,11 +69,11 @@ _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
 _LONGEST = 200  # characters of a text in a finding
 
 Row = tuple[str, str, "Place | None"]
-"""A code, a message, and the place where it is not that of run."""
+"""A code, a message, and the place; None means the place of run."""
 
 
 def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
-    """Returns everything that is wrong, errors and warnings."""
+    """Return all errors and warnings."""
     from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
 
     if trial.get_tools_error is not None:
@@ -88,7 +88,7 @@ def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
 
 
 def _end(trial: Trial) -> Iterator[Row]:
-    """How run ended."""
+    """Yield the findings about the end of run."""
     from osmosis_grpc.agent.results import RolloutResult
     from osmosis_grpc.types import CompletionStatus
     from osmosis_grpc.types.completion import is_reward
@@ -145,14 +145,14 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
 
 
 def _is_about_a_coroutine(error: BaseException) -> bool:
-    """Whether the agent used the coroutine of a call that it did not await."""
+    """Return whether the agent used the coroutine of a call that it did not await."""
     if isinstance(error, AttributeError):
         return inspect.iscoroutine(error.obj)
     return isinstance(error, TypeError | ValueError) and "coroutine" in str(error)
 
 
 def _chats(trial: Trial) -> Iterator[Row]:
-    """What the agent asked."""
+    """Yield the findings about the chats."""
     from osmosis_grpc.types import ChatPurpose
 
     asked: dict[str, list[Any]] = {}
@@ -179,7 +179,7 @@ def _chats(trial: Trial) -> Iterator[Row]:
 
 
 def _tools(trial: Trial) -> Iterator[Row]:
-    """What became of the tools."""
+    """Yield the findings about the tools."""
     reported: list[BaseException] = []
     failed_calls: set[str] = set()
     for run in trial.runs:
@@ -205,7 +205,7 @@ def _tools(trial: Trial) -> Iterator[Row]:
 
 
 def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
-    """The name and the arguments of a call, as far as they are known."""
+    """Return the name and the arguments of a call, as far as they are known."""
     found = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
     names = {name for name, _ in trial.called.values()}
     only = next(iter(trial.called.values())) if len(names) == 1 else ("", "")
@@ -237,7 +237,7 @@ def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
 
 
 def _is_unknown_tool(error: BaseException, name: str) -> bool:
-    """Whether an exception says that there is no tool of that name."""
+    """Return whether an exception means that there is no tool of that name."""
     from osmosis_grpc.types.completion import describe
 
     if isinstance(error, KeyError):
@@ -251,7 +251,7 @@ def _is_unknown_tool(error: BaseException, name: str) -> bool:
 
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
-    """The tool messages with text."""
+    """Yield the tool messages that have text."""
     completion = trial.completion
     for messages in (completion.messages, *(s.messages for s in completion.samples.values())) if completion else ():
         for message in messages:
@@ -260,7 +260,7 @@ def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
 
 
 def _blocks(trial: Trial) -> Iterator[Row]:
-    """What blocked the event loop: the longest time at each place."""
+    """Yield the findings about a blocked event loop: the longest period at each place."""
     longest: dict[tuple[str, str], float] = {}
     for block in trial.blocks:
         key = block.where, block.tool
@@ -278,7 +278,7 @@ def _blocks(trial: Trial) -> Iterator[Row]:
 
 
 def _unanswered(messages: Any) -> Iterator[str]:
-    """The tool calls of a conversation that no tool message answers."""
+    """Yield the tool calls of a conversation that have no tool message."""
     known = [_mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
     answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
     for index, message in enumerate(known):

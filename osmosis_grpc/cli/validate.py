@@ -1,4 +1,4 @@
-"""The validate command: what is wrong with agent loops, with code, place and hint.
+"""The validate command: prints the problems of agent loops, with code, place and hint.
 
 The checks themselves are in osmosis_grpc.agent.validator, those of --run in osmosis_grpc.cli.trial.
 """
@@ -17,7 +17,7 @@ import typer
 from osmosis_grpc.cli.trial import AGENT_TIMEOUT
 
 LONGEST = 86_400.0
-"""Seconds that --timeout may be."""
+"""The greatest --timeout, in seconds."""
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.loader import LoadError
@@ -64,11 +64,11 @@ def validate(
 
 
 class _NotLoadedError(Exception):
-    """A specification leads to nothing that could be checked."""
+    """A specification names nothing that can be checked."""
 
 
 class _Report:
-    """Tells the findings agent by agent, as records or as text."""
+    """Prints the findings of each agent, as records or as text."""
 
     def __init__(self, out: "Records", json: bool) -> None:
         self._out = out
@@ -77,7 +77,7 @@ class _Report:
         self.agents = self.errors = self.warnings = self.not_loaded = 0
 
     def add(self, spec: str, result: "ValidationResult", trial: "Trial | None" = None) -> None:
-        """One agent, everything that was found about it, and how it was run."""
+        """Print one agent, its findings and its trial."""
         name = None if result.agent_name is None else _printable(result.agent_name)
         errors, warnings = len(result.errors), len(result.warnings)
         self.agents, self.errors, self.warnings = self.agents + 1, self.errors + errors, self.warnings + warnings
@@ -115,7 +115,7 @@ class _Report:
         )
 
     def end(self) -> None:
-        """The last line of the text."""
+        """Print the last line of the text."""
         if not self._json:
             counts = (self.agents, "agent"), (self.errors, "error"), (self.warnings, "warning")
             text = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
@@ -155,7 +155,7 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
 
 
 def _refused(item: object, name: str | None, names: set[str]) -> "Iterator[Finding]":
-    """Why a server would not host what may be valid by itself."""
+    """Yield findings about agents that are valid alone but that a server would refuse."""
     from osmosis_grpc.agent.loop import RolloutAgentLoop
     from osmosis_grpc.agent.renamed import of_the_sdk
     from osmosis_grpc.agent.validator import make, place_of
@@ -187,7 +187,7 @@ def _why(spec: str, error: "LoadError") -> str:
 
 
 def _result_of(error: BaseException | None) -> "ValidationResult | None":
-    """What an exception out of a user's module says about an agent class; None when it says nothing."""
+    """Return the findings about the agent class that made a user's module fail; None if no class did."""
     from osmosis_grpc.agent.loop import RolloutAgentLoop
     from osmosis_grpc.agent.validator import validate_agent_loop
 
@@ -217,7 +217,7 @@ def _importable(cls: type, error: BaseException) -> Iterator[None]:
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    """The classes derived from one, the newest first."""
+    """Yield the classes derived from a class, the newest first."""
     for derived in reversed(cls.__subclasses__()):
         yield derived
         yield from _subclasses(derived)
@@ -229,7 +229,7 @@ def _readable(finding: "Finding") -> "Finding":
 
 
 def _printable(text: str) -> str:
-    """A text on one line that can be written as UTF-8 and cannot steer a terminal."""
+    """Return a text on one line without control characters that can be written as UTF-8."""
     from osmosis_grpc.types.completion import printable
 
     return printable(" ".join(text.split()).encode("utf-8", "replace").decode())

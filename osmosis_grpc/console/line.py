@@ -1,4 +1,4 @@
-"""What a command line gave, by the declared options. The settings take it from here."""
+"""The values that a command line gives to the declared options. The settings read them."""
 
 import re
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from osmosis_grpc.console.option import Field
 from osmosis_grpc.console.server_options import SERVER
 
 FIELDS = {field.variable: field for field in (*SERVER, *CLIENT)}
-"""Every option of every command, by its variable."""
+"""Variable to option, over all commands."""
 
 
 def fields_for(command: str) -> tuple[Field, ...]:
-    """Return the options that a command (serve or gateway) has, those that are only variables included."""
+    """Return the options of a command (serve or gateway), including those without a flag."""
     return tuple(field for field in FIELDS.values() if command in field.option.commands)
 
 
 class Line:
-    """What a command line gave, and nothing else: options that are left out are not in it."""
+    """The values of a command line, without defaults."""
 
     def __init__(self, command: str, values: dict[str, Any]) -> None:
         self._fields = [field for field in fields_for(command) if field.option.flags]
         self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
-        """By part of the settings, then by field."""
+        """Part of the settings to field to value."""
         for field in self._fields:
             value = values[field.key]
             if value is not None and value != []:
@@ -31,7 +31,7 @@ class Line:
                 self.given[field.part][field.name] = value
 
     def has(self, part: str, name: str) -> bool:
-        """Whether the line gave an option."""
+        """Return whether the line gives an option."""
         return name in self.given[part]
 
     def named(self, text: str, is_set: Callable[[Field], bool]) -> str:

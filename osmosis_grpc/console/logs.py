@@ -1,4 +1,4 @@
-"""The log of the commands, on stderr: for people on a terminal, as JSON elsewhere.
+"""The log of the commands on stderr: readable text on a terminal, JSON otherwise.
 
 A thread formats and writes the records, so that a slow stderr never blocks the event loop. What
 comes while 10,000 records wait is dropped and counted.
@@ -21,11 +21,11 @@ from osmosis_grpc.supervise import OnFailure, job, thread
 WRITE = job("console.write_log", OnFailure.RESTART, "thread")
 
 WAITING = 10_000
-"""Records that may wait for the thread."""
+"""The most queued records."""
 LAST_LINES = 2.0
-"""Seconds that the thread gets for what still waits when the process ends."""
+"""Seconds that the thread has for the queued records at the end of the process."""
 QUIET = ("asyncio", "grpc")
-"""Loggers whose debug lines say nothing about rollouts."""
+"""Loggers without debug lines, which would not be about rollouts."""
 CHATTER = ("uvicorn", "uvicorn.error", "uvicorn.access", "aiohttp")
 """Loggers of the HTTP libraries: their info lines are logged at debug only."""
 
@@ -44,7 +44,7 @@ class BackgroundHandler(logging.Handler):
         self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record with its message made, so that later changes of its arguments do not matter."""
+        """Queue a record after formatting its message, because its arguments may change later."""
         try:
             record.msg, record.args = record.getMessage(), None
             if not self._thread.is_alive():  # after a fork, or at the end
@@ -58,14 +58,14 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until what is queued is written, at most LAST_LINES seconds."""
+        """Wait until the queued records are written, at most LAST_LINES seconds."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             written = threading.Event()
             self._queue.put(written)
             written.wait(LAST_LINES)
 
     def _run(self) -> bool:
-        """Write what waits, on the thread."""
+        """Write the queued records on the thread."""
         batch: list[logging.LogRecord | threading.Event] = [self._queue.get()]
         with contextlib.suppress(queue.Empty):
             while len(batch) < 256:
@@ -95,7 +95,7 @@ class BackgroundHandler(logging.Handler):
 
 @contextlib.contextmanager
 def configured(level: str) -> Iterator[None]:
-    """Send the standard library's logging to stderr; in the end write what still waits."""
+    """Send the standard library's logging to stderr, and flush it at the end."""
     handler = BackgroundHandler(sys.stderr.fileno())
     handler.setFormatter(_formatter(sys.stderr.isatty()))
     root = logging.getLogger()
@@ -135,14 +135,14 @@ def _formatter(terminal: bool) -> logging.Formatter:
 
 
 def _when(logger: Any, method: str, event: Any) -> Any:
-    """Add the time when the record was made, not when it is written."""
+    """Add the time at which the record was created."""
     made = datetime.fromtimestamp(event["_record"].created, UTC)
     event["timestamp"] = made.isoformat().replace("+00:00", "Z")
     return event
 
 
 def _readable(logger: Any, method: str, event: Any) -> Any:
-    """Make what a terminal is to show: no control characters, and no line that looks like another record."""
+    """Format a record for a terminal, without control characters and without lines that look like another record."""
     if str(event.get("logger", "")).startswith(("osmosis_grpc", "osmosis_gateway")):
         del event["logger"]
     event["timestamp"] = event["timestamp"][11:19]
@@ -154,7 +154,7 @@ def _readable(logger: Any, method: str, event: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text with all that is not printable escaped: it stays on one line and moves no cursor."""
+    """Return a text with unprintable characters escaped, so that it stays on one line."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""Policies: what answers chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
+"""Policies answer chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
 
 A trainer hands its own to attach() or TrainerServer; those here script, mock, or ask a model server.
 """
@@ -13,7 +13,7 @@ from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
-"""What answers a trainer's chats. The trainer enters one that is an async context manager, and leaves it at its end;
+"""Answers a trainer's chats. The trainer enters one that is an async context manager, and leaves it at its end;
 it may be entered more than once."""
 
 __all__ = [

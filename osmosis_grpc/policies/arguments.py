@@ -1,4 +1,4 @@
-"""Arguments for a tool, made from its JSON Schema: the same ones each time, and plain ones.
+"""Makes plain arguments for a tool from its JSON Schema, the same ones each time.
 
 An author chooses them with `examples` or a `default`. Keywords that are not read: `not`, `if`,
 `patternProperties`, `dependentSchemas`.
@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.policies.pattern import matching
 
 _DEEPEST = 8
-"""Levels of objects and lists; below half of them what is optional is left out."""
+"""The most levels of objects and lists; the lower half has no optional fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
@@ -41,14 +41,14 @@ _KINDS = (
     ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
     ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
 )
-"""Which type a schema without one means, by the keywords that it has."""
+"""Keyword to the type that a schema without a type means."""
 
 _Schema = Mapping[str, Any]
 _NOTHING = object()
 
 
 def arguments_for(parameters: Any) -> dict[str, Any]:
-    """Returns arguments that fit a function's `parameters`; {} where they say nothing. Never raises."""
+    """Return arguments that fit a function's `parameters`; {} without parameters. Never raises."""
     root = parameters if isinstance(parameters, Mapping) else {}
     made = _Maker(root).value({"type": "object", **root}, 0, 0)
     return made if isinstance(made, dict) else {}
@@ -60,7 +60,7 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int) -> Any:
-        """A value that fits; another one for another index, where the schema allows it. _NOTHING for none."""
+        """Return a fitting value, another one for another index if the schema allows it; _NOTHING if there is none."""
         self._left -= 1
         if schema is False or self._left < 0:
             return _NOTHING
@@ -89,7 +89,7 @@ class _Maker:
         return _text(schema, index)
 
     def _flat(self, schema: Any, depth: int) -> dict[str, Any]:
-        """A schema with its references, and the first of its alternatives, put in."""
+        """Return a schema with its references resolved and its first alternative merged."""
         if not isinstance(schema, Mapping) or depth > 16:
             return {}
         flat = {key: item for key, item in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
@@ -107,7 +107,7 @@ class _Maker:
         return flat
 
     def _at(self, reference: str) -> Any:
-        """What a reference within the same schema names; {} for another."""
+        """Return the target of a reference within the same schema; {} for any other."""
         found: Any = self._root
         path = reference.removeprefix("#").strip("/")
         for part in path.split("/") if reference.startswith("#") and path else ():
@@ -180,7 +180,7 @@ def _text(schema: _Schema, index: int) -> str:
 
 
 def _list(schema: _Schema, word: str) -> list[Any]:
-    """What a keyword gives: its items, or what stands there alone."""
+    """Return the items of a keyword, or its single value as a list."""
     found = schema.get(word, _NOTHING)
     if word in ("default", "example"):
         return [] if found is _NOTHING else [found]

@@ -1,4 +1,4 @@
-"""A model without a model: calls every tool that it is offered, and then answers.
+"""A mock model that calls every offered tool and then answers.
 
 validate --run tries agents with it. Its arguments are made from each tool's JSON Schema
 (osmosis_grpc.policies.arguments), its tokens by the formula of osmosis_grpc.policies.formula.
@@ -13,7 +13,7 @@ from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
 
 MOST_CHATS = 8
-"""Chats of a sample in which it calls tools: an agent that leaves calls out of its history gets an answer, too."""
+"""Chats of a sample in which it calls tools, so that an agent that drops calls from its history gets an answer, too."""
 
 
 class EveryToolMock:
@@ -58,7 +58,7 @@ class EveryToolMock:
 
 
 def called_names(messages: Sequence[Message]) -> Iterator[str]:
-    """Returns the names of the tools that the assistant's messages call."""
+    """Return the names of the tools that the assistant's messages call."""
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for call in calls if isinstance(calls, list) else ():
@@ -68,7 +68,7 @@ def called_names(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The names of tools, and the schemas of their arguments."""
+    """Return the names of tools and the schemas of their arguments."""
     for tool in tools:
         function = _mapping(_mapping(tool).get("function"))
         if isinstance(function.get("name"), str):

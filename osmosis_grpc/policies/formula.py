@@ -1,10 +1,10 @@
-"""Made-up tokens by a formula, so that a test can recompute every one of them.
+"""Computes tokens by a formula, so that a test can recompute each of them.
 
 With start = crc32 of a text in UTF-8, the ids are (start + 7919 * i) mod 32,000 for i from 0,
 and the logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
 
 - Reply: the text is "ROLLOUT/SAMPLE/NUMBER", and there are 8 + start mod 25 ids, or as many
-  as the policy was told to make.
+  as the policy is configured to make.
 - Message at position M of the conversation, from 0: the text is "ROLLOUT/SAMPLE/message/M",
   and there are 4 ids.
 - Prompt: the tokens of the chat that is continued (prompt and reply), then the ids of every
@@ -22,19 +22,19 @@ IDS_PER_MESSAGE = 4
 
 
 def reply_tokens(rollout_id: str, sample: str, number: int, count: int | None = None) -> TokenBlock:
-    """The tokens of a reply: ids uint32 and logprobs float32, shape (n,)."""
+    """Return the tokens of a reply: ids uint32 and logprobs float32, shape (n,)."""
     start = _start(f"{rollout_id}/{sample}/{number}")
     ids = _ids(start, 8 + start % 25 if count is None else count)
     return TokenBlock(ids, (-(ids % 1000 + 1.0) / 1000).astype("<f4"))
 
 
 def message_ids(rollout_id: str, sample: str, position: int) -> Ids:
-    """The ids of a message that no model sampled: uint32, shape (4,)."""
+    """Return the ids of a message that no model sampled: uint32, shape (4,)."""
     return _ids(_start(f"{rollout_id}/{sample}/message/{position}"), IDS_PER_MESSAGE)
 
 
 def prompt_ids(request: ChatRequest) -> Ids:
-    """The ids of a chat's prompt: uint32, shape (p,)."""
+    """Return the ids of a chat's prompt: uint32, shape (p,)."""
     new = range(request.prefix_len, len(request.messages))
     parts = [message_ids(request.rollout_id, request.sample, position) for position in new]
     known = request.known_ids if request.known_ids is not None else np.empty(0, dtype="<u4")

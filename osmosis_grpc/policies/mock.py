@@ -1,4 +1,4 @@
-"""A model without a model: works out arithmetic by calling tools.
+"""A mock model that solves arithmetic by calling tools.
 
 It reads the expression in the last user message, asks for every operation whose operands it
 knows (several at once where it can), reads the results, and answers `#### VALUE`. Tokens are
@@ -28,7 +28,7 @@ _Call = tuple[str, float, float]
 
 
 class _Stuck(Exception):
-    """There is nothing to work out, or a tool failed."""
+    """There is no expression, or a tool failed."""
 
 
 class ToolCallingMock:
@@ -49,7 +49,7 @@ class ToolCallingMock:
 
 
 def next_reply(messages: Sequence[Message], number: int) -> Reply:
-    """What the mock says next: tool calls, or its answer."""
+    """Return the next reply: tool calls or the answer."""
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and isinstance(m.get("content"), str)]
     try:
         if not users:
@@ -81,7 +81,7 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
 
 
 def _parse(question: str) -> ast.expr:
-    """The first run of digits and operators in a question that has both."""
+    """Return the first run of digits and operators in a question."""
     runs = (run.strip(" .\n\t") for run in _RUN.findall(question))
     text = next((run for run in runs if re.search(r"\d\s*[)]*\s*[-+*/]", run)), "")
     if not text or len(text) > _LONGEST:
@@ -93,7 +93,7 @@ def _parse(question: str) -> ast.expr:
 
 
 def _results(messages: Sequence[Message]) -> dict[_Call, str]:
-    """What the tools said, by what they were asked."""
+    """Return the results of the tools by their calls."""
     asked: dict[str, _Call] = {}
     said: dict[_Call, str] = {}
     for message in messages:
@@ -110,7 +110,7 @@ def _results(messages: Sequence[Message]) -> dict[_Call, str]:
 
 
 def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -> float | None:
-    """The value of an expression as far as the tools have told it; what is missing goes to `wanted`."""
+    """Return the value of an expression from the results of the tools; missing calls are appended to `wanted`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return node.value
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:

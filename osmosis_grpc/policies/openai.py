@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_HEADER = "X-Session-ID"
-"""The same for all chats of a sample: routers send them to the replica that has their prefix in its cache."""
+"""A header with one value for all chats of a sample: a router then picks the replica that caches their prefix."""
 ABORT_RETRY = 1.0
-"""Seconds after which a chat is asked again whose sampling the model server aborted."""
+"""Seconds after which an aborted chat is retried."""
 
 
 class OpenAIPolicy:
@@ -147,7 +147,7 @@ def _check_installed() -> None:
 
 
 def _checked(base_url: str) -> str:
-    """A base URL that may be shown. Raises ValueError."""
+    """Return the base URL. Raises ValueError for one that is malformed or holds a password."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
@@ -183,7 +183,7 @@ def _typed(value: Any, kind: type[T]) -> T:
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | None":
-    """One per token, or none at all: a list of another length cannot be matched to the tokens."""
+    """Return one logprob per token; None if the list has another length."""
     rows = (choice.get("logprobs") or {}).get("content")
     if rows is None or len(rows) != count:
         return None

@@ -1,4 +1,4 @@
-"""A text that matches a simple regular expression.
+"""Makes a text that matches a simple regular expression.
 
 Simple is: characters, escapes, sets, groups, alternatives, anchors at the ends, and repetition. For anything else
 there is no text.
@@ -8,7 +8,7 @@ import re
 import warnings
 
 _MOST = 1000
-"""Characters of a text, and repetitions of a part."""
+"""The most characters of a text, and the most repetitions of a part."""
 _ESCAPES = {
     "d": "1",
     "w": "a",
@@ -32,7 +32,7 @@ class _NotSimple(Exception):
 
 
 def matching(pattern: str, at_least: int = 0) -> str | None:
-    """Returns a text in which a pattern is found, of at least so many characters; None where it is not simple."""
+    """Return a text of a minimum length in which a pattern is found; None if the pattern is not simple."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what Python warns of is not simple
@@ -47,7 +47,7 @@ def matching(pattern: str, at_least: int = 0) -> str | None:
 
 
 class _Reader:
-    """Reads a pattern from left to right; `more` is how often what may be repeated without end is repeated."""
+    """Reads a pattern from left to right; `more` is the number of repetitions of a part without an upper limit."""
 
     def __init__(self, pattern: str, more: int) -> None:
         self._pattern = pattern
@@ -55,7 +55,7 @@ class _Reader:
         self._more = more
 
     def alternatives(self) -> str:
-        """The text of the first alternative, up to the end or a closing bracket."""
+        """Return the text of the first alternative, up to the end or a closing bracket."""
         first = self._sequence()
         while self._peek() == "|":
             self._at += 1

@@ -1,4 +1,4 @@
-"""Policies that know their replies beforehand."""
+"""Policies with fixed replies."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,11 @@ from osmosis_grpc.policies import formula
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message, VersionSpan
 
 Reply = str | Message
-"""A reply as text, or as a whole assistant message."""
+"""A reply: text or an assistant message."""
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
-    """A reply with tokens by the formula of osmosis_grpc.policies.formula."""
+    """Return a reply with tokens by the formula of osmosis_grpc.policies.formula."""
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
     block = formula.reply_tokens(request.rollout_id, request.sample, request.number, tokens)
     prompt = formula.prompt_ids(request)
@@ -33,7 +33,7 @@ def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, ver
 
 
 class ScriptedPolicy:
-    """Gives reply n to chat n of every sample.
+    """Answers chat n of every sample with reply n.
 
     `script` is a list of replies, a mapping from rollout id to such a list, or a function of
     the ChatRequest. A chat beyond the script is FAILED_PRECONDITION.
@@ -68,7 +68,7 @@ class ScriptedPolicy:
 
 
 class EchoPolicy:
-    """Answers with the text of the last message."""
+    """Return the text of the last message as the reply."""
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         content = request.messages[-1].get("content") if request.messages else ""

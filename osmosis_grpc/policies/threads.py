@@ -21,7 +21,7 @@ _Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]
 
 
 class DaemonThreads:
-    """Up to `count` threads. The queue of jobs is as long as its callers that wait."""
+    """Runs up to `count` threads. Each waiting caller has one job in the queue."""
 
     def __init__(self, name: str, count: int = 1) -> None:
         if count < 1:
@@ -32,7 +32,7 @@ class DaemonThreads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function on one of the threads, jobs in their order. A cancelled caller does not stop the function."""
+        """Call a function on one of the threads, in the order of the calls. A cancelled caller does not stop it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put((loop, future, function))
@@ -42,14 +42,14 @@ class DaemonThreads:
         return await future
 
     def close(self) -> None:
-        """End each thread after the jobs that wait. run() starts new ones."""
+        """End the threads after the queued jobs. run() starts new ones."""
         for _ in self._threads:
             self._jobs.put(None)
         self._threads, self._jobs = [], SimpleQueue()
 
 
 class ThreadedPolicy:
-    """Calls a sync policy on threads of its own, so that it does not block the event loop.
+    """Calls a sync policy on its own threads, so that it does not block the event loop.
 
         attach(servers, ThreadedPolicy(policy, threads=16))
 
@@ -88,12 +88,12 @@ def check_policy(policy: object) -> None:
 
 
 def is_async(policy: Callable[..., Any]) -> bool:
-    """Returns whether a callable is an async function, or has an async __call__."""
+    """Return whether a callable is an async function or has an async __call__."""
     return inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None))  # noqa: B004
 
 
 def _work(jobs: "SimpleQueue[_Job | None]") -> bool:
-    """Call one function, on a thread. Returns False for the thread's end."""
+    """Run one job on this thread. Return False to end the thread."""
     job = jobs.get()
     if job is None:
         return False

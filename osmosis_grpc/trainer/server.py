@@ -111,8 +111,9 @@ class TrainerServer:
         """Of the tokens, or of a secret of this trainer's own, which its ledger keeps."""
         self._earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
-        self._supervisor = Supervisor("the callback trainer")
-        self._cache = ChatCache(policy, None, self._supervisor)
+        self.supervisor = Supervisor("the callback trainer")
+        """Owns the background work; its `failure` is set once that has failed."""
+        self._cache = ChatCache(policy, None, self.supervisor)
         self._inbox = Inbox(self._handed_out, self._expects)
         self._server: grpc.aio.Server
         self._resources: AsyncExitStack
@@ -181,7 +182,7 @@ class TrainerServer:
     @property
     def source(self) -> TrainerMetrics:
         """The same by family, with histograms and the RPCs, as collector() has them."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
+        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
         """Returns a collector for prometheus_client; see Trainer.collector. Raises MissingExtraError."""
@@ -189,9 +190,9 @@ class TrainerServer:
 
     async def __aenter__(self) -> "TrainerServer":
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._supervisor.close)
+            stack.push_async_callback(self.supervisor.close)
             if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl, self._supervisor)
+                self._ledger = await Ledger.open(self._path, self._ttl, self.supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()
@@ -200,13 +201,13 @@ class TrainerServer:
 
     async def _begin(self) -> None:
         if self._ledger is not None:
-            self._cache = ChatCache(self._policy, self._ledger, self._supervisor)
+            self._cache = ChatCache(self._policy, self._ledger, self.supervisor)
             self._cache.restore(self._ledger.take_restored(), time.monotonic())
             self._run_id = self._ledger.callback_run()
             if not self._security.tokens:
                 self._keys = CallbackKeys([self._ledger.callback_secret()])
         self._inbox.open(UnconfirmedOutcomes(self._ledger) if self._ledger is not None else None)
-        self._supervisor.add_listener(self._failed)
+        self.supervisor.add_listener(self._failed)
         self._server = grpc.aio.server(options=server_options())
         calls = self._cache.metrics.answered_calls
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
@@ -214,7 +215,7 @@ class TrainerServer:
         self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self._security).rpartition(":")[2])
         await start(self._server)
-        self._supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+        self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
 
     def _handed_out(self, completion: Completion) -> None:
         self._earlier.count(completion)
@@ -224,7 +225,7 @@ class TrainerServer:
         return self._recorder is None and self._cache.expects(rollout_id)
 
     def _failed(self, error: BaseException) -> None:
-        self._inbox.fail(TrainerFailed(self._supervisor.failed_job, error))
+        self._inbox.fail(TrainerFailed(self.supervisor.failed_job, error))
 
     async def __aexit__(self, *exc: Any) -> None:
         try:

@@ -198,7 +198,7 @@ def test_t01_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
         os.killpg(process.pid, number)  # as Ctrl-C does: the group in the foreground
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert err == "starting an agent server in a process of its own ...\n"
+    assert err == "starting an agent server in a separate process ...\n"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)

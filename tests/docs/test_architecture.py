@@ -6,7 +6,7 @@ import tomllib
 from tests.processes import ROOT
 
 
-def test_the_picture_shows_the_rooms_there_are():
+def test_the_picture_shows_every_package():
     text = (ROOT / "docs" / "architecture.md").read_text()
     picture = re.search(r"```\n(rollout .*?)```", text, re.S)[1]
     names = set(re.findall(r"^([a-z_| ]+?)(?:  |$)", picture, re.M))

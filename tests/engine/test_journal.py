@@ -706,14 +706,14 @@ async def test_closing_leaves_what_runs_to_the_next_process(folder):
 
 async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
     failing = asyncio.Event()
-    real = writer._execute
+    real = writer.execute
 
     def execute(database, statement, rows):
         pages = database.execute("PRAGMA page_count").fetchone()[0] if failing.is_set() else 2**30
         database.execute(f"PRAGMA max_page_count = {pages}")
         real(database, statement, rows)
 
-    monkeypatch.setattr(writer, "_execute", execute)
+    monkeypatch.setattr(writer, "execute", execute)
     monkeypatch.setattr(writer, "RETRY", 0.01)
     go_on, filler = asyncio.Event(), "x" * 100_000
 
@@ -775,14 +775,14 @@ async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
 @contextmanager
 def unreadable(store):
     """Every read gives an error of SQLite's, and writing goes on."""
-    store._database.set_progress_handler(lambda: 1, 1)
+    store.reads.set_progress_handler(lambda: 1, 1)
     try:
         with patch.object(
             osmosis_grpc.storage.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")
         ):
             yield
     finally:
-        store._database.set_progress_handler(None, 0)
+        store.reads.set_progress_handler(None, 0)
 
 
 CANNOT = "the journal cannot be read: interrupted"

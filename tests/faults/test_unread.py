@@ -131,7 +131,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(asked, 3000)
-            attachment = server.attachments._attachments.get(trainer.attachment_id)
+            attachment = server.attachments.get(trainer.attachment_id)
             await until(lambda: attachment is None or not attachment.attached)
         assert 64 * KIB < watched.most < 1024 * KIB + 16 * 64 * KIB
 
@@ -205,9 +205,8 @@ async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)
+            attachment = await until(lambda: server.attachments.get(trainer.attachment_id))
             async with asyncio.timeout(SOON):
-                await until(lambda: trainer.attachment_id in server.attachments._attachments)
-                attachment = server.attachments._attachments[trainer.attachment_id]
                 while attachment.attached:
                     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                         await unread.send(HEARTBEAT)

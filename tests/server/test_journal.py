@@ -106,7 +106,7 @@ async def test_a_server_that_is_killed_anywhere(tmp_path, place):
 
 
 async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, refused_at_once):
-    failing, real, go_on = asyncio.Event(), writer._execute, asyncio.Event()
+    failing, real, go_on = asyncio.Event(), writer.execute, asyncio.Event()
 
     def execute(database, statement, rows):
         pages = database.execute("PRAGMA page_count").fetchone()[0] if failing.is_set() else 2**30
@@ -117,7 +117,7 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
         await go_on.wait()
         return answer(request, "x" * 100_000)
 
-    monkeypatch.setattr(writer, "_execute", execute)
+    monkeypatch.setattr(writer, "execute", execute)
     monkeypatch.setattr(writer, "RETRY", 0.02)
     async with (
         TrainerServer(policy) as trainer,
@@ -169,7 +169,7 @@ async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
         async for _ in client.events("over"):
             pass
         await trainer.start("running")
-        database = server.engine.journal._database
+        database = server.engine.journal.reads
         database.set_progress_handler(lambda: 1, 1)
         unread = chat_reply(chat, response=reply("again"))
         unread.chat_reply.rollout_id = "who"
@@ -206,7 +206,7 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
     ):
         stream = await trainer.attach()
         await trainer.start("running")
-        server.engine.journal._database.set_progress_handler(lambda: 1, 1)
+        server.engine.journal.reads.set_progress_handler(lambda: 1, 1)
         await trainer.send(init("beyond"))
         told = await stream.next("init_reply")
         assert (told.rollout_id, told.status.message) == ("beyond", "the journal cannot be read: interrupted")

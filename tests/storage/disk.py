@@ -15,7 +15,7 @@ class Disk:
         self._go = threading.Event()
         self._go.set()
         self._reached = threading.Event()
-        real = writer._execute
+        real = writer.execute
 
         def execute(database, statement, rows):
             if not self._go.is_set():
@@ -25,7 +25,7 @@ class Disk:
                 raise OSError("the disk is full")
             real(database, statement, rows)
 
-        monkeypatch.setattr(writer, "_execute", execute)
+        monkeypatch.setattr(writer, "execute", execute)
         monkeypatch.setattr(writer, "RETRY", 0.01)
 
     def hold(self):

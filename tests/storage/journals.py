@@ -81,7 +81,7 @@ class Kept:
     async def commit(self):
         """Everything asked for so far is on disk, whether somebody waits for it or not."""
         await self.all_told()
-        await self.until(lambda: not self.store._writer._busy and self.store._writer._timer is None)
+        await self.until(lambda: self.store.writer.idle)
 
     def everything(self, limit=1000, owner="me"):
         """All events of an owner, with their positions."""

@@ -114,14 +114,14 @@ class Disk:
 
     def __init__(self, kept, monkeypatch):
         self.fails = False
-        real = writer._execute
+        real = writer.execute
 
         def execute(database, statement, rows):
             pages = database.execute("PRAGMA page_count").fetchone()[0] if self.fails else 2**30
             database.execute(f"PRAGMA max_page_count = {pages}")
             real(database, statement, rows)
 
-        monkeypatch.setattr(writer, "_execute", execute)
+        monkeypatch.setattr(writer, "execute", execute)
         monkeypatch.setattr(writer, "RETRY", 0.01)
 
 
@@ -224,7 +224,7 @@ async def test_what_a_sweep_could_not_delete_is_deleted_later(tmp_path, monkeypa
         kept.deliver()
         await kept.all_told()
         now[0] = 11.0
-        kept.store._writer.batch().statements.append(("INSERT INTO nowhere VALUES (1)", ()))
+        kept.store.writer.batch().statements.append(("INSERT INTO nowhere VALUES (1)", ()))
         kept.store.sweep()
         kept.store.sweep()
         await kept.commit()

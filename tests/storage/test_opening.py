@@ -216,7 +216,7 @@ async def test_secrets_that_a_crash_left_behind_are_gone_after_the_next_start(tm
         kept.accept("r1", callback=CALLBACK)
         kept.accept("r2", callback=CALLBACK)
         await kept.all_told()
-        (left,) = [p for p in (tmp_path / "credentials").iterdir() if p.name in kept.store._secrets._path("r2", 1).name]
+        (left,) = [p for p in (tmp_path / "credentials").iterdir() if p.name in kept.store.secrets.path("r2", 1).name]
         data = left.read_bytes()
         kept.end("r2")
         kept.deliver("r2")
@@ -236,7 +236,7 @@ async def test_what_is_settled_takes_no_new_secrets(tmp_path):
         kept.end()
         await kept.all_told()
         kept.deliver()
-        kept.store._writer._flush()
+        kept.store.writer.flush()
         kept.store.repoint(entry)
         await kept.commit()
         await kept.until(lambda: not list((tmp_path / "credentials").iterdir()))

@@ -192,7 +192,7 @@ async def test_tombstones(tmp_path):
         clock.now += 101.0
         kept.store.sweep()
         await kept.commit()
-        assert kept.store._database.execute("SELECT count(*) FROM tombstones").fetchone() == (0,)
+        assert kept.store.reads.execute("SELECT count(*) FROM tombstones").fetchone() == (0,)
 
 
 async def test_a_rollout_is_repointed(tmp_path):
@@ -371,14 +371,14 @@ def settle(kept, name, text="x"):
 
 def listed(kept):
     """The ids of all rollouts, in order of acceptance."""
-    rows = kept.store._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence")
+    rows = kept.store.reads.execute("SELECT rollout_id FROM rollouts ORDER BY sequence")
     return [name for (name,) in rows.fetchall()]
 
 
 def in_use(kept):
     """Bytes of the database that are no free pages."""
     pages, free, size = (
-        kept.store._database.execute(f"PRAGMA {name}").fetchone()[0]
+        kept.store.reads.execute(f"PRAGMA {name}").fetchone()[0]
         for name in ("page_count", "freelist_count", "page_size")
     )
     return (pages - free) * size

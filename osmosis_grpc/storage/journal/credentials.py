@@ -29,7 +29,7 @@ class Secrets:
     def put(self, init: InitRequest) -> None:
         """Write what an Init holds of them, and see it on the disk."""
         found = _of(init)
-        path = self._path(init.request.rollout_id, init.request.attempt)
+        path = self.path(init.request.rollout_id, init.request.attempt)
         if found is None:
             path.unlink(missing_ok=True)
             return
@@ -47,7 +47,7 @@ class Secrets:
 
     def add_to(self, init: InitRequest) -> InitRequest:
         """An Init with its secrets put back, as long as they are what was written."""
-        path = self._path(init.request.rollout_id, init.request.attempt)
+        path = self.path(init.request.rollout_id, init.request.attempt)
         try:
             text = path.read_text()
             if text != _signed(text[9:]):
@@ -66,16 +66,17 @@ class Secrets:
     def drop(self, rollout_id: str, attempt: int) -> None:
         """Forget those of a rollout; what cannot be deleted now is at the next start."""
         with suppress(OSError):
-            self._path(rollout_id, attempt).unlink()
+            self.path(rollout_id, attempt).unlink()
 
     def keep(self, rollouts: Iterable[tuple[str, int]]) -> None:
         """Forget all but those of these rollouts."""
-        kept = {self._path(*rollout) for rollout in rollouts}
+        kept = {self.path(*rollout) for rollout in rollouts}
         for path in self._folder.iterdir():
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def _path(self, rollout_id: str, attempt: int) -> Path:
+    def path(self, rollout_id: str, attempt: int) -> Path:
+        """Return the file of an attempt's credentials."""
         return self._folder / f"{hashlib.sha256(rollout_id.encode()).hexdigest()[:40]}-{attempt}.json"
 
 

@@ -133,7 +133,10 @@ class SqliteJournal:
             raise
 
     def _begin(self, found: Folder, record_ttl: float, budget: int, supervisor: Supervisor) -> None:
-        self._database, self._secrets = found.reads, found.secrets
+        self.reads = found.reads
+        """The connection that reads."""
+        self.secrets = found.secrets
+        """Where credentials are kept apart from the journal's file."""
         self._reader = Reader(found.reads)
         self.journal_id = found.journal_id
         self.forgotten_position, self.last_sequence = found.forgotten_position, found.last_sequence
@@ -158,21 +161,22 @@ class SqliteJournal:
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
         self._retention = Retention(found.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
         self._loop = asyncio.get_running_loop()
-        self._writer = Writer(found.file, self._report, self._report_problem, self._retention.measured, supervisor)
+        self.writer = Writer(found.file, self._report, self._report_problem, self._retention.measured, supervisor)
+        """The thread that commits."""
 
     def close(self) -> None:
         """Commit what waits, and let others open the folder."""
         self._retention.close()
         self._record_clock(self._clock.now())
-        self._writer.batch().latest["closed"] = Latest(_FACT, schema.fact("closed", 1))
-        self._writer.close()
+        self.writer.batch().latest["closed"] = Latest(_FACT, schema.fact("closed", 1))
+        self.writer.close()
         self._folder.close()
 
     def figures(self) -> "Figures":
         """Returns what the journal takes and what its commits took."""
         files = (self._folder.path, self._folder.path.with_name(f"{self._folder.path.name}-wal"))
         size = sum(file.stat().st_size for file in files if file.exists())
-        return Figures(size, self._writer.commits, self._writer.commit_seconds)
+        return Figures(size, self.writer.commits, self.writer.commit_seconds)
 
     # What is written.
 
@@ -182,7 +186,7 @@ class SqliteJournal:
         try:
             self._append(event, number, body, token, entry)
         except Exception as error:  # rows and positions may no longer agree: nothing more is committed
-            self._writer.broken(error)
+            self.writer.broken(error)
             self._loop.call_soon(self.on_commit, [token], False)
         return False
 
@@ -191,7 +195,7 @@ class SqliteJournal:
     ) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
-        batch = self._writer.batch()
+        batch = self.writer.batch()
         if entry is not None:
             rollout = self._open[key] = _Open(entry.sequence, key, entry.owner, position, self._clock.now())
             self._accept(batch, entry, rollout)
@@ -224,7 +228,7 @@ class SqliteJournal:
             )
         )
         if has_secrets(init):
-            batch.before.append(lambda: self._secrets.put(init))
+            batch.before.append(lambda: self.secrets.put(init))
 
     def _start(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
         rollout.start_time = event.time
@@ -245,14 +249,14 @@ class SqliteJournal:
         row = (rollout.sequence, *rollout.end, rollout.positions.tobytes(), event.number, rollout.size, rollout.settled)
         batch.rows[schema.END].append((*row, schema.end_sum(row)))
         if rollout.settled:
-            batch.after.append(lambda: self._secrets.drop(*rollout.key))
+            batch.after.append(lambda: self.secrets.drop(*rollout.key))
 
     def _settle(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
         rollout.settled = True
         written = rollout.positions.tobytes(), event.number, rollout.size
         end = schema.end_sum((rollout.sequence, *rollout.end, *written, 1))
         batch.rows[schema.SETTLE].append((rollout.sequence, *written, end))
-        batch.after.append(lambda: self._secrets.drop(*rollout.key))  # the acknowledgement is on disk
+        batch.after.append(lambda: self.secrets.drop(*rollout.key))  # the acknowledgement is on disk
 
     def repoint(self, entry: JournaledRollout) -> None:
         """See Journal."""
@@ -262,28 +266,28 @@ class SqliteJournal:
             return
         *_, check = _accepted(entry, rollout)
         values = (entry.attachment_id, _callback(init), check, entry.sequence)
-        self._writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self._secrets.put(init))
+        self.writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self.secrets.put(init))
 
     def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
         """See Journal."""
         row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
-        self._writer.batch().statements.append((_DEATHS, row))
+        self.writer.batch().statements.append((_DEATHS, row))
 
     def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
         """See Journal."""
         until = self._clock.now() + seconds if seconds > 0 else 0.0
         row = schema.tombstone(owner, rollout_id, attempt, until)
-        self._writer.batch().latest[owner, rollout_id] = Latest(_TOMBSTONE, row)
+        self.writer.batch().latest[owner, rollout_id] = Latest(_TOMBSTONE, row)
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         """See Journal."""
         value = json.dumps({"time": time.time(), "parts": dict(parts)})
         fact = schema.fact(_VERSION + digest, value)
-        self._writer.batch().statements += [(_FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
+        self.writer.batch().statements += [(_FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
         """See Journal."""
-        self._writer.batch().barriers.append(then)
+        self.writer.batch().barriers.append(then)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Journal. What cannot be read now is left to the sweep."""
@@ -291,25 +295,25 @@ class SqliteJournal:
         if rollout is not None:
             self._close(rollout)
         with suppress(sqlite3.Error):
-            rows = self._database.execute(
+            rows = self.reads.execute(
                 "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
                 "WHERE rollout_id = ? AND attempt = ?",
                 (rollout_id, attempt),
             ).fetchall()
             self._drop([Dropped(*row) for row in rows])
             if rows:
-                self._secrets.drop(rollout_id, attempt)
+                self.secrets.drop(rollout_id, attempt)
 
     def sweep(self) -> None:
         """See Journal."""
         now = self._clock.now()
         self._record_clock(now)
-        self._writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
+        self.writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
         self._retention.sweep()
 
     def _record_clock(self, now: float) -> None:
         self._recorded = now
-        self._writer.batch().latest["clock"] = Latest(_FACT, schema.fact("clock", now))
+        self.writer.batch().latest["clock"] = Latest(_FACT, schema.fact("clock", now))
 
     def _grow(self, rollout: _Open, size: int) -> None:
         rollout.size += size
@@ -322,7 +326,7 @@ class SqliteJournal:
         if not rows:
             return
         places = array("Q")
-        batch = self._writer.batch()
+        batch = self.writer.batch()
         for row in rows:
             self._dropping[row.sequence] = row.rollout_id
             self._found.pop(row.rollout_id, None)
@@ -351,7 +355,7 @@ class SqliteJournal:
         try:
             self._note(tokens, ok)
         except Exception as error:
-            self._writer.broken(error)
+            self.writer.broken(error)
         self.on_commit([token for _, _, token in tokens], ok)
 
     def _note(self, tokens: list[Token], ok: bool) -> None:
@@ -363,7 +367,7 @@ class SqliteJournal:
             else:
                 del rollout.positions[rollout.committed :]
                 if not rollout.committed:  # it was refused
-                    self._secrets.drop(*rollout.key)
+                    self.secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
                 self._close(rollout)
             if self._found:
@@ -489,14 +493,14 @@ class SqliteJournal:
             self._grow(rollout, trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
-        self._secrets.keep(kept)
+        self.secrets.keep(kept)
         return found
 
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
         """See Journal."""
         now = self._clock.now()
-        return self._database.execute(
+        return self.reads.execute(
             "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
         ).fetchall()
 
@@ -521,7 +525,7 @@ class SqliteJournal:
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
         """An entry with its secrets, as long as there are any."""
-        return entry if entry.settled else replace(entry, init=self._secrets.add_to(entry.init))
+        return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
 
 
 def _accepted(entry: JournaledRollout, rollout: _Open) -> tuple[Any, ...]:

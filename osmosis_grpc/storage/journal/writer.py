@@ -120,9 +120,14 @@ class Writer(Committer[Batch]):
         """The time that they took."""
         super().__init__(file, COMMIT, supervisor)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be committed and nothing is on its way to the disk."""
+        return not self._busy and self._timer is None
+
     def batch(self) -> Batch:
         """What is written next, to be added to at once."""
-        if self._timer is None and not self._busy:
+        if self.idle:
             self._arm()
         return self._batch
 
@@ -139,9 +144,10 @@ class Writer(Committer[Batch]):
 
     def _arm(self) -> None:
         pause = self._flushed + GATHER - self._loop.time()
-        self._timer = self._supervisor.call_later(FLUSH, pause, self._flush, report=self._died)
+        self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand the batch to the thread now."""
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
@@ -210,7 +216,7 @@ class Writer(Committer[Batch]):
                     before()
             with self._transaction() as database:
                 for statement, rows in batch.rows.items():
-                    _execute(database, statement, rows)
+                    execute(database, statement, rows)
                 for statement, values in batch.statements:
                     database.execute(statement, values)
                 for statement, values, _ in latest.values():
@@ -289,7 +295,7 @@ def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
     then(False)
 
 
-def _execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
+def execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
     """Once for many rows."""
     if not rows:
         return
