@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel
-
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
@@ -23,6 +21,7 @@ from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
+from osmosis_grpc.types.tools import dump_model
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
@@ -353,7 +352,7 @@ A check is left out where the field's parent is not a dict: another one tells th
 def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     """What is wrong with one tool. `label` says which it is."""
     try:
-        plain = tool.model_dump(exclude_none=True) if isinstance(tool, BaseModel) else tool
+        plain = dump_model(tool)
     except Exception as error:
         yield make("INVALID_TOOL_TYPE", f"{label} cannot be made a dict: {one_line(error)}", place)
         return

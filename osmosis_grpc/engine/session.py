@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
@@ -45,7 +43,7 @@ from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.conversation import Conversation, Node, count_tool_message, path
 from osmosis_grpc.types.requests import check_id, own_params
-from osmosis_grpc.types.tools import tool_dicts
+from osmosis_grpc.types.tools import dump_model, tool_dicts
 
 log = logging.getLogger(__name__)
 
@@ -422,7 +420,7 @@ def _plain(messages: Any, field: str) -> list[Any]:
         raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
     if set(map(type, messages)) <= _DICTS:
         return messages if isinstance(messages, list) else list(messages)
-    return [m.model_dump(exclude_none=True) if isinstance(m, BaseModel) else m for m in messages]
+    return [dump_model(m) for m in messages]
 
 
 def _agents_mistake(error: InvalidArgument) -> ValueError:

@@ -23,13 +23,7 @@ from osmosis_grpc.types.rollout_info import Activity, CancelResult, Capacity, Jo
 from osmosis_grpc.types.samples import ChatRef, Sample, SampledChat, Segment
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tokens import Ids, Logprobs, Tensor, TokenBlock, VersionSpan
-from osmosis_grpc.types.tools import (
-    OpenAIFunctionParametersSchema,
-    OpenAIFunctionPropertySchema,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-    ToolDict,
-)
+from osmosis_grpc.types.tools import ToolDict
 
 __all__ = [
     "Activity",
@@ -55,10 +49,6 @@ __all__ = [
     "JournaledRollout",
     "Logprobs",
     "Message",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolSchema",
     "Outcome",
     "RolloutInfo",
     "RolloutMetrics",

@@ -14,14 +14,8 @@ from osmosis_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from osmosis_grpc.types import (
-    CompletionStatus,
-    OpenAIFunctionSchema,
-    OpenAIFunctionToolSchema,
-    Outcome,
-    RolloutState,
-    events,
-)
+from osmosis_grpc.types import CompletionStatus, Outcome, RolloutState, events
+from osmosis_grpc.types.tool_schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

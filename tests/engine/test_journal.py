@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-import osmosis_grpc.storage.journal.store
+import osmosis_grpc.storage.journal.reading
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.resolve_references import resolve_references
@@ -204,7 +204,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         for number in range(5):
             await h.run(f"r{number}")
         assert h.in_memory == []
-        assert h.engine.journal._open == {}
+        assert len(h.engine.journal._open) == 0
         assert h.engine.capacity().completed == 5
 
 
@@ -778,7 +778,7 @@ def unreadable(store):
     store.reads.set_progress_handler(lambda: 1, 1)
     try:
         with patch.object(
-            osmosis_grpc.storage.journal.store, "connect", side_effect=sqlite3.OperationalError("interrupted")
+            osmosis_grpc.storage.journal.reading, "connect", side_effect=sqlite3.OperationalError("interrupted")
         ):
             yield
     finally:

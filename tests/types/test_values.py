@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 
 from osmosis_grpc import errors, types
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import (
-    Cause,
-    Failure,
+from osmosis_grpc.types import Cause, Failure, Tensor, TokenBlock
+from osmosis_grpc.types.completion import MAX_FAILURE_TEXT, clip
+from osmosis_grpc.types.requests import check_id, check_seconds, own_params
+from osmosis_grpc.types.tool_schemas import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionPropertySchema,
     OpenAIFunctionSchema,
     OpenAIFunctionToolSchema,
-    Tensor,
-    TokenBlock,
 )
-from osmosis_grpc.types.completion import MAX_FAILURE_TEXT, clip
-from osmosis_grpc.types.requests import check_id, check_seconds, own_params
 from osmosis_grpc.types.tools import tool_dicts
 
 

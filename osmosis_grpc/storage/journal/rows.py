@@ -3,14 +3,24 @@
 import hashlib
 import json
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.retention import EVENT_BYTES
 from osmosis_grpc.storage.sqlite.checksum import event_sum
-from osmosis_grpc.types import Completion, CompletionStatus, EventKind, Failure, FailureReason, RolloutRequest
+from osmosis_grpc.types import (
+    Completion,
+    CompletionStatus,
+    EventKind,
+    Failure,
+    FailureReason,
+    InitRequest,
+    JournaledRollout,
+    RolloutRequest,
+)
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
 from osmosis_grpc.wire.event import kind_from_bytes
+from osmosis_grpc.wire.rollout import callback_to_bytes
 
 
 class EventRow(NamedTuple):
@@ -160,3 +170,29 @@ def data_loss(request: RolloutRequest, damage: str) -> Completion:
         group=request.group,
         evaluation=request.evaluation,
     )
+
+
+def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
+    """What a rollout's row has from its acceptance on, its checksum last."""
+    init, request = entry.init, entry.init.request
+    row = (
+        entry.sequence,
+        request.rollout_id,
+        request.attempt,
+        entry.owner,
+        entry.attachment_id,
+        callback_column(init),
+        request.group.id if request.group is not None else None,
+        entry.agent_loop,
+        request.idempotency_key,
+        init.digest,
+        entry.accept_time,
+        accepted,
+        accepted_at,
+    )
+    return *row, schema.accept_sum(row)
+
+
+def callback_column(init: InitRequest) -> bytes | None:
+    """Return what a rollout's row has of its callback."""
+    return None if init.callback is None else callback_to_bytes(init.callback, secrets=False)

@@ -14,27 +14,26 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.engine.journal import Figures, Trajectories
-from osmosis_grpc.engine.shares import Shares
-from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.clock import JournalClock
 from osmosis_grpc.storage.journal.credentials import has_secrets
 from osmosis_grpc.storage.journal.folder import Folder
+from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader
+from osmosis_grpc.storage.journal.reading import read_now, read_on_thread
 from osmosis_grpc.storage.journal.retention import EVENT_BYTES, Dropped, Retention
+from osmosis_grpc.storage.journal.rows import accepted_columns, callback_column
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum
-from osmosis_grpc.storage.sqlite.database import connect
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import CompletionStatus, InitRequest, JournaledRollout, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.types import CompletionStatus, JournaledRollout, RolloutState, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
-from osmosis_grpc.wire.rollout import callback_to_bytes
 
 RECORDED = 1.0
 """Seconds after which the journal's time is recorded again, with the next event."""
@@ -55,9 +54,6 @@ _DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?
     AND sequence IN (SELECT value FROM json_each(?))"""
 _TOMBSTONE = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
-Key = tuple[str, int]
-End = tuple[str, float | None, float | None, int | None, float | None]
-"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -65,51 +61,13 @@ log = logging.getLogger(__name__)
 
 
 def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Concatenate[SqliteJournal, P], R]":
-    """Who asked is not to blame for a disk that cannot be read, and may ask again: Unavailable."""
+    """Make a method raise Unavailable when the disk cannot be read."""
 
     @functools.wraps(method)
     def read(self: "SqliteJournal", /, *args: P.args, **named: P.kwargs) -> R:
-        try:
-            try:
-                return method(self, *args, **named)
-            except schema.Damaged:  # unless it is, a sweep has deleted rows between two statements
-                with self._reader.snapshot():
-                    return method(self, *args, **named)
-        except _UNREADABLE as error:
-            raise _unavailable(error) from error
+        return read_now(self._reader, lambda: method(self, *args, **named))
 
     return read
-
-
-_UNREADABLE = (sqlite3.Error, OSError, InvalidArgument, schema.JournalError)
-
-
-def _unavailable(error: Exception) -> Unavailable:
-    return Unavailable(f"the journal cannot be read: {error}", retry_after=5.0)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A rollout to which something is still to happen."""
-
-    sequence: int
-    key: Key
-    owner: str
-    accepted: int
-    """The position of its first event."""
-    accepted_at: float
-    """By the journal's clock."""
-    positions: "array[int]" = field(default_factory=lambda: array("Q"))
-    committed: int = 0
-    """How many of its events are."""
-    size: int = 0
-    """Bytes that its events take in the file, about."""
-    start_time: float | None = None
-    end: End = ("ACCEPTED", None, None, None, None)
-    """As it stands in its row."""
-    ended: bool = False
-    settled: bool = False
-    """Its last event is written."""
 
 
 class SqliteJournal:
@@ -150,12 +108,7 @@ class SqliteJournal:
         self.on_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
         self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        self._budget = budget
-        self._open_sizes = Shares(budget)
-        """Bytes that each owner's rollouts that are not settled take in the file, about."""
-        self._live_size = 0
-        """Of these, what those take that have not ended."""
-        self._open: dict[Key, _Open] = {}
+        self._open = OpenRollouts(budget)
         self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
@@ -197,12 +150,12 @@ class SqliteJournal:
         key = event.rollout_id, event.attempt
         batch = self.writer.batch()
         if entry is not None:
-            rollout = self._open[key] = _Open(entry.sequence, key, entry.owner, position, self._clock.now())
+            rollout = self._open.add(OpenRollout(entry.sequence, key, entry.owner, position, self._clock.now()))
             self._accept(batch, entry, rollout)
         else:
             rollout = self._open[key]
         rollout.positions.append(position)
-        self._grow(rollout, len(body) + EVENT_BYTES)
+        self._open.grow(rollout, len(body) + EVENT_BYTES)
         now = self._clock.now()
         if now >= self._recorded + RECORDED:
             self._record_clock(now)
@@ -213,13 +166,13 @@ class SqliteJournal:
         if note is not None:
             note(self, batch, rollout, event)
 
-    def _accept(self, batch: Batch, entry: JournaledRollout, rollout: _Open) -> None:
+    def _accept(self, batch: Batch, entry: JournaledRollout, rollout: OpenRollout) -> None:
         init = entry.init
         self.last_sequence = max(self.last_sequence, entry.sequence)
         state, rest = RolloutState.ACCEPTED.value, (1, 0, 0)
         batch.rows[schema.ACCEPT].append(
             (
-                *_accepted(entry, rollout),
+                *accepted_columns(entry, rollout.accepted, rollout.accepted_at),
                 state,
                 *rest,
                 schema.end_sum((entry.sequence, *rollout.end, None, *rest)),
@@ -230,15 +183,14 @@ class SqliteJournal:
         if has_secrets(init):
             batch.before.append(lambda: self.secrets.put(init))
 
-    def _start(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+    def _start(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         rollout.start_time = event.time
 
-    def _end(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+    def _end(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         assert isinstance(event.kind, events.Ended)
         completion = event.kind.completion
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        rollout.ended = True
-        self._live_size -= rollout.size
+        self._open.end(rollout)
         rollout.end = (
             completion.status.value,
             rollout.start_time,
@@ -251,7 +203,7 @@ class SqliteJournal:
         if rollout.settled:
             batch.after.append(lambda: self.secrets.drop(*rollout.key))
 
-    def _settle(self, batch: Batch, rollout: _Open, event: TrajectoryEvent) -> None:
+    def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         rollout.settled = True
         written = rollout.positions.tobytes(), event.number, rollout.size
         end = schema.end_sum((rollout.sequence, *rollout.end, *written, 1))
@@ -261,11 +213,11 @@ class SqliteJournal:
     def repoint(self, entry: JournaledRollout) -> None:
         """See Journal."""
         init = entry.init
-        rollout = self._open.get((init.request.rollout_id, init.request.attempt))
+        rollout = self._open.get(init.request.rollout_id, init.request.attempt)
         if rollout is None or rollout.settled:
             return
-        *_, check = _accepted(entry, rollout)
-        values = (entry.attachment_id, _callback(init), check, entry.sequence)
+        *_, check = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
+        values = (entry.attachment_id, callback_column(init), check, entry.sequence)
         self.writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self.secrets.put(init))
 
     def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
@@ -291,9 +243,9 @@ class SqliteJournal:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Journal. What cannot be read now is left to the sweep."""
-        rollout = self._open.get((rollout_id, attempt))
+        rollout = self._open.get(rollout_id, attempt)
         if rollout is not None:
-            self._close(rollout)
+            self._open.close(rollout)
         with suppress(sqlite3.Error):
             rows = self.reads.execute(
                 "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
@@ -314,11 +266,6 @@ class SqliteJournal:
     def _record_clock(self, now: float) -> None:
         self._recorded = now
         self.writer.batch().latest["clock"] = Latest(_FACT, schema.fact("clock", now))
-
-    def _grow(self, rollout: _Open, size: int) -> None:
-        rollout.size += size
-        self._open_sizes.add(rollout.owner, size)
-        self._live_size += 0 if rollout.ended else size
 
     def _drop(self, rows: Sequence[Dropped]) -> None:
         """Delete rollouts. The room they took is given back some time after that."""
@@ -360,7 +307,7 @@ class SqliteJournal:
 
     def _note(self, tokens: list[Token], ok: bool) -> None:
         for rollout, position, _ in tokens:
-            assert isinstance(rollout, _Open)
+            assert isinstance(rollout, OpenRollout)
             if ok:
                 rollout.committed += 1
                 self.last_position = position
@@ -369,16 +316,9 @@ class SqliteJournal:
                 if not rollout.committed:  # it was refused
                     self.secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
-                self._close(rollout)
+                self._open.close(rollout)
             if self._found:
                 self._found.pop(rollout.key[0], None)
-
-    def _close(self, rollout: _Open) -> None:
-        """Nothing more comes of a rollout."""
-        if self._open.get(rollout.key) is rollout:
-            del self._open[rollout.key]
-            self._open_sizes.add(rollout.owner, -rollout.size)
-            self._live_size -= 0 if rollout.ended else rollout.size
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
@@ -390,7 +330,7 @@ class SqliteJournal:
     @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """See Journal."""
-        rollout = self._open.get((rollout_id, attempt))
+        rollout = self._open.get(rollout_id, attempt)
         if rollout is not None:
             positions = rollout.positions[after : min(after + limit, rollout.committed)]
         else:
@@ -404,7 +344,7 @@ class SqliteJournal:
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """See Journal: what a completion takes that waits to be delivered."""
-        rollout = self._open.get((rollout_id, attempt))
+        rollout = self._open.get(rollout_id, attempt)
         return 2048 + (rollout.size // 4 if rollout else 0)
 
     @_reads
@@ -440,26 +380,11 @@ class SqliteJournal:
         def read(reader: Reader) -> Sequence[JournaledRollout]:
             return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
 
-        return await self._apart(read)
+        return await read_on_thread(self._folder.path, read)
 
     async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
         """See Journal."""
-        return await self._apart(lambda reader: read(reader.trajectory))
-
-    async def _apart(self, read: Callable[[Reader], R]) -> R:
-        """Read on another thread, over a connection of its own: a query on the shared one would hold up the loop."""
-
-        def reading() -> R:
-            with closing(connect(self._folder.path)) as database:
-                database.execute("PRAGMA query_only = 1")
-                reader = Reader(database)
-                with reader.snapshot():
-                    return read(reader)
-
-        try:
-            return await asyncio.to_thread(reading)
-        except _UNREADABLE as error:
-            raise _unavailable(error) from error
+        return await read_on_thread(self._folder.path, lambda reader: read(reader.trajectory))
 
     @_reads
     def unsettled(self) -> Sequence[JournaledRollout]:
@@ -478,7 +403,7 @@ class SqliteJournal:
                     entry.damage,
                 )
             key = request.rollout_id, request.attempt
-            rollout = self._open[key] = _Open(
+            rollout = OpenRollout(
                 entry.sequence,
                 key,
                 entry.owner,
@@ -490,7 +415,7 @@ class SqliteJournal:
                 end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
                 ended=entry.end_time is not None,
             )
-            self._grow(rollout, trail.size)
+            self._open.grow(self._open.add(rollout), trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
         self.secrets.keep(kept)
@@ -513,7 +438,7 @@ class SqliteJournal:
     @property
     def live_size(self) -> int:
         """See Journal: a live rollout has its messages and tokens in memory, and their copies in a sample."""
-        return 2 * self._live_size
+        return 2 * self._open.live_size
 
     def elapsed(self, entry: JournaledRollout) -> float:
         """See Journal."""
@@ -521,37 +446,11 @@ class SqliteJournal:
 
     def has_room(self, owner: str) -> bool:
         """See Journal."""
-        return self._open_sizes.total <= self._budget or not self._open_sizes.has_its_part(owner)
+        return self._open.has_room(owner)
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
         """An entry with its secrets, as long as there are any."""
         return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
-
-
-def _accepted(entry: JournaledRollout, rollout: _Open) -> tuple[Any, ...]:
-    """What a rollout's row has from its acceptance on, its checksum last."""
-    init, request = entry.init, entry.init.request
-    row = (
-        entry.sequence,
-        request.rollout_id,
-        request.attempt,
-        entry.owner,
-        entry.attachment_id,
-        _callback(init),
-        request.group.id if request.group is not None else None,
-        entry.agent_loop,
-        request.idempotency_key,
-        init.digest,
-        entry.accept_time,
-        rollout.accepted,
-        rollout.accepted_at,
-    )
-    return *row, schema.accept_sum(row)
-
-
-def _callback(init: InitRequest) -> bytes | None:
-    """Return what a rollout's row has of its callback."""
-    return None if init.callback is None else callback_to_bytes(init.callback, secrets=False)
 
 
 _NOTES = {

@@ -1,0 +1,83 @@
+"""The unsettled rollouts of a journal, in memory: the positions of their events, and the bytes that they take."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from osmosis_grpc.engine.shares import Shares
+
+Key = tuple[str, int]
+"""A rollout's id and attempt."""
+End = tuple[str, float | None, float | None, int | None, float | None]
+"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
+
+
+@dataclass(slots=True)
+class OpenRollout:
+    """A rollout that may get further events."""
+
+    sequence: int
+    key: Key
+    owner: str
+    accepted: int
+    """The position of its first event."""
+    accepted_at: float
+    """By the journal's clock."""
+    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    committed: int = 0
+    """How many of its events are committed."""
+    size: int = 0
+    """About how many bytes its events take in the file."""
+    start_time: float | None = None
+    end: End = ("ACCEPTED", None, None, None, None)
+    """The values of its row."""
+    ended: bool = False
+    settled: bool = False
+    """Whether its last event was appended."""
+
+
+class OpenRollouts:
+    """Finds open rollouts by id and attempt, and counts the bytes of each owner's."""
+
+    def __init__(self, budget: int) -> None:
+        self.live_size = 0
+        """Bytes in the file of the rollouts that have not ended."""
+        self._budget = budget
+        self._rollouts: dict[Key, OpenRollout] = {}
+        self._sizes = Shares(budget)
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    def __getitem__(self, key: Key) -> OpenRollout:
+        return self._rollouts[key]
+
+    def get(self, rollout_id: str, attempt: int) -> OpenRollout | None:
+        """Return an open rollout; None if there is none."""
+        return self._rollouts.get((rollout_id, attempt))
+
+    def add(self, rollout: OpenRollout) -> OpenRollout:
+        """Take a rollout, whose events are counted by `grow`."""
+        self._rollouts[rollout.key] = rollout
+        return rollout
+
+    def grow(self, rollout: OpenRollout, size: int) -> None:
+        """Count more bytes."""
+        rollout.size += size
+        self._sizes.add(rollout.owner, size)
+        self.live_size += 0 if rollout.ended else size
+
+    def end(self, rollout: OpenRollout) -> None:
+        """Count a rollout among the ended ones."""
+        rollout.ended = True
+        self.live_size -= rollout.size
+
+    def close(self, rollout: OpenRollout) -> None:
+        """Drop a rollout that gets no further events. Idempotent."""
+        if self._rollouts.get(rollout.key) is rollout:
+            del self._rollouts[rollout.key]
+            self._sizes.add(rollout.owner, -rollout.size)
+            self.live_size -= 0 if rollout.ended else rollout.size
+
+    def has_room(self, owner: str) -> bool:
+        """Return whether the budget is not full, or the owner uses less than an even share of it."""
+        return self._sizes.total <= self._budget or not self._sizes.has_its_part(owner)
