@@ -14,9 +14,9 @@ from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
     Completion,
+    InitResult,
     RolloutClient,
     RolloutRequest,
-    Started,
     Trainer,
     TrainerServer,
     attach,
@@ -49,14 +49,14 @@ class NewTrainer:
     async def play(self, agent_server: str) -> tuple[Outcome, str]:
         """Start the rollout at HOST:PORT, see it through: its outcome and its error text."""
         answers = await asyncio.gather(*(self.init(agent_server) for _ in range(self.scenario.inits)))
-        assert sum(answer.started for answer in answers) == 1
+        assert sum(answer.created for answer in answers) == 1
         assert all(answer.tools == answers[0].tools for answer in answers), "the same Init is answered the same"
         self.tools = list(answers[0].tools)
         completion = await self._server.completion(self.scenario.name, timeout=20)
         self.completions.append(completion)
         return outcome_of(completion), completion.failure.message if completion.failure else ""
 
-    async def init(self, agent_server: str) -> Started:
+    async def init(self, agent_server: str) -> InitResult:
         """Send the Init, once."""
         async with RolloutClient(agent_server) as client:
             return await client.init(self.request, callback=self._server.callback())
