@@ -1,68 +1,49 @@
-"""The scripted trainers over gRPC: callback (TrainerServer and RolloutClient) and attach."""
+"""The scripted trainers over gRPC: by callbacks and over attachments."""
 
-from collections.abc import Awaitable, Callable, Iterable
+import socket
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, Self
 
 from benchmarks.figures import Broken
-from benchmarks.flight import Done, Route, Work, in_flight
+from benchmarks.flight import Done, Route, Work
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import Server
 from benchmarks.script import begin
-from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, TrainerServer, attach
+from osmosis_grpc.trainer import Completion, RolloutRequest, Trainer, TrainerConfig, TransportName
 
 
 class GrpcTrainer:
-    """A trainer over gRPC at one server. An async context."""
+    """Runs rollouts over one transport. An async context."""
+
+    transport: TransportName
 
     def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
         self._work = work
         self._server = server
         self._route = route
         self._policy = policy or scripted(work.tokens, work.latency)
+        self._listen = f"127.0.0.1:{free_port()}" if self.transport == "callback" else ""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._begin(self._stack.enter_async_context, self._work.ledger or None)
+        self._trainer = await self._stack.enter_async_context(
+            Trainer(
+                await self._route(self._server.grpc),
+                self._policy,
+                transport=self.transport,
+                listen=self._listen,
+                ledger=self._work.ledger or None,
+                config=TrainerConfig(callback_target=await self._route(self._listen) if self._listen else ""),
+            )
+        )
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.aclose()
 
-    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
-        raise NotImplementedError
-
     async def run(self, names: Iterable[str], done: Done) -> None:
         """Run rollouts to their end, as many at a time as the work says."""
-        raise NotImplementedError
-
-
-class CallbackTrainer(GrpcTrainer):
-    """Starts rollouts by Init and is called back."""
-
-    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
-        self._trainer = await enter(TrainerServer(self._policy, ledger=ledger))
-        self._client = await enter(RolloutClient(await self._route(self._server.grpc)))
-        self._callback = replace(self._trainer.callback(), target=await self._route(self._trainer.address))
-
-    async def run(self, names: Iterable[str], done: Done) -> None:
-        await in_flight(names, self._work.in_flight, self._rollout, done)
-
-    async def _rollout(self, name: str) -> None:
-        await self._client.init(rollout(name, self._work), callback=self._callback)
-        completion = await self._trainer.completion(name)
-        check(completion, self._work)
-        await completion.confirm()
-
-
-class AttachTrainer(GrpcTrainer):
-    """Runs rollouts over one attachment."""
-
-    async def _begin(self, enter: Callable[..., Awaitable[Any]], ledger: str | None) -> None:
-        self._trainer = await enter(attach([await self._route(self._server.grpc)], self._policy, ledger=ledger))
-
-    async def run(self, names: Iterable[str], done: Done) -> None:
         requests = (rollout(name, self._work) for name in names)
         async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
@@ -70,7 +51,26 @@ class AttachTrainer(GrpcTrainer):
             done()
 
 
+class CallbackTrainer(GrpcTrainer):
+    """Calls the server, and is called back."""
+
+    transport = "callback"
+
+
+class AttachTrainer(GrpcTrainer):
+    """Has one stream to the server."""
+
+    transport = "attach"
+
+
 TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
+
+
+def free_port() -> int:
+    """Returns a port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def rollout(name: str, work: Work) -> RolloutRequest:

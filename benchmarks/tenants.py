@@ -23,7 +23,7 @@ from benchmarks.grpc_trainers import check, rollout
 from benchmarks.policy import never, scripted
 from benchmarks.processes import ready_record, server
 from benchmarks.side_by_side import alternate, asked, count, rate, report, report_counts, spawn
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Credentials, Trainer
 
 OWNERS = ("one", "two", "hostile")
 ATTACHMENTS = 1023
@@ -36,8 +36,9 @@ TOKEN = "BENCHMARK_TOKEN"
 async def train(work: Work, address: str, trainers: int) -> dict[str, Any]:
     """Be a good owner."""
     async with AsyncExitStack() as stack:
-        policy, token = scripted(work.tokens), os.environ[TOKEN]
-        made = [await stack.enter_async_context(attach([address], policy, token=token)) for _ in range(trainers)]
+        policy, credentials = scripted(work.tokens), Credentials(token=os.environ[TOKEN])
+        new = [Trainer([address], policy, credentials=credentials) for _ in range(trainers)]
+        made = [await stack.enter_async_context(trainer) for trainer in new]
 
         async def run(trainer: Any, done: Done) -> None:
             async def one(name: str) -> None:
@@ -59,8 +60,9 @@ async def harm(work: Work, address: str) -> dict[str, Any]:
         await never(request)
 
     async with AsyncExitStack() as stack:
-        token = os.environ[TOKEN]
-        made = [await stack.enter_async_context(attach([address], hang, token=token)) for _ in range(ATTACHMENTS)]
+        credentials = Credentials(token=os.environ[TOKEN])
+        new = [Trainer([address], hang, credentials=credentials) for _ in range(ATTACHMENTS)]
+        made = [await stack.enter_async_context(trainer) for trainer in new]
         while not all(server.attached for trainer in made for server in trainer.servers):
             await asyncio.sleep(0.05)
         tasks = [

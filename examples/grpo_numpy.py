@@ -24,9 +24,9 @@ from osmosis_grpc.trainer import (
     ChatResponse,
     RolloutRequest,
     TokenBlock,
+    Trainer,
     VersionSpan,
     advantages,
-    attach,
     pad,
 )
 
@@ -95,7 +95,7 @@ def requests(name: str) -> list[RolloutRequest]:
 
 async def main(target: str) -> None:
     policy = Policy()
-    async with attach([target], policy) as trainer:
+    async with Trainer([target], policy) as trainer:
         for step in range(STEPS):
             groups = [group async for group in trainer.groups(requests(f"step{step}"), GROUP_SIZE)]
             if not groups:

@@ -11,26 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutRequest, Trainer
 
 
 async def main(target: str, rows: list[dict[str, Any]]) -> None:
     policy = ToolCallingMock()  # any async callable from ChatRequest to ChatResponse
-    async with TrainerServer(policy) as trainer, RolloutClient(target) as client:
-
-        async def rollout(row: dict[str, Any]) -> None:
-            rollout_id, callback = f"row-{uuid.uuid4().hex}", trainer.callback()  # an id runs once
-            system, user = ("system", row["system_prompt"]), ("user", row["user_prompt"])
-            messages = [{"role": role, "content": text} for role, text in (system, user)]
-            await client.init(rollout_id=rollout_id, messages=messages, label=row["ground_truth"], callback=callback)
-            completion = await trainer.completion(rollout_id, timeout=600)
+    run, requests = uuid.uuid4().hex, []  # an id runs once
+    for number, row in enumerate(rows):
+        roles = {"system": row["system_prompt"], "user": row["user_prompt"]}
+        messages = [{"role": role, "content": text} for role, text in roles.items()]
+        fields = {"rollout_id": f"row-{run}-{number}", "messages": messages, "label": row["ground_truth"]}
+        requests.append(RolloutRequest(**fields))
+    async with Trainer(target, policy) as trainer:
+        async for completion in trainer.run(requests):
+            question = rows[int(completion.rollout_id.rpartition("-")[2])]["user_prompt"]
             if completion.failure:
-                print(user[1], completion.status, completion.failure.message)
+                print(question, completion.status, completion.failure.message)
             for sample in completion.samples.values():
                 tokens = sum(segment.sampled for segment in sample.segments)
-                print(user[1], completion.status, "reward", sample.reward, "sampled tokens", tokens)
-
-        await asyncio.gather(*map(rollout, rows))
+                print(question, completion.status, "reward", sample.reward, "sampled tokens", tokens)
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -45,7 +45,7 @@ class HttpServer:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.supervisor = supervisor or Supervisor("the HTTP server")
-        self._app = app
+        self.app = app
         self._tls = server_context(tls) if tls is not None else None
         self._host = host
         self.port = port
@@ -63,7 +63,7 @@ class HttpServer:
         self.port = listening.getsockname()[1]
         fork_safety.keep_from_children(self, self.port)
         config = uvicorn.Config(
-            self._app,
+            self.app,
             http=BoundedProtocol,
             log_config=None,
             access_log=False,

@@ -24,7 +24,8 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer
+from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient
+from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _REMEMBERED = 100_000  # rollouts whose tools are cached
@@ -128,7 +129,7 @@ async def serve_standalone(
     security: ServerSecurity | None = None,
     credentials: Credentials | None = None,
     callback_key: str = "",
-) -> AsyncIterator[tuple[HttpServer, TrainerServer]]:
+) -> AsyncIterator[tuple[HttpServer, CallbackRecorder]]:
     """Serve the legacy contract in front of the agent server at `target`.
 
     `security` is what HTTP callers must show; without tokens it takes those of the settings. `credentials` are shown to
@@ -149,8 +150,9 @@ async def serve_standalone(
     ):
         trainers = HttpTrainers(calls, TargetPolicy(loopback=loopback, allow=allow_targets), known.client)
         rollouts = RemoteRollouts(client, trainers, authenticated=guard.authenticates, loopback=loopback)
-        keys = [callback_key] if callback_key else ()
-        async with TrainerServer(rollouts.chat, port=callback_port, recorder=rollouts.record, tokens=keys) as back:
+        keys = ServerSecurity([callback_key] if callback_key else ())
+        address = f"127.0.0.1:{callback_port}"
+        async with CallbackRecorder(rollouts.chat, rollouts.record, listen=address, security=keys) as back:
             rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
             app = gateway_app("osmosis_grpc")
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)

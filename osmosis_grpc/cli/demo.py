@@ -214,15 +214,15 @@ async def _rollouts(target: str, token: str) -> "list[Completion]":
     import asyncio
 
     from osmosis_grpc.policies import ToolCallingMock
-    from osmosis_grpc.trainer import RolloutClient, TrainerServer
+    from osmosis_grpc.trainer import Credentials, Trainer
 
     run = secrets.token_hex(2)
-    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(target, token=token) as client:
+    credentials = Credentials(token=token)
+    async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:
 
         async def rollout(number: int, question: str, label: str) -> "Completion":
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
-            await client.init(rollout_id=rollout_id, messages=messages, label=label, callback=trainer.callback())
-            return await trainer.completion(rollout_id)
+            return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label)
 
         return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
 

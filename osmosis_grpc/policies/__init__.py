@@ -1,6 +1,6 @@
 """Policies answer chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
 
-A trainer hands its own to attach() or TrainerServer; those here script, mock, or ask a model server.
+A trainer passes its own to Trainer; those here script, mock, or ask a model server.
 """
 
 from collections.abc import Awaitable, Callable

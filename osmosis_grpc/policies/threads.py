@@ -51,7 +51,7 @@ class DaemonThreads:
 class ThreadedPolicy:
     """Calls a sync policy on its own threads, so that it does not block the event loop.
 
-        attach(servers, ThreadedPolicy(policy, threads=16))
+        Trainer(servers, ThreadedPolicy(policy, threads=16))
 
     With one thread, the default, the policy has one call at a time and needs no locks.
     """

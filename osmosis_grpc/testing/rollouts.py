@@ -1,21 +1,31 @@
 """Runs one rollout in this process: the real engine, a policy for a trainer, no sockets."""
 
 import asyncio
+import inspect
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import ChatModel
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.types import Completion, InitRequest, Message, Outcome, RolloutRequest, TrajectoryEvent
+from osmosis_grpc.types import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    InitRequest,
+    Message,
+    Outcome,
+    RolloutRequest,
+    TrajectoryEvent,
+)
 
 
 async def run_rollout(
-    agent_loop: RolloutAgentLoop, policy: ChatModel, messages: Sequence[Message] = (), **request: Any
+    agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> Completion:
-    """One rollout of an agent loop, from its messages to its completion.
+    """One rollout of an agent loop, from its messages to its completion. `policy` may be sync or async.
 
     `request` are further fields of RolloutRequest. Raises Internal when get_tools fails.
     """
@@ -23,7 +33,7 @@ async def run_rollout(
 
 
 async def collect_rollout(
-    agent_loop: RolloutAgentLoop, policy: ChatModel, messages: Sequence[Message] = (), **request: Any
+    agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> tuple[Completion, list[TrajectoryEvent]]:
     """The same, with everything that happened in it."""
     request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")
@@ -35,9 +45,13 @@ async def collect_rollout(
             done.set_result(completion)
         return Outcome.RECORDED
 
+    async def chat(chat_request: ChatRequest, /) -> ChatResponse:
+        reply = policy(chat_request)
+        return await reply if inspect.isawaitable(reply) else reply
+
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5))
     async with Engine([agent_loop], config, sinks=[seen.append], journal=MemoryJournal()) as engine:
         init = InitRequest(request=RolloutRequest(messages=list(messages), **request))
-        await engine.init(init, owner="", peer=Peer(policy, sink))
+        await engine.init(init, owner="", peer=Peer(chat, sink))
         completion = await done
     return completion, seen

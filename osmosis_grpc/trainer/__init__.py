@@ -2,7 +2,7 @@
 
 Over one stream to each agent server:
 
-    async with attach(["127.0.0.1:50051"], policy) as trainer:
+    async with Trainer(["127.0.0.1:50051"], policy) as trainer:
         completion = await trainer.rollout(rollout_id="r1", messages=messages)
         async for group in trainer.groups(requests, group_size=8):
             batch = pad(group, advantages=advantages(group))
@@ -12,27 +12,29 @@ without async code:
     with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
         completion = trainer.rollout(rollout_id="r1", messages=messages)
 
-or by callbacks:
+or by callbacks, for networks that allow no streams:
 
-    async with TrainerServer(policy) as trainer, RolloutClient("127.0.0.1:50051") as client:
-        await client.init(rollout_id="r1", messages=messages, callback=trainer.callback())
-        completion = await trainer.completion("r1")
+    async with Trainer(["127.0.0.1:50051"], policy, transport="callback", listen="0.0.0.0:60051") as trainer:
+        completion = await trainer.rollout(rollout_id="r1", messages=messages)
 """
 
 from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
 
 # isort: split
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
 from osmosis_grpc.trainer.client import InitResult, RolloutClient
+from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
 from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
-from osmosis_grpc.trainer.trainer import Trainer, attach
+from osmosis_grpc.trainer.trainer import Trainer, TransportName
 from osmosis_grpc.types import (
     Callback,
     CallbackTls,
@@ -47,6 +49,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     VersionSpan,
 )
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 __all__ = [
     "Advantages",
@@ -58,6 +61,8 @@ __all__ = [
     "ChatResponse",
     "ClientTls",
     "Completion",
+    "Credentials",
+    "DrainResult",
     "Evaluation",
     "FailureReason",
     "Group",
@@ -69,15 +74,18 @@ __all__ = [
     "RolloutRequest",
     "Row",
     "Server",
+    "ServerInfo",
+    "ServerSecurity",
     "ServerTls",
     "Skipped",
     "SyncTrainer",
     "TokenBlock",
     "Trainer",
+    "TrainerConfig",
     "TrainerServer",
     "TrajectoryEvent",
+    "TransportName",
     "VersionSpan",
     "advantages",
-    "attach",
     "pad",
 ]

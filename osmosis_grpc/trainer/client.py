@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
@@ -19,7 +19,7 @@ from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
 from osmosis_grpc.trainer.inbox import read_elsewhere
-from osmosis_grpc.trainer.request_check import check_selection, checked
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
@@ -33,7 +33,8 @@ from osmosis_grpc.types import (
     ToolDict,
     TrajectoryEvent,
 )
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.wire.control import cancelled_from_wire, drain_result_from_wire, server_info_from_wire
 from osmosis_grpc.wire.earlier_run import earlier_from_wire
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
@@ -48,7 +49,7 @@ class InitResult:
     attempt: int
     tools: Sequence[ToolDict]
     created: bool
-    """False when an equal request had started it before."""
+    """Whether this call started the rollout; False when an equal request had started it before."""
     from_journal: EarlierRun | None = None
     """Set: the rollout had ended in an earlier run of the trainer; its completion of then is sent again."""
 
@@ -100,11 +101,15 @@ class RolloutClient:
         await self._channel.close()
 
     async def init(
-        self, request: RolloutRequest | None = None, *, callback: Callback | None = None, **changes: Any
+        self,
+        request: RolloutRequest | None = None,
+        *,
+        callback: Callback | None = None,
+        **changes: Unpack[RolloutFields],
     ) -> InitResult:
         """Start a rollout: a RolloutRequest, or its fields by name.
 
-        Idempotent: the same request again answers the same, with `started` false, and runs
+        Idempotent: the same request again answers the same, with `created` false, and runs
         nothing; a rollout that has ended sends its completion once more, and wait() reads it; a
         higher `attempt` runs it anew. Where it ended for an earlier run of the trainer, this answer
         and the completion say so in `from_journal`.
@@ -200,16 +205,16 @@ class RolloutClient:
                 known = response.HasField("event") and response.event.WhichOneof("kind")
                 yield response.cursor, event_from_wire(response.event) if known else None
 
-    async def info(self) -> pb.GetServerInfoResponse:
-        """Who the server is, what it hosts and what it can take."""
-        return await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest())  # type: ignore[no-any-return]
+    async def info(self) -> ServerInfo:
+        """Returns who the server is, what it hosts and what it can take."""
+        return server_info_from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
-    async def drain(self, *, cancel: bool = False) -> pb.DrainResponse:
+    async def drain(self, *, cancel: bool = False) -> DrainResult:
         """Let the server take no new work and finish what it has; with `cancel`, let it take new work again.
 
         Needs an administrator's token (`serve --admin-token-file`), or a server on this machine that asks for none.
         """
-        return await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel))  # type: ignore[no-any-return]
+        return drain_result_from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

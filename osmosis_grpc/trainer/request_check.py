@@ -1,37 +1,60 @@
 """A trainer's requests, checked before anything is sent."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from types import UnionType
+from typing import Any, TypedDict, get_args, get_type_hints
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.types import InitRequest, RolloutRequest, jsontext
+from osmosis_grpc.types import Group, InitRequest, Message, RolloutRequest, jsontext
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 """What is left of a message for a request, its callback and its frame beside it."""
-_KINDS: dict[str, type] = {
-    "agent_loop": str,
-    "attempt": int,
-    "evaluation": bool,
-    "idempotency_key": str,
-    "label": str,
-    "max_tokens_total": int,
-    "max_turns": int,
-    "priority": int,
-    "tool_server_url": str,
-}
-_FIELDS = {field.name for field in fields(RolloutRequest)}
 
 
-def checked(request: RolloutRequest | None, changes: Mapping[str, Any]) -> RolloutRequest:
+class RolloutFields(TypedDict, total=False):
+    """The fields of RolloutRequest by name, for type checkers."""
+
+    rollout_id: str
+    messages: Sequence[Message]
+    completion_params: Mapping[str, Any]
+    max_turns: int
+    max_tokens_total: int
+    metadata: Mapping[str, Any]
+    label: str | None
+    attempt: int
+    agent_loop: str
+    group: Group | None
+    priority: int
+    agent_timeout: float | None
+    grader_timeout: float | None
+    tool_server_url: str | None
+    idempotency_key: str | None
+    evaluation: bool
+    server_url: str
+    api_key: str | None
+
+
+def _plain_kinds() -> Iterator[tuple[str, type]]:
+    """Yields the fields of RolloutRequest that hold a str, an int or a bool, perhaps None, with that type."""
+    for name, hint in get_type_hints(RolloutRequest).items():
+        for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
+            if kind in (str, int, bool):
+                yield name, kind
+
+
+_KINDS = dict(_plain_kinds())
+
+
+def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str, Any]) -> RolloutRequest:
     """A request, or its fields by name. Raises TypeError, and InvalidArgument naming the field."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
-    unknown = sorted(set(changes) - _FIELDS)
+    unknown = sorted(changes.keys() - {field.name for field in fields(RolloutRequest)})
     if unknown:
         raise TypeError(f"RolloutRequest has no field {', '.join(unknown)}")
     full = replace(request, **changes) if request else RolloutRequest(**changes)

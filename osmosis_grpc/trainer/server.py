@@ -26,13 +26,14 @@ from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
 from osmosis_grpc.trainer.inbox import Inbox
+from osmosis_grpc.trainer.transports.callback.recorder import RECORD
 from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
 from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Callback, CallbackTls, Completion, Outcome
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
 
 log = logging.getLogger(__name__)
-
-RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 SETTLING = 5.0
 """Seconds that a trainer which closes waits for outcomes that RolloutClient.wait() has returned already."""
@@ -318,7 +317,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
         return reply_of(asked, chat.continues)
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        raise Unimplemented("this trainer takes callbacks; attach(..., listen_on=HOST:PORT) takes agent servers")
+        raise Unimplemented("this trainer takes callbacks; Trainer(..., listen=HOST:PORT) takes agent servers")
 
     async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
         credential = bearer(metadata_value(context, "authorization"))

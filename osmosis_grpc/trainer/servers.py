@@ -55,7 +55,9 @@ class Servers:
         stuck: Callable[[AgentServerLink, BaseException], None],
         nobody: Callable[[CallError], None],
     ) -> None:
-        self.paused = False
+        self.running = asyncio.Event()
+        """Set unless the trainer is paused."""
+        self.running.set()
         self.more_may_come = False
         """Whether servers that nobody has named may dial in."""
         self._known: list[AgentServerLink] = []
@@ -150,10 +152,20 @@ class Servers:
 
     def share(self, joining: AgentServerLink | None = None) -> int:
         """How many chats each server may have open; 0 while paused."""
-        if self.paused:
+        if not self.running.is_set():
             return 0
         others = sum(server is not joining for server in self.attached)
         return max(1, self._max_open_chats // (others + 1))
+
+    def pause(self) -> None:
+        """Let no further chat come."""
+        self.running.clear()
+        self.grant()
+
+    def resume(self) -> None:
+        """Let chats come again."""
+        self.running.set()
+        self.grant()
 
     def grant(self) -> None:
         """Tell every server its share."""

@@ -17,7 +17,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import DaemonThreads, ThreadedPolicy, is_async
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.servers import Server
-from osmosis_grpc.trainer.trainer import Trainer, attach
+from osmosis_grpc.trainer.trainer import Trainer
 from osmosis_grpc.types.completion import Receipt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[C
 
 
 class SyncTrainer:
-    """A Trainer with the same methods, not async; its parameters are those of attach().
+    """A Trainer with the same methods, not async; its parameters are those of Trainer.
 
         with SyncTrainer(["127.0.0.1:50051"], policy) as trainer:
             for outcome in trainer.run(requests, max_in_flight=64):
@@ -82,12 +82,12 @@ class SyncTrainer:
     one runs on a thread of its own, one call at a time; ThreadedPolicy(policy, threads=16) gives it more. Iterators of
     requests are read on a thread of their own.
 
-    Ctrl-C cancels the rollouts that run, closes the trainer and raises KeyboardInterrupt. Raises what attach() raises.
+    Ctrl-C cancels the rollouts that run, closes the trainer and raises KeyboardInterrupt. Raises what Trainer raises.
     """
 
-    @_typed_as(attach)
-    def __init__(self, targets: Any, policy: Policy, **options: Any) -> None:
-        self._trainer = attach(targets, policy if is_async(policy) else ThreadedPolicy(policy), **options)
+    @_typed_as(Trainer)
+    def __init__(self, servers: Any, policy: Policy, **options: Any) -> None:
+        self._trainer = Trainer(servers, policy if is_async(policy) else ThreadedPolicy(policy), **options)
         self._thread = LoopThread("osmosis-trainer")
 
     rollout = _waits(Trainer.rollout)
@@ -122,7 +122,7 @@ class SyncTrainer:
 
     @property
     def address(self) -> str:
-        """Where agent servers dial in, the port as bound; empty without `listen_on`."""
+        """Where agent servers dial in, the port as bound; empty if it does not listen."""
         return self._trainer.address
 
     def open(self) -> "SyncTrainer":

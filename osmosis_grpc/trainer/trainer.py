@@ -8,12 +8,11 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.storage.ledger.ledger import Ledger
@@ -25,11 +24,12 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.progress import shown
-from osmosis_grpc.trainer.request_check import check_selection, checked
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
+from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
 from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TransportName = Literal["attach", "callback"]
+
+TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
+    "attach": AttachTransport,
+    "callback": CallbackTransport,
+}
 
 
 class Trainer:
@@ -79,8 +84,8 @@ class Trainer:
         security: ServerSecurity | None = None,
         config: TrainerConfig | None = None,
     ) -> None:
-        if transport not in get_args(TransportName):
-            raise ValueError(f"transport: {transport!r} is none of {', '.join(get_args(TransportName))}")
+        if transport not in TRANSPORTS:
+            raise ValueError(f"transport: {transport!r} is none of {', '.join(TRANSPORTS)}")
         self._credentials = credentials or Credentials()
         self._security = security or ServerSecurity()
         self._config = config or TrainerConfig()
@@ -131,7 +136,14 @@ class Trainer:
             cache, self._supervisor, config=self._config, ledger=self._ledger
         )
         self._supervisor.add_listener(self._failed)
-        self._transport = self._make_transport(scheduler)
+        self._transport = TRANSPORTS[self._transport_name](
+            scheduler,
+            self._targets,
+            listen=self._listen,
+            credentials=self._credentials,
+            security=self._security,
+            config=self._config,
+        )
         try:
             self._transport.listen()
         except BaseException:
@@ -145,16 +157,6 @@ class Trainer:
             scheduler.restore(kept)
         await self._transport.begin()
         self._supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
-
-    def _make_transport(self, scheduler: Scheduler) -> Transport:
-        return AttachTransport(
-            scheduler,
-            self._targets,
-            listen=self._listen,
-            credentials=self._credentials,
-            security=self._security,
-            config=self._config,
-        )
 
     def _failed(self, error: BaseException) -> None:
         self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
@@ -186,7 +188,7 @@ class Trainer:
         ]
 
     async def rollout(
-        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Any
+        self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> Completion:
         """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
 
@@ -381,8 +383,7 @@ class Trainer:
             load_weights(step)
             trainer.resume(version=step)
         """
-        self._scheduler.servers.paused = True
-        self._scheduler.servers.grant()
+        self._scheduler.servers.pause()
         if idle:
             return self._cache.sampler.idle()
         paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -399,8 +400,7 @@ class Trainer:
         if version is not None:
             self._cache.sampler.version = version_text(version)
         self._cache.sampler.resumed()
-        self._scheduler.servers.paused = False
-        self._scheduler.servers.grant()
+        self._scheduler.servers.resume()
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
@@ -456,28 +456,3 @@ def _of_open(part: T | None) -> T:
     if part is None:
         raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
     return part
-
-
-def attach(
-    targets: str | Sequence[str],
-    policy: Policy,
-    *,
-    listen_on: str = "",
-    ledger: str | Path | None = None,
-    token: str = "",
-    tls: ClientTls | None = None,
-    listen_tokens: str | Sequence[str] = (),
-    listen_tls: ServerTls | None = None,
-    insecure: bool = False,
-    **options: Any,
-) -> Trainer:
-    """A trainer over attachments."""
-    return Trainer(
-        targets,
-        policy,
-        listen=listen_on,
-        ledger=ledger,
-        credentials=Credentials(token=token, tls=tls, insecure=insecure),
-        security=ServerSecurity(listen_tokens, tls=listen_tls, insecure=insecure),
-        config=TrainerConfig(**options),
-    )

@@ -7,7 +7,7 @@ copied into a list first, and whoever sends knows each frame's size.
 from google.protobuf.message import Message
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, error_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument
 from osmosis_grpc.types import Completion
 from osmosis_grpc.types.jsontext import check_text
@@ -95,7 +95,7 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
     check_protocol(hello)
 
 
-def check_protocol(hello: pb.TrainerHello | pb.ServerHello) -> None:
+def check_protocol(hello: pb.TrainerHello | pb.ServerHello | control_pb2.GetServerInfoResponse) -> None:
     """Raises FailedPrecondition without a version in common."""
     least, most = PROTOCOL
     if hello.protocol_min > most or hello.protocol_max < least:

@@ -1,6 +1,7 @@
 """control.proto: what may be asked about rollouts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Literal
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
@@ -8,8 +9,9 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import CancelResult, Capacity, RolloutState, ToolDict
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.requests import MAX_ID_CHARS, check_id
+from osmosis_grpc.types.server_info import AgentLoopInfo, DrainResult, ServerInfo, ServerLimits
 from osmosis_grpc.wire import times
-from osmosis_grpc.wire.message import tool_to_wire
+from osmosis_grpc.wire.message import tool_to_wire, tools_from_wire
 from osmosis_grpc.wire.rollout import STATES, state_from_wire
 
 PROTOCOL = (1, 1)
@@ -135,3 +137,34 @@ def server_info_to_wire(
         limits=limits_to_wire(max_message_bytes, max_metadata_bytes, agent_timeout),
         draining=draining,
     )
+
+
+def server_info_from_wire(info: pb.GetServerInfoResponse) -> ServerInfo:
+    """Returns what a server says of itself. Raises InvalidArgument for tools that cannot be read."""
+    limits, capacity = info.limits, info.capacity
+    return ServerInfo(
+        version=info.version,
+        protocol_min=info.protocol_min,
+        protocol_max=info.protocol_max,
+        process_uuid=info.process_uuid,
+        journal_id=info.journal_id,
+        start_time=times.unix(info.start_time),
+        agent_loops=tuple(
+            AgentLoopInfo(name=loop.name, tools=tools_from_wire(loop.tools, "tools"), version=loop.version)
+            for loop in info.agent_loops
+        ),
+        capacity=Capacity(**{field.name: getattr(capacity, field.name) for field in fields(Capacity)}),
+        limits=ServerLimits(
+            max_message_bytes=limits.max_message_bytes,
+            max_metadata_bytes=limits.max_metadata_bytes,
+            max_json_depth=limits.max_json_depth,
+            max_rollout_id_chars=limits.max_rollout_id_chars,
+            agent_timeout=times.seconds(limits.agent_timeout) if limits.HasField("agent_timeout") else None,
+        ),
+        draining=info.draining,
+    )
+
+
+def drain_result_from_wire(left: pb.DrainResponse) -> DrainResult:
+    """Returns what a server still has when a drain begins."""
+    return DrainResult(running=left.running, queued=left.queued, undelivered=left.undelivered)

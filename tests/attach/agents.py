@@ -28,7 +28,7 @@ class Talker(RolloutAgentLoop):
         for turn in range(1, turns + 1):
             result = await ctx.chat(messages)
             messages += [result.message, {"role": "user", "content": f"{ASKED}: {turn}"}]
-            await asyncio.sleep(random.uniform(think / 2, think))
+            await asyncio.sleep(random.uniform(think / 2, think))  # the agent thinks
         return ctx.complete(messages, finish_reason=ENDED, reward=float(turns))
 
 

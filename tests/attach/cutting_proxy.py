@@ -31,7 +31,7 @@ class Connection:
     async def idle(self, limit: float) -> None:
         """Wait until nothing has passed for `limit` seconds."""
         while (rest := self.moved + limit - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(rest)
+            await asyncio.sleep(rest)  # what was moved takes effect
 
     def release(self, direction: Direction) -> None:
         self.holding.discard(direction)

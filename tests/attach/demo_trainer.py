@@ -9,7 +9,7 @@ import sys
 
 from osmosis_grpc.cli.demo import TASKS
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 
 async def main(way: str, address: str) -> None:
@@ -18,7 +18,7 @@ async def main(way: str, address: str) -> None:
         for n, (question, label) in enumerate(TASKS)
     ]
     targets, listen_on = ([address], "") if way == "dial" else ([], address)
-    async with attach(targets, ToolCallingMock(), listen_on=listen_on, lost_after=20) as trainer:
+    async with Trainer(targets, ToolCallingMock(), listen=listen_on, config=TrainerConfig(lost_after=20)) as trainer:
         print("ready", flush=True)
         async for completion in trainer.run(asked):
             told = {"rollout_id": completion.rollout_id, "status": completion.status, "reward": completion.reward}

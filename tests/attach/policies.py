@@ -61,7 +61,7 @@ class CountingPolicy:
             self.without_tools.add(key)
         self.open += 1
         try:
-            await asyncio.sleep(random.uniform(*self.latency))
+            await asyncio.sleep(random.uniform(*self.latency))  # the policy's latency
             await self.gate.wait()
         finally:
             self.open -= 1

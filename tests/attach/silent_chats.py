@@ -10,12 +10,13 @@ from osmosis_grpc.trainer import (
     Completion,
     RolloutClient,
     RolloutRequest,
+    Trainer,
     TrainerServer,
-    attach,
 )
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
+from tests.waiting import until
 
 WAYS = ("attach", "callback", "dial-out")
 
@@ -61,7 +62,7 @@ class _Deployment:
     async def attach(self, request: RolloutRequest) -> Completion:
         server = await self._server()
         target = await self._past_the_proxy(server.address)
-        trainer = await self.stack.enter_async_context(attach([target], self.policy))
+        trainer = await self.stack.enter_async_context(Trainer([target], self.policy))
         return await trainer.rollout(request)
 
     async def callback(self, request: RolloutRequest) -> Completion:
@@ -72,10 +73,9 @@ class _Deployment:
         return await trainer.completion(request.rollout_id)
 
     async def dial_out(self, request: RolloutRequest) -> Completion:
-        trainer = await self.stack.enter_async_context(attach([], self.policy, listen_on="127.0.0.1:0"))
+        trainer = await self.stack.enter_async_context(Trainer([], self.policy, listen="127.0.0.1:0"))
         await self._server("--connect", await self._past_the_proxy(trainer.address))
-        while not any(server.attached for server in trainer.servers):
-            await asyncio.sleep(0.01)
+        await until(lambda: any(server.attached for server in trainer.servers))
         return await trainer.rollout(request)
 
     async def _server(self, *arguments: str) -> ServerProcess:

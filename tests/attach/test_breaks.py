@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.trainer import Completion, attach
+from osmosis_grpc.trainer import Completion, Trainer
+from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.breaker import Breaker, Figures, told
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
@@ -30,6 +31,7 @@ async def broken_run(
     in_flight: int = 64,
     drain_timeout: float = 2.0,
     ledger: Path | None = None,
+    transport: str = "attach",
 ) -> tuple[Figures, list[Completion]]:
     """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
     policy, began = CountingPolicy(), time.monotonic()
@@ -37,7 +39,9 @@ async def broken_run(
     async with (
         ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
         CuttingProxy(server.address) as proxy,
-        attach([proxy.address], policy, lost_after=60, ledger=ledger) as trainer,
+        Trainer(
+            [proxy.address], policy, transport=transport, ledger=ledger, config=TrainerConfig(lost_after=60)
+        ) as trainer,
     ):
         breaker = Breaker(proxy, server, trainer, policy, completions)
         breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))
@@ -92,7 +96,7 @@ async def test_chats_that_come_before_the_lost_answer_to_an_init_have_their_tool
     async with (
         ServerProcess() as server,
         CuttingProxy(server.address) as proxy,
-        attach([proxy.address], policy, lost_after=60) as trainer,
+        Trainer([proxy.address], policy, config=TrainerConfig(lost_after=60)) as trainer,
     ):
         await until(lambda: trainer.servers[0].attached, "attached")
         proxy.hold("down")
@@ -119,7 +123,7 @@ async def test_a_server_that_is_told_to_stop_too_soon_loses_no_rollout(quick_red
     asked = list(requests("stopped", 20))
     async with (
         ServerProcess("--drain-timeout", str(drain_timeout)) as server,
-        attach([server.address], policy, lost_after=60) as trainer,
+        Trainer([server.address], policy, config=TrainerConfig(lost_after=60)) as trainer,
     ):
 
         async def stop() -> None:
@@ -148,12 +152,15 @@ async def test_a_server_that_is_told_to_stop_too_soon_loses_no_rollout(quick_red
 async def test_a_server_that_stands_still_for_a_while_loses_nothing():
     policy, completions = CountingPolicy(turns=4), []
     asked = list(requests("still", 40, turns=4))
-    async with ServerProcess() as server, attach([server.address], policy, lost_after=60) as trainer:
+    async with (
+        ServerProcess() as server,
+        Trainer([server.address], policy, config=TrainerConfig(lost_after=60)) as trainer,
+    ):
 
         async def stand_still() -> None:
             await until(lambda: completions and policy.open, "something open")
             server.signal(signal.SIGSTOP)
-            await asyncio.sleep(3)
+            await asyncio.sleep(3)  # stands still for longer than a heartbeat
             server.signal(signal.SIGCONT)
 
         pausing = asyncio.create_task(stand_still())

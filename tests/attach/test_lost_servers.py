@@ -7,13 +7,21 @@ from contextlib import AsyncExitStack
 import pytest
 
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, Trainer, attach
+from osmosis_grpc.trainer import Completion, RolloutClient, RolloutRequest, Trainer
+from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("quick_redial")
+
+BOTH = pytest.mark.parametrize("transport", ["attach", "callback"])
+
+
+def trainer_at(servers, policy, lost_after, transport="attach"):
+    return Trainer(servers, policy, transport=transport, config=TrainerConfig(lost_after=lost_after))
+
 
 LEFT_RUNNING = (
     "trainer/scheduler.py _lost, renew(): what a lost server ran is cancelled when it comes back, but its completions "
@@ -50,16 +58,17 @@ async def everything_over(server: ServerProcess) -> None:
                 capacity = (await client.info()).capacity
                 if not capacity.running and not capacity.queued and not capacity.undelivered:
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # between two looks
 
 
 @pytest.mark.slow
-async def test_the_rollouts_of_a_killed_server_go_to_the_others_with_a_higher_attempt(stack):
+@BOTH
+async def test_the_rollouts_of_a_killed_server_go_to_the_others_with_a_higher_attempt(stack, transport):
     servers = [ServerProcess() for _ in range(3)]
     await asyncio.gather(*(stack.enter_async_context(server) for server in servers))
     policy, completions = CountingPolicy(), []
     asked = list(requests("killed", 90, think=0.05))
-    trainer = await stack.enter_async_context(attach([s.address for s in servers], policy, lost_after=0.5))
+    trainer = await stack.enter_async_context(trainer_at([s.address for s in servers], policy, 0.5, transport))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     running = gathering(trainer, asked, completions)
     await until(lambda: len(completions) > 5 and trainer.servers[1].open, "some done, some open at the second")
@@ -76,7 +85,7 @@ async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
     asked = list(requests("back", 20))
-    trainer = await stack.enter_async_context(attach([proxy.address, second.address], policy, lost_after=60))
+    trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 60))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     running = gathering(trainer, asked, completions)
     await until(lambda: policy.open == 20 and trainer.servers[0].open == 10, "a chat open in each")
@@ -97,12 +106,13 @@ async def test_a_server_that_comes_back_in_time_keeps_its_rollouts(stack, how):
 
 
 @pytest.mark.slow
-async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_once(stack):
+@BOTH
+async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_once(stack, transport):
     server = await stack.enter_async_context(ServerProcess())
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
     asked = list(requests("forgot", 10))
-    trainer = await stack.enter_async_context(attach([server.address], policy, lost_after=3600))
+    trainer = await stack.enter_async_context(trainer_at([server.address], policy, 3600, transport))
     running = gathering(trainer, asked, completions)
     await until(lambda: policy.open == 10, "a chat open in each")
     journal = trainer.servers[0].journal_id
@@ -119,7 +129,7 @@ async def test_a_restarted_server_has_forgotten_and_gets_its_rollouts_again_at_o
 async def test_late_chats_and_completions_of_a_lower_attempt_do_no_harm(stack):
     proxy, first, second = await two_servers(stack)
     policy, completions = CountingPolicy(), []
-    trainer = await stack.enter_async_context(attach([proxy.address, second.address], policy, lost_after=0.5))
+    trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 0.5))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     ends = list(requests("ends", 4, turns=1, think=0.5))  # these are in their last thoughts when the server is lost
     chats = list(requests("chats", 4, turns=3, think=0.5))  # these are going to chat
@@ -157,7 +167,7 @@ async def test_a_server_that_comes_back_too_late_and_full_takes_other_rollouts(s
     proxy, first, second = await two_servers(stack, "--max-concurrent", "2")  # and four may wait
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
-    trainer = await stack.enter_async_context(attach([proxy.address, second.address], policy, lost_after=0.5))
+    trainer = await stack.enter_async_context(trainer_at([proxy.address, second.address], policy, 0.5))
     await until(lambda: all(server.attached for server in trainer.servers), "attached")
     asked = list(requests("full", 24))
     running = gathering(trainer, asked, completions)
@@ -173,10 +183,11 @@ async def test_a_server_that_comes_back_too_late_and_full_takes_other_rollouts(s
     await everything_over(first)
 
 
-async def test_no_server_at_all_is_unavailable_and_names_the_targets():
+@BOTH
+async def test_no_server_at_all_is_unavailable_and_names_the_targets(transport):
     async with CuttingProxy("127.0.0.1:1") as one, CuttingProxy("127.0.0.1:1") as other:
         one.refusing = other.refusing = True
-        async with attach([one.address, other.address], CountingPolicy(), lost_after=0.3) as trainer:
+        async with trainer_at([one.address, other.address], CountingPolicy(), 0.3, transport) as trainer:
             (first, second) = requests("nobody", 2)
             with pytest.raises(Unavailable) as told:
                 await trainer.rollout(first)
@@ -187,14 +198,15 @@ async def test_no_server_at_all_is_unavailable_and_names_the_targets():
 
 
 @pytest.mark.slow
-async def test_a_server_that_starts_later_is_found():
+@BOTH
+async def test_a_server_that_starts_later_is_found(caplog, transport):
     server, policy, completions = ServerProcess(), CountingPolicy(), []
     async with server:
         pass  # it has its port now, and is gone
     asked = list(requests("later", 5))
-    async with attach([server.address], policy, lost_after=60) as trainer:
+    async with trainer_at([server.address], policy, 60, transport) as trainer:
         running = gathering(trainer, asked, completions)
-        await until(lambda: next(iter(trainer._scheduler.servers)).problem, "dialled in vain")
+        await until(lambda: "cannot be reached" in caplog.text, "dialled in vain")
         async with server:
             await running
     check_run(names(asked), completions, policy)

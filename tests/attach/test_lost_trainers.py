@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, attach
+from osmosis_grpc.trainer import ChatResponse, RolloutClient, Trainer
 from osmosis_grpc.types import events
 from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, CountingPolicy, Key, check_run, check_whole, made_of, requests, size_of
@@ -46,7 +46,7 @@ async def test_rollouts_of_a_killed_trainer_end_after_the_grace_period_and_the_n
         await second_chats_asked(server, "old", 5)
     policy, completions = CountingPolicy(), []
     asked = list(requests("new", 20, think=0.2))
-    async with attach([server.address], policy) as trainer:
+    async with Trainer([server.address], policy) as trainer:
         async for completion in trainer.run(asked):
             completions.append(completion)
         async with RolloutClient(server.address) as client:
@@ -73,7 +73,7 @@ async def test_a_new_trainer_takes_the_same_rollouts_over_whole_and_trainable(se
     async with killed_trainer(server.address, "taken", 5):
         await second_chats_asked(server, "taken", 5)
     policy, asked = CountingPolicy(), list(requests("taken", 5))
-    async with attach([server.address], policy) as trainer:
+    async with Trainer([server.address], policy) as trainer:
         completions = [completion async for completion in trainer.run(asked)]
     assert len(completions) == 5
     for completion in completions:
@@ -92,7 +92,7 @@ async def test_a_new_trainer_gets_completions_that_the_killed_one_did_not_take(s
     async with RolloutClient(server.address) as client:
         for request in asked:
             assert (await client.wait(request.rollout_id)).finish_reason == "trainer_lost"
-    async with attach([server.address], policy) as trainer:
+    async with Trainer([server.address], policy) as trainer:
         completions = [completion async for completion in trainer.run(asked)]
     assert [completion.finish_reason for completion in completions] == ["trainer_lost"] * 5
     for completion in completions:

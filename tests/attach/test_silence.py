@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.server import callbacks
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from tests.attach.agents import Talker
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, requests
@@ -30,7 +30,7 @@ async def test_what_comes_no_more_in_one_direction_is_noticed_and_mended(stack, 
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
-    trainer = await stack.enter_async_context(attach([proxy.address], policy, lost_after=60))
+    trainer = await stack.enter_async_context(Trainer([proxy.address], policy, config=TrainerConfig(lost_after=60)))
     asked = list(requests("silent", 5))
 
     async def gather() -> None:

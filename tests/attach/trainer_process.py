@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, attach
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Trainer
 from tests.attach.policies import CountingPolicy, requests
 
 
@@ -24,7 +24,7 @@ class Halting(CountingPolicy):
 
 
 async def main(targets: str, name: str, count: str) -> None:
-    async with attach(targets.split(","), Halting()) as trainer:
+    async with Trainer(targets.split(","), Halting()) as trainer:
         async for completion in trainer.run(list(requests(name, int(count)))):
             print(json.dumps({"ended": completion.rollout_id, "status": completion.status}), flush=True)
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import zlib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.processes import run, serving
+from tests.waiting import wait_until
 
 DEMO = ("-m", "osmosis_grpc", "demo")
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
@@ -168,13 +168,6 @@ def demo_process(tmp_path, **more):
             process.kill()
 
 
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def server_of(process):
     """The process id of a demo's server; 0 before it has one."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -193,7 +186,7 @@ def server_of(process):
 def test_t01_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
     with demo_process(tmp_path) as process:
         pattern = "osmosis-demo-*" if when == "the server starts" else "osmosis-demo-*/state/lock"
-        until(lambda: list(tmp_path.glob(pattern)) and server_of(process))
+        wait_until(lambda: list(tmp_path.glob(pattern)) and server_of(process))
         server = server_of(process)
         os.killpg(process.pid, number)  # as Ctrl-C does: the group in the foreground
         out, err = process.communicate(timeout=30)

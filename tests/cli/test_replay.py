@@ -12,7 +12,7 @@ import pytest
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.storage.journal.schema import JOURNAL
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.types import RolloutState
 from tests.processes import run, server_process
 
@@ -95,7 +95,7 @@ async def policy(request):
 
 
 async def record(address):
-    async with attach([address], policy) as trainer:
+    async with Trainer([address], policy) as trainer:
         for attempt in (1, 2):
             await trainer.rollout(rollout_id="attached", agent_loop="steady", attempt=attempt, messages=QUESTION)
     async with TrainerServer(policy) as trainer, RolloutClient(address) as client:

@@ -210,7 +210,7 @@ async def _drained(folder, agent_loop, *arguments):
     with server_process("-m", "agents:agents", *arguments, cwd=folder) as (process, address):
         async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop=agent_loop, callback=trainer.callback())
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # the agent has begun
             process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, 30)
             try:
@@ -273,7 +273,7 @@ def test_reload(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path
     ) as process:
         first = json.loads(process.stdout.readline())
-        time.sleep(0.5)
+        time.sleep(0.5)  # time for what must not come
         (tmp_path / "changing.py").write_text(source.replace("NAME", "after"))
         seen = [first]
         while seen[-1]["event"] != "ready" or seen[-1] is first:

@@ -11,7 +11,7 @@ import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.types import CompletionStatus
 from tests.processes import server_process
 from tests.waiting import until
@@ -58,7 +58,7 @@ def free_port():
 
 
 async def test_it_serves_the_trainer_that_it_dials():
-    async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], ToolCallingMock(), listen="127.0.0.1:0") as trainer:
         with server_process(*CALCULATOR, "--connect", trainer.address) as (process, _):
             await attached(trainer)
             [server] = trainer.servers
@@ -75,8 +75,8 @@ async def test_it_serves_the_trainer_that_it_dials():
 async def test_two_trainers_at_once_and_a_callback_beside_them(folder):
     replies = {name: (lambda request, name=name: answer(request, name)) for name in ("one", "two")}
     async with (
-        attach([], replies["one"], listen_on="127.0.0.1:0") as one,
-        attach([], replies["two"], listen_on="127.0.0.1:0") as two,
+        Trainer([], replies["one"], listen="127.0.0.1:0") as one,
+        Trainer([], replies["two"], listen="127.0.0.1:0") as two,
         TrainerServer(ToolCallingMock()) as third,
     ):
         connect = ("--connect", one.address, "--connect", two.address, "--connect", one.address)
@@ -108,7 +108,7 @@ async def test_a_trainer_that_is_started_again_is_dialled_again(folder):
 
     with server_process("-m", "talking:agent", "--connect", address, cwd=folder) as (process, _):
         for name in ("first", "second"):
-            async with attach([], policy, listen_on=address) as trainer:
+            async with Trainer([], policy, listen=address) as trainer:
                 assert trainer.address == address
                 await attached(trainer)
                 completion = await within(trainer.rollout(rollout_id=name, messages=QUESTION))

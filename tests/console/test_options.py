@@ -20,7 +20,7 @@ from osmosis_grpc.console.line import FIELDS, fields_for
 from osmosis_grpc.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.settings import RolloutSettings, command_settings, unknown_variables
-from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, attach
+from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, ServerSecurity, Trainer
 from tests.processes import ROOT, run
 from tests.security.conftest import Files
 
@@ -363,7 +363,9 @@ class Process:
 @pytest.mark.slow
 async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path):
     grpc, http = free_port(), free_port()
-    async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=["of-the-trainer"]) as trainer:
+    async with Trainer(
+        [], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(["of-the-trainer"])
+    ) as trainer:
         server = Process(
             "osmosis_grpc.serve",
             tmp_path,

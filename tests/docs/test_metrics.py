@@ -7,7 +7,7 @@ from osmosis_gateway.http_server import serve_metrics
 from osmosis_grpc.observability.process_metrics import FAILURES
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 from tests.observability.scrape import Page
 from tests.processes import ROOT
 
@@ -52,7 +52,7 @@ async def test_the_table_of_a_server_is_what_its_page_shows(tmp_path):
 
 
 async def test_the_table_of_a_trainer_is_what_its_collector_has():
-    async with attach([], lambda request: None, listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], lambda request: None, listen="127.0.0.1:0") as trainer:
         listed = rows(trainer.source)
     shared = [line for line in listed if line in SERVER.splitlines()]
     assert TRAINER.splitlines() == [line for line in listed if line not in shared]

@@ -112,7 +112,7 @@ class Host:
         """Wait until exactly these rollouts are kept."""
         async with asyncio.timeout(PATIENCE):
             while [row.rollout_id for row in (await self.engine.rollouts.page("me"))[0]] != list(ids):
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.002)  # between two looks
 
     def kinds(self, record, kind=object):
         """What happened in a rollout, or only what is of one kind."""

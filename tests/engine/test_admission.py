@@ -136,7 +136,7 @@ async def test_a_rollout_that_waited_has_the_rest_of_its_time(hosting):
     async with hosting(gates, max_concurrent=1) as h:
         await h.start("busy")
         record = await h.start("late", agent_timeout=0.1)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # its agent_timeout begins
         gates.release("busy")
         await h.until(lambda: record.state is RolloutState.RUNNING)
         completion = await h.settled(record)
@@ -260,7 +260,7 @@ async def test_what_has_ended_is_kept_for_its_time(hosting):
         record = await h.start("r1")
         await h.settled(record)
         h.clock.ahead += 90.0
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # more than one sweep
         assert await h.init("r1") == (record, False)
         h.clock.ahead += 11.0
         await h.until_listed()
@@ -278,7 +278,7 @@ async def test_what_lives_has_no_such_time(hosting):
     async with hosting(gates, record_ttl=100.0, max_concurrent=1) as h:
         running, queued = await h.start("running"), await h.start("queued")
         h.clock.ahead += 1000.0
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # more than one sweep
         assert await kept(h) == ["running", "queued"]
         gates.release("running", "queued")
         for record in (running, queued):

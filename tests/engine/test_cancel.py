@@ -55,7 +55,7 @@ async def test_a_rollout_that_stopped_at_once_is_left_alone(hosting):
         await h.until(lambda: record.state is RolloutState.RUNNING)
         h.engine.cancel("me", rollout_id="r1")
         await h.settled(record)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time for what must not come
         assert h.escaped == []
         assert h.engine.capacity().abandoned == 0
 
@@ -158,7 +158,7 @@ async def test_twice(hosting):
     release = asyncio.Event()
     async with hosting(slow_to_stop, stop_again_after=(60.0,)) as h:
         record = await h.start()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agent has begun
         assert h.engine.cancel("me", rollout_id="r1", reason="first")[0].cancelled
         rows = h.engine.cancel("me", rollout_id="r1", reason="second")
         assert rows == [CancelResult("r1", 1, "CANCELLED", RolloutState.RUNNING)]
@@ -293,7 +293,7 @@ async def test_a_second_such_cancel_does_not_revive_the_first(hosting):
 async def test_a_cancel_of_an_attempt_to_come_cancels_the_current_one_too(hosting):
     async with hosting(hangs) as h:
         first = await h.start(attempt=1)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agent has begun
         assert h.engine.cancel("me", rollout_id="r1", attempt=2)[0].cancelled
         assert (await h.settled(first)).status is CompletionStatus.CANCELLED
         assert (await h.run(attempt=2)).status is CompletionStatus.CANCELLED
@@ -305,7 +305,7 @@ async def test_such_a_cancel_waits_ten_minutes(hosting, seconds, status, sweep_i
     async with hosting(done, sweep_interval=sweep_interval) as h:
         h.engine.cancel("me", rollout_id="r1")
         h.clock.ahead += seconds
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # more than one sweep
         assert (await h.run()).status == status
 
 
@@ -398,7 +398,7 @@ async def test_a_group(hosting):
                 ("e", "another", Group("g1")),
             ]
         }
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agent has begun
         rows = h.engine.cancel("me", group_id="g1", reason="group")
         assert [(row.rollout_id, row.cancelled) for row in rows] == [("a", True), ("b", True)]
         for name in "ab":
@@ -413,7 +413,7 @@ async def test_all_of_ones_own(hosting):
     async with hosting(hangs, max_concurrent=2) as h:
         theirs = await h.start("theirs", owner="another")
         mine = [await h.start(f"r{n}") for n in range(4)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agent has begun
         rows = h.engine.cancel("me", reason="all")
         assert [(row.rollout_id, row.cancelled) for row in rows] == [(f"r{n}", True) for n in range(4)]
         for record in mine:
@@ -457,7 +457,7 @@ async def test_result_cancel_and_deadline_at_once_have_one_end(hosting):
     chance = random.Random(20)
 
     async def run(ctx):
-        await asyncio.sleep(float(ctx.request.label))
+        await asyncio.sleep(float(ctx.request.label))  # as long as the label says
         return ctx.complete([USER], reward=1.0)
 
     async with hosting(run, max_concurrent=200, max_queued=200) as h:

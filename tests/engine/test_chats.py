@@ -313,7 +313,7 @@ async def test_the_grace_period_begins_anew_after_an_answer(hosting):
 async def test_a_trainer_that_is_silent_is_there(hosting):
     async def silent(request):
         if len(h.trainer.chats) < 8:
-            await asyncio.sleep(request.timeout)
+            await asyncio.sleep(request.timeout)  # no answer in time
             raise DeadlineExceeded("no answer yet")
         return await EchoPolicy()(request)
 
@@ -388,7 +388,7 @@ async def test_a_chat_answered_aborted_means_that_a_newer_attempt_stands(hosting
         record = await h.start()
         completion = await h.settled(record)
         assert (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # time for what must not come
         assert h.trainer.completions == []
 
 
@@ -750,7 +750,7 @@ async def test_the_times_of_a_rollout_add_up(hosting):
         return ctx.complete([user("a"), reply.message])
 
     async def slow(tool_call):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # a tool takes a moment
         return "done"
 
     async with hosting(run) as h:
@@ -826,7 +826,7 @@ async def test_the_new_place_is_given_its_time(hosting):
         await h.until(lambda: old.chats)
         await h.init(trainer=new)
         await h.until(lambda: new.chats)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time for what must not come
         assert len(new.chats) == 1
 
 

@@ -89,7 +89,7 @@ async def test_live(hosting):
         stream = h.engine.log.follow(record, 2)
         assert numbers([await anext(stream), await anext(stream)]) == [3, 4]
         waiting = asyncio.ensure_future(read(stream))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time for what must not come
         assert not waiting.done()
         release.set()
         assert [type(event.kind).__name__ for event in await waiting] == ["Logged", "Ended", "Delivered"]
@@ -108,7 +108,7 @@ async def test_it_ends_after_the_delivery_and_not_before(hosting):
         record = await h.start()
         waiting = asyncio.ensure_future(read(h.engine.log.follow(record, 0)))
         await h.until(lambda: record.delivery.undelivered)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # time for what must not come
         assert not waiting.done()
         gate.set()
         assert type((await waiting)[-1].kind) is events.Delivered
@@ -246,7 +246,7 @@ async def test_all_are_woken_by_what_happens(hosting):
         stream = h.engine.rollouts.follow_all("me", "", True)
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time for what must not come
         record = await h.start()
         async with asyncio.timeout(3):
             assert (await waiting)[1].number == 1

@@ -28,7 +28,7 @@ async def raises_a_tools_error(ctx):
 
 async def cancels_itself(ctx):
     asyncio.current_task().cancel()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # cancelled here
 
 
 async def gives_up(ctx):

@@ -272,7 +272,7 @@ async def test_t12_a_rollout_without_a_limit_has_the_servers(hosting):
 
 async def test_t12_the_servers_limit_does_not_count_the_queue(hosting):
     async def run(ctx):
-        await asyncio.sleep(0.6 if ctx.request.label == "first" else 0.01)
+        await asyncio.sleep(0.6 if ctx.request.label == "first" else 0.01)  # the first one is slow
         return ctx.complete([USER])
 
     async with hosting(run, agent_timeout=0.5, max_concurrent=1) as h:

@@ -117,7 +117,7 @@ async def test_duplicates_while_get_tools_runs_are_one_execution(hosting):
     async with hosting(counting(runs), get_tools=gated(gate, calls)) as h:
         equal = [asyncio.create_task(h.init()) for _ in range(20)]
         other = [asyncio.create_task(h.init(digest=b"another")) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time for what must not come
         assert not any(task.done() for task in equal)
         gate.set()
         answers = await asyncio.gather(*equal)
@@ -149,7 +149,7 @@ async def test_duplicates_share_the_refusal(hosting):
     gate, calls = asyncio.Event(), []
     async with hosting(done, get_tools=gated(gate, calls, tools=["junk"])) as h:
         asking = [asyncio.create_task(h.init()) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # time for what must not come
         gate.set()
         refused = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(error) for error in refused] == [Internal] * 5
@@ -535,7 +535,7 @@ async def test_a_superseded_result_that_was_not_delivered_is_dropped(hosting):
         assert not first.delivery.undelivered
         assert h.engine.capacity().undelivered == 0
         tried = len(h.trainer.completions)
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.15)  # time for what must not come
         assert len(h.trainer.completions) == tried
         assert [kind.outcome for kind in h.kinds(first, events.Delivered)] in ([], [None])
 
@@ -559,7 +559,7 @@ async def test_an_attempt_superseded_while_it_is_being_stopped_is_not_delivered(
         await h.settled(second)
         stop.set()
         assert (await h.settled(first)).status is CompletionStatus.CANCELLED
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # time for what must not come
         assert [c.attempt for c in h.trainer.completions] == [2]
 
 

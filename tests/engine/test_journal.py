@@ -204,7 +204,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         for number in range(5):
             await h.run(f"r{number}")
         assert h.in_memory == []
-        assert len(h.engine.journal._open) == 0
+        assert len(h.engine.journal.open_rollouts) == 0
         assert h.engine.capacity().completed == 5
 
 
@@ -524,7 +524,7 @@ async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
         clock.ahead += 3700.0
         async with asyncio.timeout(PATIENCE):
             while (await h.engine.rollouts.page("me"))[0]:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # between two looks
 
 
 async def dies(folder, *names):
@@ -794,7 +794,7 @@ async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
     class Slow(Talker):
         async def get_tools(self, request):
             asked.set()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # get_tools takes a moment
             return []
 
     async with keeping(folder, Slow(2), policy=Until(2)) as h:
@@ -853,7 +853,7 @@ async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder)
         # Re-pointed: it is delivered there when others may run.
         h.engine.acceptance.begin(init, owner="me", peer=h.trainer.peer)
         with unreadable(h.engine.journal):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # get_tools takes a moment
             assert not h.trainer.completions
         await h.settled(record)
         (completion,) = h.trainer.completions

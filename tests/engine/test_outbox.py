@@ -91,7 +91,7 @@ async def test_every_outcome_settles(hosting, answer):
         record = await h.start()
         await h.settled(record)
         assert delivered(h, record) == [events.Delivered(answer, "", 1)]
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # time for what must not come
         assert len(h.trainer.completions) == 1
         assert h.engine.capacity().undelivered == 0
         assert h.engine.outbox.expired == 0
@@ -108,7 +108,7 @@ async def test_a_final_refusal_settles(hosting, error):
         record = await h.start()
         await h.settled(record)
         assert delivered(h, record) == [events.Delivered(None, f"refused: {error}", 2)]
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # time for what must not come
         assert len(h.trainer.completions) == 2
         assert (record.delivery.undelivered, h.engine.capacity().undelivered) == (False, 0)
         assert record.state is RolloutState.COMPLETED
@@ -120,7 +120,7 @@ async def test_it_expires_with_its_record(hosting):
         record = await h.start()
         await h.until(lambda: len(h.trainer.completions) > 2)
         h.clock.ahead += 99.0
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # time for what must not come
         assert (record.delivery.undelivered, h.engine.outbox.expired) == (True, 0)
         h.clock.ahead += 2.0
         await h.settled(record)
@@ -137,7 +137,7 @@ async def test_until_then_it_is_kept(hosting):
         record = await h.start()
         await h.until(lambda: h.trainer.completions)
         h.clock.ahead += 1000.0
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # time for what must not come
         assert h.engine.rollouts.get("me", "r1") is record
         assert record.delivery.undelivered
 
@@ -158,7 +158,7 @@ async def test_it_waits_as_long_as_it_is_told(hosting):
         h.trainer.answers = [Unavailable("paused", retry_after=30.0)]
         record = await h.start()
         await h.until(lambda: h.trainer.completions)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time for what must not come
         assert len(h.trainer.completions) == 1
         assert record.delivery.undelivered
 
@@ -245,7 +245,7 @@ async def test_the_new_place_is_given_its_time(hosting):
         await h.init(trainer=new)
         release.set()
         await h.until(lambda: new.completions)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time for what must not come
         assert len(new.completions) == 1
         assert record.delivery.undelivered
 
@@ -256,7 +256,7 @@ async def test_a_settled_one_is_not_told_again(hosting):
         await h.settled(record)
         new = h.Trainer(key="new")
         assert await h.init(trainer=new) == (record, False)
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(0.06)  # time for what must not come
         assert new.completions == []
         h.check_whole(record)
 
@@ -279,7 +279,7 @@ async def test_drained_waits_for_what_runs_and_for_what_is_undelivered(hosting):
         await h.until(lambda: all(record.delivery.undelivered for record in records))
         assert await h.engine.shutdown.drained(0.03) is False
         waiting = asyncio.ensure_future(h.engine.shutdown.drained(30.0))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # time for what must not come
         assert not waiting.done()
         h.trainer.answers = []
         async with asyncio.timeout(3):
@@ -320,7 +320,7 @@ async def test_closing_ends_what_lives_and_delivers_it(hosting):
         ended = await h.start("r0", agent_timeout=0.02)
         await h.settled(ended)
         records = [await h.start(f"r{n}") for n in range(1, 5)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agents have begun
         await h.engine.shutdown.close(3.0)
         for record in records:
             completion = record.delivery.completion
@@ -342,7 +342,7 @@ async def test_closing_does_not_wait_for_an_agent_that_does_not_stop(hosting):
     release = asyncio.Event()
     async with hosting(stubborn) as h:
         record = await h.start()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agents have begun
         await h.engine.shutdown.close(3.0)
         assert record.delivery.completion.failure.boundary == "server"
         h.check_whole(record)
@@ -367,14 +367,14 @@ async def test_leaving_the_engine_ends_what_runs(hosting, waits):
             await asyncio.Event().wait()
         finally:
             if waits:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # it stops late
 
     before = asyncio.all_tasks()
     async with hosting(run, max_concurrent=1) as h:
         running, queued = await h.start("running"), await h.start("queued")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the agents have begun
     await h.until(lambda: asyncio.all_tasks() == before)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # the agents have begun
     for record in (running, queued):
         assert record.state is RolloutState.FAILED
         assert (record.delivery.completion.failure.boundary, record.delivery.completion.failure.retryable) == (
@@ -395,7 +395,7 @@ async def test_leaving_the_engine_may_be_interrupted(hosting):
     async def host():
         async with hosting(run, stop_again_after=(60.0,)) as h:
             await h.start()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the agents have begun
 
     stopping, release = asyncio.Event(), asyncio.Event()
     before, threads = asyncio.all_tasks(), threading.active_count()
@@ -405,7 +405,7 @@ async def test_leaving_the_engine_may_be_interrupted(hosting):
     with pytest.raises(asyncio.CancelledError):
         await leaving
     release.set()
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.02)  # time for what must not come
     assert asyncio.all_tasks() == before
     assert threading.active_count() == threads
 

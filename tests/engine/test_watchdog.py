@@ -16,7 +16,7 @@ class Starved(selectors.DefaultSelector):
     """Gets back from waiting too late, as on a machine that has no time for this process."""
 
     def select(self, timeout=None):
-        time.sleep(6 * LIMIT)
+        time.sleep(6 * LIMIT)  # blocks the loop
         return super().select(0)
 
 
@@ -35,7 +35,7 @@ def watch(main, selector=selectors.DefaultSelector):
 
 
 async def block(watchdog):
-    time.sleep(6 * LIMIT)
+    time.sleep(6 * LIMIT)  # blocks the loop
 
 
 async def wait_for_nothing(watchdog):
@@ -45,13 +45,13 @@ async def wait_for_nothing(watchdog):
 
 async def block_in_the_standard_library(watchdog):
     asyncio.get_running_loop().call_soon(time.sleep, 6 * LIMIT)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # the loop turns
     await asyncio.sleep(0)
 
 
 async def block_while_it_starts(watchdog):
     watchdog.paused = True
-    time.sleep(6 * LIMIT)
+    time.sleep(6 * LIMIT)  # blocks the loop
     watchdog.paused = False
 
 

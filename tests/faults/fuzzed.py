@@ -23,7 +23,7 @@ from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.testing.raw.stream import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import TrainerServer, attach
+from osmosis_grpc.trainer import Trainer, TrainerServer
 from tests.credentials import shown
 from tests.server.attached import bystander
 
@@ -92,7 +92,7 @@ class Deployment(logging.Handler):
         self.server = await enter(AgentServer([Agent()], port=0, config=config))
         self.drained = await enter(AgentServer([Agent()], port=0))
         self.callbacks = await enter(TrainerServer(lambda request: answer(request, "fine"), ttl=4.0))
-        self.dialled = await enter(attach([], lambda request: answer(request, "fine"), listen_on="127.0.0.1:0"))
+        self.dialled = await enter(Trainer([], lambda request: answer(request, "fine"), listen="127.0.0.1:0"))
         self.addresses = {
             "RolloutService": self.server.address,
             "TrainerService": self.callbacks.address,

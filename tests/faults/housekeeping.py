@@ -25,7 +25,7 @@ from benchmarks.processes import ready_record, start, stop, take_core
 from benchmarks.work import Turns
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 CHATS, TOKENS = 2, 256
 MB = 1_000_000
@@ -70,7 +70,7 @@ class Run:
         given, done, failed = self._given, 0, 0
         looking = asyncio.create_task(self._look())
         began = time.monotonic()
-        async with attach([address], scripted(TOKENS), ttl=given.ttl) as trainer:
+        async with Trainer([address], scripted(TOKENS), config=TrainerConfig(ttl=given.ttl)) as trainer:
             async with contextlib.aclosing(trainer.run(self._requests(), max_in_flight=given.in_flight)) as outcomes:
                 async for outcome in outcomes:
                     done += 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer, attach
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.history import History
 from tests.faults.kill_loop.trainer import Policy, digest, requests
@@ -43,7 +43,7 @@ class Counted(Policy):
 async def undisturbed(folder: Path, count: int) -> dict[str, str]:
     """What so many rollouts end with, by their ids, when nothing happens to them."""
     policy = Counted(folder)
-    async with AgentServer([Passenger(), Traveller()], port=0) as server, attach(server.address, policy) as trainer:
+    async with AgentServer([Passenger(), Traveller()], port=0) as server, Trainer(server.address, policy) as trainer:
         ended = [completion async for completion in trainer.run(requests(count, set()), max_in_flight=32)]
     assert {completion.status for completion in ended} == {"COMPLETED"}
     return {completion.rollout_id: digest(completion) for completion in ended}

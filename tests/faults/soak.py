@@ -25,7 +25,7 @@ from benchmarks.policy import scripted
 from benchmarks.work import Turns
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutRequest, Trainer, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 CHATS, TOKENS = 2, 32
 SETTLE = 2.0
@@ -68,7 +68,12 @@ class Soak:
             record_ttl=given.ttl, memory_budget=given.budget * 1024**2, max_concurrent=2 * given.in_flight
         )
         server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)
-        async with server, attach(server.address, scripted(TOKENS), ttl=2 * given.ttl, ledger=given.ledger) as trainer:
+        async with (
+            server,
+            Trainer(
+                server.address, scripted(TOKENS), ledger=given.ledger, config=TrainerConfig(ttl=2 * given.ttl)
+            ) as trainer,
+        ):
             await self._roll(trainer, self._first())
             await asyncio.sleep(SETTLE)  # what is over releases its resources
             before = held()

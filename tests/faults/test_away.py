@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -42,7 +42,9 @@ async def test_away_from_its_attachment(stack, tmp_path, seconds):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
     policy, completions = CountingPolicy(turns=1), []
-    trainer = await stack.enter_async_context(attach([proxy.address], policy, lost_after=seconds + 60))
+    trainer = await stack.enter_async_context(
+        Trainer([proxy.address], policy, config=TrainerConfig(lost_after=seconds + 60))
+    )
 
     async def gather() -> None:
         asked = list(requests("away", COUNT, turns=1, think=8.0))

@@ -9,7 +9,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -37,7 +37,7 @@ async def test_blackouts_under_load(stack, tmp_path):
     up = await stack.enter_async_context(CuttingProxy(server.address))
     back = await stack.enter_async_context(CuttingProxy(trainer.address))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    other = await stack.enter_async_context(attach([up.address], attached))
+    other = await stack.enter_async_context(Trainer([up.address], attached))
     dark = [asyncio.create_task(blackouts(proxy)) for proxy in (up, back)]
     asked = list(requests("dark", 400, think=0.5))
     night = list(requests("night", 60, think=4.0))
@@ -83,7 +83,7 @@ async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
     readers = 100
     async with (
         AgentServer([Chatterer()], port=0, state_dir=tmp_path / "state") as server,
-        attach(server.address, CountingPolicy()) as trainer,
+        Trainer(server.address, CountingPolicy()) as trainer,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         await asyncio.wait_for(trainer.rollout(rollout_id="alone"), 50)

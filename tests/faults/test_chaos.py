@@ -14,7 +14,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server import attachment as attachments
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
@@ -74,7 +74,7 @@ async def test_handlers_called_twice_have_one_effect(stack, tmp_path, monkeypatc
             if way == "callback":
                 completions = await called_back(server, policy)
             else:
-                async with attach(server.address, policy) as trainer:
+                async with Trainer(server.address, policy) as trainer:
                     await gathering(trainer, COUNT, completions)
                     numbers = [event.number async for event in trainer.events("r1")]
                     assert numbers == list(range(1, len(numbers) + 1))
@@ -110,7 +110,7 @@ async def test_frames_lost_though_the_stream_lives_are_asked_for_again(tmp_path,
     lost = losing_frames(monkeypatch, {"chat", "chat_reply", "complete", "complete_reply"}, P, seed)
     agents, policy, completions = Counting(), Counted(tmp_path), []
     config = EngineConfig(**QUICK, chat_silence=0.2)
-    async with AgentServer(agents.loops, port=0, config=config) as server, attach(server.address, policy) as trainer:
+    async with AgentServer(agents.loops, port=0, config=config) as server, Trainer(server.address, policy) as trainer:
         await gathering(trainer, COUNT, completions)
         await until(lambda: not server.engine.capacity().undelivered)
     check_equal(completions, expected, policy)
@@ -156,7 +156,7 @@ async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, s
         if way == "callback":
             completions = await called_back(server, policy)
         else:
-            async with attach(server.address, policy) as trainer:
+            async with Trainer(server.address, policy) as trainer:
                 await asyncio.wait_for(gathering(trainer, COUNT, completions), 30)
                 await asyncio.sleep(0.2)  # time for what must not come
     assert late.late

@@ -11,7 +11,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.engine import SystemClock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server import app as server_app
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from osmosis_grpc.trainer import server as trainer_server
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
@@ -33,7 +33,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
     monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
     config = EngineConfig(**QUICK, record_ttl=60.0)
     async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
-        async with attach(server.address, policy) as trainer:
+        async with Trainer(server.address, policy) as trainer:
             policy.gate.clear()
             at_work = gathering(trainer, COUNT, completions)
             await until(lambda: policy.open >= COUNT)
@@ -59,7 +59,7 @@ async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
     policy, completions = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server:
         if way == "attach":
-            async with attach(server.address, policy, longest_pause=0.05) as trainer:
+            async with Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.05)) as trainer:
                 policy.gate.clear()
                 at_work = gathering(trainer, COUNT, completions)
                 reading = asyncio.create_task(_numbers(trainer, "r1"))
@@ -136,7 +136,7 @@ async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
     """F25. Streams of events, opened by somebody who never reads and leaves."""
     streams, warm = 10_000, 2_000
     policy, completions = Counted(tmp_path), []
-    async with AgentServer(AGENTS, port=0) as server, attach(server.address, policy) as trainer:
+    async with AgentServer(AGENTS, port=0) as server, Trainer(server.address, policy) as trainer:
         await gathering(trainer, COUNT, completions)
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = services_pb2_grpc.RolloutServiceStub(channel)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus, FailureReason
 
 AGENTS = """
@@ -107,7 +107,7 @@ async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp
         await asyncio.sleep(0.3)  # a slow trainer
         return answer(request, "go on")
 
-    async with Supervisor(tmp_path) as supervisor, attach([supervisor.address], slow) as trainer:
+    async with Supervisor(tmp_path) as supervisor, Trainer([supervisor.address], slow) as trainer:
         requests = [RolloutRequest(rollout_id=f"bystander-{n}", agent_loop="bystander") for n in range(5)]
         requests.insert(2, RolloutRequest(rollout_id="killer", agent_loop="killer", metadata={"chats": chats}))
         async with asyncio.timeout(PATIENCE):

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.trainer import RolloutClient, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
@@ -57,7 +57,7 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
     policy, completions = CountingPolicy(), []
     policy.gate.clear()
-    trainer = await stack.enter_async_context(attach([server.address], policy))
+    trainer = await stack.enter_async_context(Trainer([server.address], policy))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("full", 8))
     at_work = running(trainer, asked, completions)
@@ -97,7 +97,7 @@ async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
     with small_disk(tmp_path) as disk:
         server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
         policy, completions = CountingPolicy(latency=(0.0, 0.002)), []
-        trainer = await stack.enter_async_context(attach([server.address], policy))
+        trainer = await stack.enter_async_context(Trainer([server.address], policy))
         asked = list(requests("many", 600, think=0.002))
         async with asyncio.timeout(50):
             at_work = running(trainer, asked, completions)
@@ -138,7 +138,7 @@ async def written(folder, stack, count: int = 12) -> list[str]:
     """A journal with rollouts, half of them open, its server killed."""
     server = ServerProcess("--state-dir", str(folder))
     policy, completions = CountingPolicy(), []
-    async with server, attach([server.address], policy) as trainer:
+    async with server, Trainer([server.address], policy) as trainer:
         done = list(requests("done", count))
         await running(trainer, done, completions)
         policy.gate.clear()

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from osmosis_grpc.trainer import RolloutClient, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.servers import ServerProcess
 from tests.faults.pure import AGENTS, Counted, check_equal, digest, gathering, passengers, undisturbed
@@ -36,7 +36,7 @@ async def test_what_runs_goes_on_or_fails_and_what_waits_waits(stack, tmp_path):
     expected = await undisturbed(tmp_path, 40)
     server = await stack.enter_async_context(serving(tmp_path))
     policy, completions = Counted(tmp_path), []
-    trainer = await stack.enter_async_context(attach(server.address, policy, longest_pause=0.5))
+    trainer = await stack.enter_async_context(Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.5)))
     at_work = gathering(trainer, 40, completions)
     await until(lambda: len(policy.calls) > 60, "all have begun")
     policy.gate.clear()
@@ -68,7 +68,7 @@ async def test_what_runs_may_finish_within_the_limit(stack, tmp_path):
     expected = await undisturbed(tmp_path, 40)
     server = await stack.enter_async_context(serving(tmp_path, limit=20))
     policy, completions = Counted(tmp_path), []
-    trainer = await stack.enter_async_context(attach(server.address, policy))
+    trainer = await stack.enter_async_context(Trainer(server.address, policy))
     at_work = gathering(trainer, 40, completions)
     await until(lambda: len(policy.calls) > 60, "all have begun")
     server.signal(signal.SIGTERM)
@@ -85,7 +85,7 @@ async def test_what_is_undelivered_stays_for_the_next_process(stack, tmp_path):
     server = await stack.enter_async_context(serving(tmp_path))
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
     policy, completions = Counted(tmp_path), []
-    trainer = await stack.enter_async_context(attach(proxy.address, policy, longest_pause=0.5))
+    trainer = await stack.enter_async_context(Trainer(proxy.address, policy, config=TrainerConfig(longest_pause=0.5)))
     client = await stack.enter_async_context(RolloutClient(server.address))
     at_work = gathering(trainer, 20, completions)
     await until(lambda: len(completions) > 3, "some are over")
@@ -114,7 +114,7 @@ async def test_a_second_signal_stops_at_once_and_loses_nothing(stack, tmp_path):
     expected = await undisturbed(tmp_path, 20)
     server = await stack.enter_async_context(serving(tmp_path, limit=600))
     policy, completions = Counted(tmp_path), []
-    trainer = await stack.enter_async_context(attach(server.address, policy, longest_pause=0.5))
+    trainer = await stack.enter_async_context(Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.5)))
     at_work = gathering(trainer, 20, completions)
     await until(lambda: len(policy.calls) > 30, "all have begun")
     policy.gate.clear()

@@ -15,7 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, servi
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import agent_loop
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.processes import ROOT, server_process
 from tests.server.test_bad_input import refused, violations
 
@@ -212,7 +212,7 @@ async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
         async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
             assert (await trainer.completion("r", 20)).status == "COMPLETED"
-        async with attach(address, ToolCallingMock()) as attached:
+        async with Trainer(address, ToolCallingMock()) as attached:
             assert (await attached.rollout(rollout_id="a", messages=QUESTION)).status == "COMPLETED"
     assert not canary.seen
 

@@ -16,7 +16,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from tests.faults.lines import Injected, executed, raising
 from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
 from tests.waiting import until
@@ -43,7 +43,12 @@ class Deployment:
         enter = self.stack.enter_async_context
         self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))
         self.trainer = await enter(
-            attach([self.server.address], policy, ledger=self.folder / "ledger.db", lost_after=5.0, longest_pause=0.5)
+            Trainer(
+                [self.server.address],
+                policy,
+                ledger=self.folder / "ledger.db",
+                config=TrainerConfig(lost_after=5.0, longest_pause=0.5),
+            )
         )
         self.called = await enter(TrainerServer(policy))
         self.client = await enter(RolloutClient(self.server.address, timeout=PATIENCE / 3))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
 from tests.faults.kill_loop.history import VARIABLE, read
@@ -33,7 +33,7 @@ async def test_a_server_that_stands_still(stack, tmp_path):
     """60 rollouts over an attachment, and 20 with callbacks, go on beside each other."""
     server = await stack.enter_async_context(ServerProcess("--state-dir", str(tmp_path)))
     attached, called, completions = CountingPolicy(), CountingPolicy(), []
-    trainer = await stack.enter_async_context(attach([server.address], attached))
+    trainer = await stack.enter_async_context(Trainer([server.address], attached))
     callback = await stack.enter_async_context(TrainerServer(called))
     client = await stack.enter_async_context(RolloutClient(server.address))
     asked = list(requests("still", 60))

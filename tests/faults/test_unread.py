@@ -17,7 +17,7 @@ from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.server_frames import hello as server_hello
 from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import RolloutRequest
 from tests.server.attached import Talk, Wide, bystander
 from tests.waiting import until
@@ -141,7 +141,7 @@ async def test_a_trainer_that_never_reads(watched, frames):
 async def test_an_agent_server_that_never_reads(watched, asked):
     """The trainer does not read on, and goes on where it was as soon as its answers are taken."""
     text = "y" * 1000
-    async with attach([], lambda request: answer(request, text), listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], lambda request: answer(request, text), listen="127.0.0.1:0") as trainer:
         task = asyncio.create_task(trainer.rollout(rollout_id="r", agent_loop="talk"))
         async with Unread(trainer.address, ACCEPT, services_pb2.AcceptRequest) as unread:
             await unread.send(server_hello(journal_id="j"))
@@ -187,7 +187,7 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
     config = EngineConfig(max_concurrent=200)
     async with (
         AgentServer([Tooled()], port=0, config=config) as server,
-        attach(server.address, lambda request: answer(request, "z" * 30_000)) as trainer,
+        Trainer(server.address, lambda request: answer(request, "z" * 30_000)) as trainer,
     ):
         requests = [RolloutRequest(rollout_id=f"r{n}", agent_loop="wide", metadata={"turns": 8}) for n in range(100)]
         ended = [completion.status async for completion in trainer.run(requests)]

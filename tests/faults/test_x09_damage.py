@@ -29,8 +29,8 @@ from osmosis_grpc.trainer import (
     RolloutClient,
     RolloutRequest,
     TokenBlock,
+    Trainer,
     TrainerServer,
-    attach,
 )
 from tests.damaged import flip
 from tests.waiting import is_empty, until
@@ -247,7 +247,7 @@ async def ledger(tmp_path: Path) -> tuple[Path, int]:
         AgentServer([Adder()], port=quiet_port(), config=ENGINE, state_dir=state) as server,
         AsyncExitStack() as stack,
     ):
-        trainer = await stack.enter_async_context(attach([server.address], policy, ledger=path))
+        trainer = await stack.enter_async_context(Trainer([server.address], policy, ledger=path))
         for completion in [await trainer.rollout(asked(name)) for name in DONE]:
             await completion.confirm()
         for name in LATE[:2]:
@@ -271,7 +271,7 @@ async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
     found: dict[str, Completion] = {}
     async with (
         AgentServer([Adder()], port=port, config=ENGINE, state_dir=folder / "state"),
-        attach([f"127.0.0.1:{port}"], Policy(closed=False), ledger=folder / "ledger") as trainer,
+        Trainer([f"127.0.0.1:{port}"], Policy(closed=False), ledger=folder / "ledger") as trainer,
         asyncio.timeout(PATIENCE),
     ):
         async with aclosing(trainer.unconfirmed()) as completions:

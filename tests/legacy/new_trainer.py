@@ -19,7 +19,6 @@ from osmosis_grpc.trainer import (
     RolloutRequest,
     Trainer,
     TrainerServer,
-    attach,
 )
 from tests.legacy.scenarios import MESSAGE_TOKENS, REPLY_TOKENS, Outcome, Scenario
 
@@ -116,11 +115,11 @@ class AttachedTrainer(NewTrainer):
 
     async def trainer(self, agent_server: str) -> Trainer:
         """Who is attached to it."""
-        return await self._stack.enter_async_context(attach([agent_server], self.policy))
+        return await self._stack.enter_async_context(Trainer([agent_server], self.policy))
 
     async def again(self, agent_server: str) -> Completion | None:
         """What a trainer gets that has forgotten everything and asks again; None where it has not."""
-        async with asyncio.timeout(20), attach([agent_server], self.policy) as fresh:
+        async with asyncio.timeout(20), Trainer([agent_server], self.policy) as fresh:
             return await fresh.rollout(self.request)
 
 
@@ -129,7 +128,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.scenarios: dict[str, DialledTrainer] = {}
-        self.trainer = attach([], self.policy, listen_on="127.0.0.1:0")
+        self.trainer = Trainer([], self.policy, listen="127.0.0.1:0")
 
     async def policy(self, request: ChatRequest) -> ChatResponse:
         return await self.scenarios[request.rollout_id].policy(request)

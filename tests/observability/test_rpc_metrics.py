@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
 
@@ -147,7 +147,7 @@ async def test_o1_both_sides_of_a_stream_count_the_same(stack, who):
     server = AgentServer([Mixed()], port=0)
     if targets is None:
         await stack.enter_async_context(server)
-    async with attach([server.address] if targets is None else [], policy, listen_on=listen_on) as trainer:
+    async with Trainer([server.address] if targets is None else [], policy, listen=listen_on) as trainer:
         if targets is not None:
             server = await stack.enter_async_context(AgentServer([Mixed()], port=0, connect=[trainer.address]))
         await run_all(trainer, [request(f"ok-{number}", label="1") for number in range(5)])

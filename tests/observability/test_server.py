@@ -13,7 +13,7 @@ from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
@@ -26,7 +26,7 @@ CANARY = "canary-7b1f0c-secret"
 @pytest.fixture
 def attach_to(stack):
     async def start(server, answers=policy, **options):
-        return await stack.enter_async_context(attach([server.address], answers, **options))
+        return await stack.enter_async_context(Trainer([server.address], answers, **options))
 
     return start
 

@@ -14,7 +14,7 @@ from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.policies import OpenAIPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import ChatRequest, TrainerServer, VersionSpan, attach
+from osmosis_grpc.trainer import ChatRequest, Trainer, TrainerServer, VersionSpan
 from osmosis_grpc.types import CompletionStatus
 from tests.processes import ROOT
 from tests.waiting import until
@@ -71,7 +71,7 @@ async def test_u05_an_abort_is_asked_again_and_is_never_a_reply():
     async with (
         model.serving() as url,
         agent_server() as target,
-        attach([target], OpenAIPolicy(url, "m", version="v1")) as trainer,
+        Trainer([target], OpenAIPolicy(url, "m", version="v1")) as trainer,
     ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION, label="5"), PATIENCE)
     assert (outcome.status, outcome.reward) == (CompletionStatus.COMPLETED, 1.0)
@@ -85,7 +85,7 @@ async def test_u05_aborts_without_end_end_the_rollout():
     async with (
         model.serving() as url,
         agent_server(trainer_grace=0.5) as target,
-        attach([target], OpenAIPolicy(url, "m")) as trainer,
+        Trainer([target], OpenAIPolicy(url, "m")) as trainer,
     ):
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
     assert outcome.status is CompletionStatus.FAILED
@@ -110,7 +110,7 @@ async def test_u05_the_trainer_opens_one_session_and_closes_it(transport):
     async with model.serving() as url:
         policy = OpenAIPolicy(url, "m", connections=1)
         if transport == "attach":
-            async with agent_server() as target, attach([target], policy) as trainer, attach([target], policy):
+            async with agent_server() as target, Trainer([target], policy) as trainer, Trainer([target], policy):
                 await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
                 await asyncio.wait_for(trainer.rollout(rollout_id="s", messages=QUESTION), PATIENCE)
         else:
@@ -135,7 +135,7 @@ async def test_u05_a_session_that_two_share_is_closed_with_the_last_one():
 
 async def test_u05_the_trainers_version_is_kept_with_replies():
     model = ModelServer(choice())
-    async with model.serving() as url, agent_server() as target, attach([target], OpenAIPolicy(url, "m")) as trainer:
+    async with model.serving() as url, agent_server() as target, Trainer([target], OpenAIPolicy(url, "m")) as trainer:
         trainer.resume(version=12)
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
     assert outcome.samples["main"].segments[0].versions == (VersionSpan("12", 2),)
@@ -166,7 +166,7 @@ async def test_u05_a_failed_chat_is_one_warning_of_the_trainer(caplog, status, s
     async with ModelServer(status or 200).serving() as url:
         if status is None:
             url = url.replace(url.rpartition(":")[2], "1/v1")
-        async with agent_server() as target, attach([target], OpenAIPolicy(url, "m", api_key=KEY)) as trainer:
+        async with agent_server() as target, Trainer([target], OpenAIPolicy(url, "m", api_key=KEY)) as trainer:
             rollout = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION))
             await until(lambda: trainer.metrics()["chats/failed"])
             rollout.cancel()
@@ -206,7 +206,7 @@ def test_u05_without_aiohttp_the_error_names_the_extra():
 import json, sys
 for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "stamina", "pydantic_settings"):
     sys.modules[name] = None
-from osmosis_grpc.trainer import SyncTrainer, attach
+from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.policies import EchoPolicy, OpenAIPolicy
 try:
     OpenAIPolicy("http://127.0.0.1:1/v1", "m")

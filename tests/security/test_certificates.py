@@ -17,7 +17,7 @@ from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.types import CompletionStatus
 from tests.security.conftest import TOKEN
 from tests.waiting import until
@@ -169,7 +169,9 @@ async def test_the_callers_ca_is_replaced_while_the_server_runs(fresh, stranger,
 async def test_an_attachment_over_mtls_with_a_token(files):
     security = ServerSecurity(f"lab={TOKEN}", tls=files.server(client_ca=files.ca))
     async with AgentServer([CalculatorAgent()], port=0, security=security) as server:
-        async with attach([server.address], ToolCallingMock(), token=TOKEN, tls=files.client("client")) as trainer:
+        async with Trainer(
+            [server.address], ToolCallingMock(), credentials=Credentials(token=TOKEN, tls=files.client("client"))
+        ) as trainer:
             completion = await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
             seen = [event.number async for event in trainer.events("r")]
         async with RolloutClient(server.address, token=TOKEN, tls=files.client("client")) as client:
@@ -202,8 +204,8 @@ async def test_a_certificate_is_an_owner(files, name):
 
 
 async def test_dialling_out_over_tls_with_a_token(files, stranger, caplog):
-    options = {"listen_on": "127.0.0.1:0", "listen_tokens": [TOKEN], "listen_tls": files.server(client_ca=files.ca)}
-    async with attach([], ToolCallingMock(), **options) as trainer:
+    security = ServerSecurity([TOKEN], tls=files.server(client_ca=files.ca))
+    async with Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=security) as trainer:
         for credentials, problem in (
             (Credentials(token="wrong", tls=files.client("client")), "no credential, or a wrong one"),
             (Credentials(token=TOKEN, tls=files.client()), "trying again"),

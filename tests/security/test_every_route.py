@@ -46,7 +46,7 @@ async def deployment(request, stack):
     else:
         http = await stack.enter_async_context(serve_http(server, port=0))
     client = httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False)
-    return http._app, await stack.enter_async_context(client)
+    return http.app, await stack.enter_async_context(client)
 
 
 def showing(value):

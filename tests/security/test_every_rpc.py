@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import TrainerServer, attach
+from osmosis_grpc.trainer import Trainer, TrainerServer
 from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG, methods, status
 
 TOKENS = [f"named={TOKEN}", SECOND]
@@ -43,7 +43,7 @@ async def test_an_agent_server_asks_everybody(agent_server, channel, method):
 @pytest.mark.parametrize("kind", ["TrainerServer", "attach"])
 async def test_a_trainer_asks_everybody(stack, method, kind):
     if kind == "attach":
-        trainer = attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=TOKENS)
+        trainer = Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(TOKENS))
     else:
         trainer = TrainerServer(ToolCallingMock(), tokens=TOKENS)
     await stack.enter_async_context(trainer)

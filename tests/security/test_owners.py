@@ -13,7 +13,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.types import Callback, CompletionStatus
 from tests.security.conftest import SECOND, TOKEN
 
@@ -135,7 +135,7 @@ async def test_an_attachment_is_its_credentials(deployment):
 
 async def test_over_attachments_rollouts_are_their_owners(deployment):
     server, agent, _, (owner, _, other) = deployment
-    async with attach([server.address], ToolCallingMock(), token=SECOND) as trainer:
+    async with Trainer([server.address], ToolCallingMock(), credentials=Credentials(token=SECOND)) as trainer:
         with pytest.raises(AlreadyExists):
             await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
         running = asyncio.ensure_future(trainer.rollout(rollout_id="a", messages=QUESTION))
@@ -153,7 +153,7 @@ async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
     """What one has run is not told to another credential that names its journal."""
     tokens = ["one=1-secret", "two=2-secret"]
     trainer = await stack.enter_async_context(
-        attach([], ToolCallingMock(), listen_on="127.0.0.1:0", listen_tokens=tokens)
+        Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(tokens))
     )
     from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2
 

@@ -14,7 +14,7 @@ from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
 from osmosis_grpc.settings import RolloutServerSettings
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 
 
 def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
@@ -79,7 +79,7 @@ def test_nothing_shows_a_secret(tmp_path):
         TrainerServer(lambda request: None, tokens=canary),
         RolloutServerSettings(token=canary, connect_token=canary),
         tokens.callbacks,
-        attach([], lambda request: None, token=canary, listen_tokens=canary),
+        Trainer([], lambda request: None, credentials=Credentials(token=canary), security=ServerSecurity(canary)),
     ]
     for value in shown:
         assert canary not in repr(value)
@@ -113,7 +113,7 @@ async def test_a_token_goes_in_plain_text_to_this_machine_only():
         with pytest.raises(ValueError, match="plain text"):
             RolloutClient(target, token="t")
         with pytest.raises(ValueError, match="plain text"):
-            attach([target], lambda request: None, token="t")
+            Trainer([target], lambda request: None, credentials=Credentials(token="t"))
         async with RolloutClient(target, token="t", insecure=True), RolloutClient(target, token="t", tls=ClientTls()):
             pass
 

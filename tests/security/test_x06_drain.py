@@ -12,7 +12,7 @@ from osmosis_grpc.errors import FailedPrecondition, PermissionDenied, Unauthenti
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback
 from tests.security.conftest import SECOND, TOKEN
 
@@ -104,7 +104,7 @@ async def test_x06_without_any_token_only_this_machine_drains(stack):
 async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
     waiter = Waiter()
     server = await hosting(stack, ServerSecurity(), waiter, CalculatorAgent())
-    trainer = await stack.enter_async_context(attach([server.address], ToolCallingMock()))
+    trainer = await stack.enter_async_context(Trainer([server.address], ToolCallingMock()))
     running = asyncio.create_task(trainer.rollout(rollout_id="before", messages=QUESTION, agent_loop="waiter"))
     await waiter.started.wait()
     async with RolloutClient(server.address) as client:
@@ -130,7 +130,7 @@ async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
 async def test_x06_a_server_that_stops_goes_on_stopping(stack):
     waiter = Waiter()
     server = await hosting(stack, ServerSecurity(), waiter)
-    trainer = await stack.enter_async_context(attach([server.address], ToolCallingMock()))
+    trainer = await stack.enter_async_context(Trainer([server.address], ToolCallingMock()))
     running = asyncio.create_task(trainer.rollout(rollout_id="r", messages=QUESTION))
     await waiter.started.wait()
     async with RolloutClient(server.address) as client:

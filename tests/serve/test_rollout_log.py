@@ -18,7 +18,7 @@ from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, attach
+from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, Trainer
 from tests.processes import ROOT, serving
 from tests.waiting import until
 
@@ -63,7 +63,10 @@ def ended(rows):
 
 async def rollouts(address, policy, count):
     requests = [RolloutRequest(rollout_id=f"r{number}", messages=QUESTION, label="3") for number in range(count)]
-    async with attach([address], policy, token=SECRET) as trainer, RolloutClient(address, token=SECRET) as client:
+    async with (
+        Trainer([address], policy, credentials=Credentials(token=SECRET)) as trainer,
+        RolloutClient(address, token=SECRET) as client,
+    ):
         outcomes = [outcome async for outcome in trainer.run(requests)]
         while (await client.info()).capacity.undelivered:  # a trainer that leaves at once keeps the last answers
             await asyncio.sleep(0.01)  # between two looks
@@ -161,7 +164,7 @@ async def test_t18_a_higher_attempt_is_in_the_line(caplog):
     caplog.set_level(logging.INFO, "osmosis_grpc.serve")
     async with AgentServer([CalculatorAgent()], port=0) as server:
         server.engine.end_sinks.append(RolloutLog())
-        async with attach([server.address], ToolCallingMock()) as trainer:
+        async with Trainer([server.address], ToolCallingMock()) as trainer:
             await trainer.rollout(rollout_id="r", messages=QUESTION, attempt=3)
     (line,) = (row for row in caplog.records if row.getMessage() == "rollout ended")
     assert (line.rollout_id, line.attempt) == ("r", 3)
@@ -182,7 +185,7 @@ async def test_t18_a_summary_while_there_is_load(caplog):
     rollout_log = RolloutLog()
     async with AgentServer([CalculatorAgent()], port=0) as server, asyncio.timeout(20):
         server.engine.end_sinks.append(rollout_log)
-        async with attach([server.address], slow) as trainer:
+        async with Trainer([server.address], slow) as trainer:
             running = asyncio.create_task(trainer.rollout(rollout_id="r", messages=QUESTION, label="3"))
             async with rollout_log.summaries(server.engine.capacity, server.supervisor, every=0.02):
                 await until(lambda: any(row.running for row in summaries()))

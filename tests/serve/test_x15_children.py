@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.processes import serving
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_i
     try:
         with serving(*AGENT, *state, "-p", "0") as (process, ready):
             ports = {port_of(ready["grpc"]), port_of(ready["http"])}
-            async with attach([ready["grpc"]], ToolCallingMock()) as trainer:
+            async with Trainer([ready["grpc"]], ToolCallingMock()) as trainer:
                 await trainer.rollout(rollout_id="r", messages=[], metadata={"folder": str(tmp_path)})
                 told = await appears(tmp_path / "parent.json")
                 children = told["children"]

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.processes import run, server_process
 
 AGENT = """
@@ -50,7 +50,7 @@ async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them
             await client.init(rollout_id="r1", messages=QUESTION, callback=trainer.callback())
             check((await trainer.completion("r1", timeout=20)).failure)
             check((await client.get("r1")).completion.failure)
-        async with attach([address], EchoPolicy()) as trainer:
+        async with Trainer([address], EchoPolicy()) as trainer:
             check((await trainer.rollout(rollout_id="r2", messages=QUESTION)).failure)
         process.kill()
         log = process.communicate()[1]
@@ -65,7 +65,7 @@ async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them
 async def limit_of(*options, cwd, **environment):
     with server_process(*COMMAND, *options, cwd=cwd, **environment) as (_, address):
         async with RolloutClient(address) as client:
-            return (await client.info()).limits.agent_timeout.ToSeconds()
+            return (await client.info()).limits.agent_timeout
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
     hangs = AGENT.replace("return self.weather(", "import asyncio; await asyncio.sleep(99); print(")
     (tmp_path / "agents.py").write_text(hangs)
     with server_process(*COMMAND, "--agent-timeout", "1", cwd=tmp_path) as (_, address):
-        async with attach([address], EchoPolicy()) as trainer:
+        async with Trainer([address], EchoPolicy()) as trainer:
             completion = await trainer.rollout(rollout_id="r1", messages=QUESTION)
     assert completion.status == "DEADLINE_EXCEEDED"
     assert completion.failure.message == (

@@ -11,7 +11,7 @@ from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState
 from tests.supervise.deployment import USER, Hangs, Talk
 
@@ -75,7 +75,7 @@ async def test_h06_lists_and_long_trajectories_are_read_off_the_event_loop(tmp_p
         AgentServer([Talk(), Hangs()], port=0, state_dir=tmp_path) as server,
         RolloutClient(server.address) as client,
     ):
-        async with attach([server.address], EchoPolicy()) as trainer:
+        async with Trainer([server.address], EchoPolicy()) as trainer:
             for number in range(12):
                 group = Group("odd" if number % 2 else "even", number // 2, 6)
                 done = await trainer.rollout(rollout_id=f"r{number}", agent_loop="talk", messages=[USER], group=group)

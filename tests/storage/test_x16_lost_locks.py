@@ -11,7 +11,7 @@ from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.storage.lock import Lock, LockLost
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 
 PATIENCE = 10.0
 
@@ -46,7 +46,7 @@ def test_x16_a_relative_path_is_checked_from_any_folder(tmp_path, monkeypatch):
 
 async def test_x16_of_two_trainers_on_one_ledger_the_first_stops_before_it_writes(tmp_path):
     path = tmp_path / "ledger"
-    async with attach(["127.0.0.1:1"], lambda request: None, ledger=path) as trainer:
+    async with Trainer(["127.0.0.1:1"], lambda request: None, ledger=path) as trainer:
         waiting = asyncio.ensure_future(asyncio.wait_for(trainer.rollout(rollout_id="r"), PATIENCE))
         await asyncio.sleep(0)
         os.unlink(f"{path}.lock")

@@ -11,7 +11,7 @@ from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import CompletionStatus
 from tests.supervise.deployment import PATIENCE, USER, SlowTools, Talk
 
@@ -108,7 +108,7 @@ async def ask_again(h, fail):
 
 
 async def dial(h, fail):
-    async with attach([], lambda request: answer(request, "fine"), listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], lambda request: answer(request, "fine"), listen="127.0.0.1:0") as trainer:
         fail()
         async with AgentServer([Talk()], port=0, connect=[trainer.address]) as server:
             h.supervisor = server.supervisor

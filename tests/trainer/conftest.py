@@ -8,7 +8,8 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
+from osmosis_grpc.trainer.config import TrainerConfig
 from tests.trainer.deployment import Deployment, Policy
 from tests.waiting import until
 
@@ -72,20 +73,40 @@ def talker(name="talker", tools=()):
     return type("A", (Talker,), {"name": name})(name, tools)
 
 
+BOTH_TRANSPORTS = {"test_run", "test_groups", "test_evaluate", "test_u03_pause", "test_t09_events_at_once"}
+"""Modules whose tests with `attach_to` run over attachments and by callbacks."""
+
+
+def pytest_generate_tests(metafunc):
+    if "transport" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in BOTH_TRANSPORTS:
+        metafunc.parametrize("transport", ["attach", "callback"])
+
+
+@pytest.fixture
+def transport():
+    """The transport of attach_to()."""
+    return "attach"
+
+
+def trainer_of(targets, policy, *, transport="attach", ledger=None, **config):
+    """Makes a Trainer; `config` are fields of TrainerConfig."""
+    return Trainer(targets, policy, transport=transport, ledger=ledger, config=TrainerConfig(**config))
+
+
 @asynccontextmanager
 async def attached(policy, *servers, **options):
-    """A trainer that is attached to all these servers."""
-    async with attach([server.address for server in servers], policy, **options) as trainer:
+    """A trainer that has reached all these servers."""
+    async with trainer_of([server.address for server in servers], policy, **options) as trainer:
         await until(lambda: all(server.attached for server in trainer.servers))
         yield trainer
 
 
 @pytest.fixture
-def attach_to(stack):
-    """Starts a trainer that is attached to servers; closed after the test."""
+def attach_to(stack, transport):
+    """Starts a trainer that has reached its servers; closed after the test."""
 
     async def start(policy, *servers, **options):
-        return await stack.enter_async_context(attached(policy, *servers, **options))
+        return await stack.enter_async_context(attached(policy, *servers, transport=transport, **options))
 
     return start
 
@@ -101,8 +122,8 @@ def listening(policy, stack):
     """Starts a trainer that agent servers dial; gives raw ones and rollouts."""
 
     async def start(*targets, **options):
-        trainer = attach(targets, policy, listen_on="127.0.0.1:0", **options)
-        await stack.enter_async_context(trainer)
+        config = TrainerConfig(**options)
+        trainer = await stack.enter_async_context(Trainer(targets, policy, listen="127.0.0.1:0", config=config))
         return Deployment(trainer, stack)
 
     return start

@@ -14,7 +14,7 @@ import sys
 from contextlib import aclosing
 
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, Trainer, TrainerServer
 from tests.attach.policies import CountingPolicy, requests
 
 
@@ -58,7 +58,7 @@ class Application:
 
 
 async def attached(app: Application, target: str, ledger: str, name: str, count: int) -> None:
-    async with attach([target], app.policy, ledger=ledger) as trainer:
+    async with Trainer([target], app.policy, ledger=ledger) as trainer:
         async with aclosing(trainer.unconfirmed()) as completions:
             async for completion in completions:
                 await app.apply(completion)

@@ -17,7 +17,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
 
@@ -225,7 +225,7 @@ async def open_transports(stack: AsyncExitStack):
         transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
-    attached = await enter(attach([server.address], sampler))
+    attached = await enter(Trainer([server.address], sampler))
     attached._cache.__class__ = Forgetful
 
     async def through(request):

@@ -34,7 +34,7 @@ HELPERS = "REWARD = {reward}\n"
 
 ATTACHED = """
 import asyncio, json, sys
-from osmosis_grpc.trainer import ChatResponse, RolloutRequest, TokenBlock, attach
+from osmosis_grpc.trainer import ChatResponse, RolloutRequest, TokenBlock, Trainer
 
 chats = 0
 
@@ -48,7 +48,7 @@ async def main(target, name, attempt):
     messages = [{"role": "user", "content": "Say hello."}]
     requests = [RolloutRequest(rollout_id=f"{name}-{n}", attempt=attempt, messages=messages) for n in range(4)]
     rewards, earlier = [], []
-    async with attach([target], policy) as trainer:
+    async with Trainer([target], policy) as trainer:
         async for completion in trainer.run(requests, group_size=8, max_in_flight=64):
             rewards.append(completion.reward)
             if completion.from_journal is not None:

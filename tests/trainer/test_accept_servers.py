@@ -10,7 +10,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.link import dialled_stream
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.server.raw_trainer import Talk
 from tests.trainer.deployment import Deployment
 from tests.trainer.raw_agent_server import HEARTBEAT
@@ -79,14 +79,16 @@ async def test_a_lost_servers_rollouts_go_to_another(listening):
 
 async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_again(serve, policy, stack, monkeypatch):
     redial = functools.partial(dialled_stream.redial, pauses=(0.2, 0.4))
-    monkeypatch.setattr("osmosis_grpc.trainer.transports.attach.connections.redial", redial)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.dialling.redial", redial)
     servers = [await serve(Talk(), max_concurrent=1, max_queued=0) for _ in range(2)]
 
     async def hold(request: Any) -> Any:
         return await policy(request) if request.rollout_id == "held" else answer(request, "fine", tokens=2)
 
     policy.may.clear()
-    trainer = await stack.enter_async_context(attach([s.address for s in servers], hold, lost_after=0.05))
+    trainer = await stack.enter_async_context(
+        Trainer([s.address for s in servers], hold, config=TrainerConfig(lost_after=0.05))
+    )
     deployment = Deployment(trainer, stack)
     while not all(server.attached for server in trainer.servers):
         await asyncio.sleep(0.01)

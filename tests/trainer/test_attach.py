@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import CompletionStatus, Group
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until
@@ -29,16 +29,16 @@ def start(awaitable, patience=PATIENCE):
 @pytest.mark.parametrize("target", ["http://localhost:1", "https://x:1", "localhost", ""])
 def test_a_target_that_is_none_is_refused(target):
     with pytest.raises(ValueError, match="is not HOST:PORT"):
-        attach(["127.0.0.1:1", target], reply)
+        Trainer(["127.0.0.1:1", target], reply)
 
 
 async def test_where_to_listen_may_be_refused(stack):
     with pytest.raises(ValueError, match="public"):
-        await stack.enter_async_context(attach([], reply, listen_on="0.0.0.0:0"))
-    first = await stack.enter_async_context(attach([], reply, listen_on="127.0.0.1:0"))
+        await stack.enter_async_context(Trainer([], reply, listen="0.0.0.0:0"))
+    first = await stack.enter_async_context(Trainer([], reply, listen="127.0.0.1:0"))
     assert int(first.address.rpartition(":")[2]) > 0
     with pytest.raises(OSError, match="in use"):
-        await stack.enter_async_context(attach([], reply, listen_on=first.address))
+        await stack.enter_async_context(Trainer([], reply, listen=first.address))
 
 
 async def test_a_trainer_and_its_servers(serve, attach_to):
@@ -134,7 +134,7 @@ async def test_what_cannot_be_written_is_refused_by_name(serve, attach_to, chang
 
 async def test_one_bad_request_does_not_keep_others_from_running(serve, stack):
     server = await serve(talker())
-    trainer = await stack.enter_async_context(attach([server.address], reply))
+    trainer = await stack.enter_async_context(Trainer([server.address], reply))
     bad = start(trainer.rollout(rollout_id="bad", metadata={"x": float("nan")}), SOON)
     good = start(trainer.rollout(rollout_id="good"), SOON)
     refusal, completion = await asyncio.gather(bad, good, return_exceptions=True)
@@ -263,7 +263,7 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
 @pytest.mark.parametrize("option", ["lost_after", "max_open_chats", "ttl"])
 def test_an_option_that_bounds_nothing_is_refused(option):
     with pytest.raises(ValueError, match=option):
-        attach(["127.0.0.1:1"], reply, **{option: 0})
+        TrainerConfig(**{option: 0})
 
 
 async def test_a_trainer_cancels_its_own_rollouts_only(serve, attach_to):

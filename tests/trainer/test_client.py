@@ -112,7 +112,7 @@ async def test_server_info_and_drain(refused_at_once, pair):
     client, trainer = pair
     info = await client.info()
     assert [loop.name for loop in info.agent_loops] == ["calculator", "sleeper"]
-    assert [tool.function.name for tool in info.agent_loops[0].tools] == ["add", "subtract", "multiply", "divide"]
+    assert [tool["function"]["name"] for tool in info.agent_loops[0].tools] == ["add", "subtract", "multiply", "divide"]
     assert (info.protocol_min, info.protocol_max) == (1, 1)
     assert info.limits.max_message_bytes == 64 * 2**20
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())

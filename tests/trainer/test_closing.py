@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
 from tests.waiting import until
@@ -72,7 +72,7 @@ async def test_a_closed_trainer_takes_nothing(serve):
 
 
 async def test_no_server_is_told_to_whoever_waits():
-    async with attach(["127.0.0.1:1"], reply, lost_after=0.2) as trainer:
+    async with Trainer(["127.0.0.1:1"], reply, config=TrainerConfig(lost_after=0.2)) as trainer:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
             await within(trainer.rollout(rollout_id="r1"))
         with pytest.raises(Unavailable):
@@ -96,7 +96,7 @@ async def test_a_trainers_successor_goes_on_with_what_runs(serve):
     request = RolloutRequest(rollout_id="r", messages=[USER], metadata={"turns": 4})
     server = await serve(talker())
     for who in ("first", "second"):
-        async with attach([server.address], policy(who)) as trainer:
+        async with Trainer([server.address], policy(who)) as trainer:
             running = start(trainer.rollout(request))
             if who == "first":
                 await within(held.wait())
@@ -124,7 +124,7 @@ async def test_a_trainer_that_was_dialled_leaves_its_rollouts_to_its_successor(s
     server = await serve(talker())
     address = "127.0.0.1:0"
     for policy in (never, reply):
-        async with attach([], policy, listen_on=address) as trainer:
+        async with Trainer([], policy, listen=address) as trainer:
             if policy is never:
                 address = trainer.address
                 server.attachments.dial(address)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, advantages, attach, pad
+from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
@@ -116,8 +116,8 @@ async def test_u08_a_refused_evaluation_is_one(serve, attach_to):
 
 async def test_u08_an_older_server_does_not_echo_the_mark(tmp_path):
     """The trainer knows what it asked for, also after a restart."""
-    options = {"listen_on": "127.0.0.1:0", "ledger": tmp_path / "run.ledger"}
-    async with attach([], reply, **options) as trainer, RawAgentServer(trainer.address) as server:
+    options = {"listen": "127.0.0.1:0", "ledger": tmp_path / "run.ledger"}
+    async with Trainer([], reply, **options) as trainer, RawAgentServer(trainer.address) as server:
         await server.attach()
         asked = [RolloutRequest(rollout_id="e", agent_loop="talk", messages=QUESTION)]
         done = asyncio.ensure_future(trainer.evaluate(asked))
@@ -127,7 +127,7 @@ async def test_u08_an_older_server_does_not_echo_the_mark(tmp_path):
         await server.complete(request, **referring(1, runs=(1, 2)), reward=1.0)
         (outcome,) = (await asyncio.wait_for(done, PATIENCE)).outcomes
         assert outcome.evaluation
-    async with attach([], reply, **options) as trainer, aclosing(trainer.unconfirmed()) as left:
+    async with Trainer([], reply, **options) as trainer, aclosing(trainer.unconfirmed()) as left:
         again = await asyncio.wait_for(anext(left), PATIENCE)
     assert (again.rollout_id, again.evaluation) == ("e", True)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
-from osmosis_grpc.trainer import GroupCounts, RolloutRequest, advantages, attach, pad
+from osmosis_grpc.trainer import GroupCounts, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import CompletionStatus, Group
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.waiting import until
@@ -186,9 +186,9 @@ async def test_u01_an_id_whose_retry_is_over_is_an_error(serve, attach_to):
 async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tmp_path, caplog):
     """A trainer that was killed gets the whole list again: it cannot know which groups were dropped."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         assert await collect(trainer.groups(failing(m0=(1, 2)), 3)) == []
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         groups = await collect(trainer.groups([*failing(m0=(1, 2)), *requests(1, "h")], 3))
         assert [group.id for group in groups] == ["h0"]
     assert "group g0 is dropped" in caplog.text
@@ -302,13 +302,13 @@ async def test_u01_a_bad_request_is_raised_and_the_others_are_cancelled(serve, a
 async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_path):
     """A confirmed group and a dropped one do not come again; one that was not confirmed does."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         mixed = [*failing(m1=(1, 2)), *requests(2, "h")]
         for group in await collect(trainer.groups(mixed, 3)):
             if group.id == "h0":
                 await group.confirm()
         assert trainer.group_counts.dropped == 1
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         left = [completion.rollout_id for completion in await collect(trainer.unconfirmed())]
         assert sorted(left) == ["h1-0", "h1-1", "h1-2"]
 
@@ -316,12 +316,12 @@ async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_pat
 async def test_u01_members_that_end_while_their_group_is_dropped_are_confirmed(serve, tmp_path):
     """g0 fails and has ended altogether before its first outcome is looked at."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         mixed = [*requests(1, "h"), *failing(m0=(1,))]
         async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(mixed, 3, retries=0, max_in_flight=6)) as groups:
             await (await anext(groups)).confirm()
             await until(lambda: server.engine.capacity().undelivered == 0 and trainer.servers[0].open == 0)
             assert [group.id async for group in groups] == []
         assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
-    async with attach([server.address], reply, ledger=ledger) as trainer:
+    async with Trainer([server.address], reply, ledger=ledger) as trainer:
         assert await collect(trainer.unconfirmed()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import attachment as server_attachment
-from osmosis_grpc.trainer import TrainerServer, attach
+from osmosis_grpc.trainer import Trainer, TrainerConfig, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
 from osmosis_grpc.types import CompletionStatus
@@ -40,7 +40,7 @@ def mistake(monkeypatch):
 async def test_h02_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
     calls = mistake(trainer_attachment, "completion_from_wire")
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         outcome = await within(trainer.rollout(rollout_id="r"))
     assert outcome.status is CompletionStatus.COMPLETED
     assert len(calls) > 1
@@ -50,7 +50,7 @@ async def test_h02_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serv
 async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
     calls = mistake(server_attachment, "check_served")
-    async with attach([], reply, listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], reply, listen="127.0.0.1:0") as trainer:
         server.attachments.dial(trainer.address)
         outcome = await within(trainer.rollout(rollout_id="r"))
     assert outcome.status is CompletionStatus.COMPLETED
@@ -61,7 +61,7 @@ async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve
 async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(serve, mistake, caplog):
     server = await serve(talker())
     calls = mistake(ChatCache, "sweep")
-    async with attach([server.address], reply, ttl=0.1) as trainer:
+    async with Trainer([server.address], reply, config=TrainerConfig(ttl=0.1)) as trainer:
         await within(trainer.rollout(rollout_id="r"))
         await until(lambda: calls)
         async with asyncio.timeout(PATIENCE):

@@ -17,7 +17,7 @@ from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.damaged import signed
@@ -57,8 +57,8 @@ async def collect(completions):
 async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
     ledger = await Ledger.open(tmp_path / "ledger", 60.0)
     try:
-        other = "import asyncio, sys; from osmosis_grpc.trainer import attach\n"
-        other += "async def main():\n    async with attach([], print, ledger=sys.argv[1]): pass\nasyncio.run(main())"
+        other = "import asyncio, sys; from osmosis_grpc.trainer import Trainer\n"
+        other += "async def main():\n    async with Trainer([], print, ledger=sys.argv[1]): pass\nasyncio.run(main())"
         told = await asyncio.to_thread(run, "-c", other, str(tmp_path / "ledger"))
         assert told.returncode == 1
         assert f"{tmp_path / 'ledger'} is in use by process {os.getpid()}: end that one, or name" in (told.stderr)
@@ -135,12 +135,12 @@ async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path
 
 async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path):
     server, path, asked = await serve(talker()), tmp_path / "ledger", []
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         first = await collect(trainer.run(requests(4, metadata={"turns": 3})))
         await first[0].confirm()
         await first[0].confirm()
     sampled = lambda request: asked.append(request) or reply(request)  # noqa: E731
-    async with attach([server.address], sampled, ledger=path) as trainer:
+    async with Trainer([server.address], sampled, ledger=path) as trainer:
         left = {request.rollout_id: request for request in requests(4, metadata={"turns": 3})}
         with pytest.raises(AlreadyExists, match="is over"):
             await trainer.rollout(left.pop(first[0].rollout_id))
@@ -150,7 +150,7 @@ async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path)
             await completion.confirm()
         assert await collect(trainer.unconfirmed()) == []
     assert asked == []
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)], "the chats of what is confirmed are deleted"
     assert rows(path, "SELECT count(*) FROM rollout") == [(0,)]
@@ -161,9 +161,9 @@ async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path)
 
 async def test_another_request_under_an_id_that_is_held_is_refused(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         await trainer.rollout(rollout_id="r", messages=[USER])
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         with pytest.raises(AlreadyExists, match="another request"):
             await trainer.rollout(rollout_id="r", messages=[])
         assert (await trainer.rollout(rollout_id="r", messages=[USER], api_key="not sent")).status is COMPLETED
@@ -184,13 +184,13 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
         asked.append(request)
         return reply(request)
 
-    async with attach([server.address], halting, ledger=path) as trainer:
+    async with Trainer([server.address], halting, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
         await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
         await until(lambda: len(trainer._scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
         ids = [s.attachment_id for s in trainer._scheduler.servers]
         left = copied(path)
-        async with attach([server.address], halting, ledger=left) as other:
+        async with Trainer([server.address], halting, ledger=left) as other:
             assert [s.attachment_id for s in other._scheduler.servers] == ids
             gate.set()
             got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
@@ -207,9 +207,9 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
 async def test_leaving_unconfirmed_cancels_nothing_and_what_another_asks_for_is_theirs(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     server = await serve(agent)
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         await collect(trainer.run(requests(3)))
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         async with aclosing(trainer.unconfirmed()) as completions:
             async for completion in completions:
                 assert completion.rollout_id == "r0"
@@ -221,7 +221,7 @@ async def test_leaving_unconfirmed_cancels_nothing_and_what_another_asks_for_is_
 async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(serve, stack, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with attach([(await serve(agent)).address], reply, ledger=path) as trainer:
+    async with Trainer([(await serve(agent)).address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         await until(lambda: trainer._scheduler.rollouts["r0"].opened)
@@ -235,7 +235,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         for name in ("rollout", "attachment"):
             signed(connection, LEDGER, name)
     agent.release()
-    async with attach([other.address], reply, ledger=left) as trainer:
+    async with Trainer([other.address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
 
@@ -243,13 +243,13 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
 async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with attach([(await serve(agent)).address], reply, ledger=path) as trainer:
+    async with Trainer([(await serve(agent)).address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         left = copied(path)
         running.cancel()
     agent.release()
-    async with attach([(await serve(agent)).address], reply, ledger=left) as trainer:
+    async with Trainer([(await serve(agent)).address], reply, ledger=left) as trainer:
         (completion,) = await collect(trainer.run(requests(1)))
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
 
@@ -258,13 +258,16 @@ async def test_no_server_after_the_start_is_told_to_whoever_waits(serve, tmp_pat
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         left = copied(path)
         running.cancel()
     await server.__aexit__(None, None, None)
-    async with attach([server.address], reply, ledger=left, lost_after=0.2) as trainer, asyncio.timeout(PATIENCE):
+    async with (
+        Trainer([server.address], reply, ledger=left, config=TrainerConfig(lost_after=0.2)) as trainer,
+        asyncio.timeout(PATIENCE),
+    ):
         with pytest.raises(Unavailable, match="no agent server was there"):
             await trainer.rollout(requests(1)[0])
 
@@ -273,20 +276,20 @@ async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         waiting.cancel()
         await until(lambda: "r0" not in trainer._scheduler.rollouts)
     assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
 
 
 async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, stack, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with attach([], reply, listen_on="127.0.0.1:0", ledger=path) as trainer:
+    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer:
         await stack.enter_async_context(AgentServer([agent], port=0, connect=[trainer.address]))
         address = trainer.address
         running = asyncio.create_task(collect(trainer.run(requests(1))))
@@ -299,7 +302,7 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
         await trainer._transport._server.stop(0)
-        async with attach([], reply, listen_on=address, ledger=left) as other:
+        async with Trainer([], reply, listen=address, ledger=left) as other:
             assert [s.attachment_id for s in other._scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
@@ -370,7 +373,7 @@ def test_a_recorder_and_a_ledger_are_refused_together(tmp_path):
 
 async def test_without_a_ledger_confirm_does_nothing(serve):
     server = await serve(talker())
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         completion = await trainer.rollout(rollout_id="r", messages=[USER])
         await completion.confirm()
         assert await collect(trainer.unconfirmed()) == []
@@ -378,7 +381,7 @@ async def test_without_a_ledger_confirm_does_nothing(serve):
 
 async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
     server = await serve(talker())
-    async with attach([server.address], reply, ledger=tmp_path / "ledger") as trainer:
+    async with Trainer([server.address], reply, ledger=tmp_path / "ledger") as trainer:
         completion = await trainer.rollout(rollout_id="r", messages=[USER])
         assert "receipt" not in repr(completion)
         assert copy.copy(completion) == completion
@@ -391,7 +394,7 @@ async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
 
 async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
     await asyncio.sleep(0.05)
@@ -403,7 +406,7 @@ async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
 
 async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "ledger"
-    async with attach([server.address], reply, ledger=path, ttl=0.2) as trainer:
+    async with Trainer([server.address], reply, ledger=path, config=TrainerConfig(ttl=0.2)) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
         await until(lambda: len(trainer._cache._rollouts) == 1)
@@ -414,7 +417,7 @@ async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_p
 async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
     server, path = await serve(talker()), tmp_path / "ledger"
     sizes = []
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         for n in range(6):
             long = USER | {"content": "x" * 4000}
             asked = [RolloutRequest(rollout_id=f"{n}-{k}", messages=[long]) for k in range(20)]
@@ -452,7 +455,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         return [info async for info in client.rollouts(undelivered=True)]
 
     path = tmp_path / "ledger"
-    async with attach([server.address], policy, ledger=path) as trainer, RolloutClient(server.address) as client:
+    async with Trainer([server.address], policy, ledger=path) as trainer, RolloutClient(server.address) as client:
         await until(lambda: trainer.servers[0].attached)
         with held_up(trainer._ledger):
             running = asyncio.create_task(trainer.rollout(requests(1)[0]))
@@ -538,7 +541,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with attach([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
+    async with Trainer([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         fill(trainer._ledger, True)

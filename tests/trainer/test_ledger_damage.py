@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.test_ledger import copied
@@ -54,10 +54,10 @@ DAMAGES = [
 @pytest.mark.parametrize(("statement", "why"), DAMAGES)
 async def test_x09_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, statement, why):
     server, path = await serve(talker()), tmp_path / "ledger"
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         first = {name: await trainer.rollout(request(name)) for name in NAMES}
     change(path, statement)
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         again = await collect(trainer.unconfirmed())
         assert list(again) == list(NAMES)
         assert [name for name in NAMES if is_lost(again[name])] == ["r1"]
@@ -67,17 +67,17 @@ async def test_x09_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, st
         await again["r1"].confirm()
         another = await trainer.rollout(request("r1"), attempt=2)
         assert another.status is CompletionStatus.COMPLETED, "it may run again"
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         assert not any(map(is_lost, (await collect(trainer.unconfirmed())).values()))
 
 
 async def test_x09_what_was_confirmed_stays_so(serve, tmp_path, caplog):
     server, path = await serve(talker()), tmp_path / "ledger"
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         for name in NAMES:
             await (await trainer.rollout(request(name))).confirm()
     change(path, "UPDATE confirmed SET time = 1.0 WHERE rollout_id = 'r1'")
-    async with attach([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == {}
         with pytest.raises(AlreadyExists, match="is over"):
             await trainer.rollout(request("r1"))
@@ -104,12 +104,12 @@ async def test_x09_what_runs_goes_on_where_it_can(serve, tmp_path, caplog, state
         return reply(asked)
 
     server = await serve(agent)
-    async with attach([server.address], halting, ledger=path) as trainer:
+    async with Trainer([server.address], halting, ledger=path) as trainer:
         running = [asyncio.create_task(trainer.rollout(request(name))) for name in NAMES]
         await until(lambda: len(seen) == len(NAMES))
         left = copied(path)
         change(left, statement)
-        async with attach([server.address], halting, ledger=left) as other:
+        async with Trainer([server.address], halting, ledger=left) as other:
             gate.set()
             got = await collect(other.unconfirmed())
             assert set(got) == set(NAMES)

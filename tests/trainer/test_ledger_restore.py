@@ -16,7 +16,7 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.trainer import RolloutClient, TrainerServer, attach
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.types import CompletionStatus, RolloutRequest
@@ -45,7 +45,7 @@ class Deployment:
         self.agent, self.sampler = Planned(), Sampler()
         server = await stack.enter_async_context(AgentServer([self.agent], port=0, config=config))
         self.attached = await stack.enter_async_context(
-            attach([server.address], self.sampler, ledger=folder / "attached")
+            Trainer([server.address], self.sampler, ledger=folder / "attached")
         )
         self.attached._cache.__class__ = Listening
         self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))

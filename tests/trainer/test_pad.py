@@ -17,8 +17,8 @@ from osmosis_grpc.trainer import (
     RolloutRequest,
     Row,
     Skipped,
+    Trainer,
     advantages,
-    attach,
     pad,
 )
 from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
@@ -294,7 +294,7 @@ async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, wa
     server = await serve(talker())
     request = {"rollout_id": "r", "messages": [{"role": "user", "content": "Hello"}], "metadata": {"turns": 2}}
     if way == "attached":
-        async with attach([server.address], policy) as trainer:
+        async with Trainer([server.address], policy) as trainer:
             outcome = await trainer.rollout(**request)
     else:
         trainer = await train(policy)
@@ -324,7 +324,7 @@ async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
     """The loop that a user writes: aligned arrays, and no failed rollout among them."""
     server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
     requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
-    async with attach([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
+    async with Trainer([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
         async for outcome in trainer.run(requests, group_size=4):
             seen.append(outcome)
             for sample in outcome.trainable_samples().values():

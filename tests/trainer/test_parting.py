@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.trainer.raw_agent_server import ACCEPT, accepted, complete, hello
@@ -54,7 +54,7 @@ async def slow_reader():
 
 async def test_a_server_that_reads_late_reads_the_last_answer_of_a_trainer_that_closes():
     async with slow_reader() as (server, address):
-        trainer = attach([address], reply)
+        trainer = Trainer([address], reply)
         await trainer.__aenter__()
         outcome = await asyncio.wait_for(trainer.rollout(rollout_id="r"), PATIENCE)
         assert outcome.status is CompletionStatus.COMPLETED
@@ -72,7 +72,7 @@ async def test_a_trainer_that_gave_rollouts_up_takes_their_outcomes_before_it_cl
     agent.gate(*(f"r-{n}" for n in range(1, 4)))
     server = await serve(agent)
     request = RolloutRequest(rollout_id="r", metadata={"turns": 1})
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         async for outcome in trainer.run([request], group_size=4):
             assert outcome.rollout_id == "r-0"
             await until(lambda: len(agent.started) == 4)
@@ -82,7 +82,7 @@ async def test_a_trainer_that_gave_rollouts_up_takes_their_outcomes_before_it_cl
 
 
 async def test_a_server_that_dialled_in_and_reads_late_reads_the_last_answer():
-    trainer = attach([], reply, listen_on="127.0.0.1:0")
+    trainer = Trainer([], reply, listen="127.0.0.1:0")
     await trainer.__aenter__()
     async with grpc.aio.insecure_channel(trainer.address) as channel:
         call = channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)()

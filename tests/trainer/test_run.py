@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer import RolloutRequest, attach
+from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus, Group
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
@@ -324,7 +324,7 @@ async def test_what_a_server_hosts_waits_for_it(serve, stack, known):
     """The server that hosts it attaches last, or is away for a moment."""
     one, two = talker("one"), talker("two")
     first, second = await serve(one), await serve(two)
-    trainer = await stack.enter_async_context(attach([first.address, second.address], reply))
+    trainer = await stack.enter_async_context(Trainer([first.address, second.address], reply))
     if known:
         await until(lambda: all(server.attached for server in trainer.servers))
         await second.stop(0)

@@ -13,11 +13,20 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach, completions
+from osmosis_grpc.trainer import (
+    RolloutClient,
+    RolloutRequest,
+    SyncTrainer,
+    Trainer,
+    TrainerConfig,
+    TrainerServer,
+    completions,
+)
 from osmosis_grpc.trainer import progress as progress_file
 from osmosis_grpc.trainer import unreachable as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress import Progress
+from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.raw_agent_server import complete, init_reply, referring, status
@@ -106,7 +115,7 @@ async def sweep(tools, name):
 async def warn_unreached(tools, name):
     tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
     inject(name)
-    async with attach([NOWHERE], reply, longest_pause=3600.0):
+    async with Trainer([NOWHERE], reply, config=TrainerConfig(longest_pause=3600.0)):
         await until(lambda: restarted(tools, name))
         tools.caplog.clear()
         await until(lambda: f"server {NOWHERE} cannot be reached" in tools.text())
@@ -116,7 +125,7 @@ async def warn_unreached(tools, name):
 async def dial(tools, name):
     server = await tools.serve(talker())
     inject(name)
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
     assert restarted(tools, name)
 
@@ -251,11 +260,36 @@ async def recorder(tools, name):
         recorded.append(completion.rollout_id)
 
     server = await tools.serve(talker())
-    async with TrainerServer(reply, recorder=record) as trainer, RolloutClient(server.address) as client:
+    async with CallbackRecorder(reply, record) as trainer, RolloutClient(server.address) as client:
         inject(name)
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         await until(lambda: recorded == ["r"] and not server.engine.capacity().undelivered)
     assert "injected on purpose" in tools.text(), "the call that reported the outcome failed, and was made again"
+
+
+@scenario("trainer.send_init")
+async def send_init(tools, name):
+    server = await tools.serve(talker())
+    async with Trainer(server.address, reply, transport="callback") as trainer:
+        inject(name)
+        with reported(name):
+            await within(trainer.rollout(rollout_id="r"))
+        assert (await within(trainer.rollout(rollout_id="s"))).status is COMPLETED
+
+
+@scenario("trainer.send_cancel")
+async def send_cancel(tools, name):
+    agent = talker()
+    agent.gate("r")
+    server = await tools.serve(agent)
+    async with Trainer(server.address, reply, transport="callback") as trainer:
+        running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
+        await until(lambda: agent.running["r"])
+        inject(name)
+        with reported(name):
+            await within(trainer.cancel("r"))
+        agent.release()
+        assert (await running).status is COMPLETED
 
 
 @scenario("ledger.after_commit")
@@ -278,7 +312,7 @@ def failed(name):
 @scenario("trainer.no_server")
 async def no_server(tools, name):
     inject(name)
-    async with attach([NOWHERE], reply, lost_after=0.3) as trainer:
+    async with Trainer([NOWHERE], reply, config=TrainerConfig(lost_after=0.3)) as trainer:
         waiting = [
             asyncio.ensure_future(within(trainer.rollout(rollout_id="r"))),
             asyncio.ensure_future(within(collect(trainer.run([RolloutRequest(rollout_id="s")])))),
@@ -305,7 +339,7 @@ async def endless():
 
 @scenario("ledger.commit")
 async def commit(tools, name):
-    async with attach([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
+    async with Trainer([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
         running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
         await asyncio.sleep(0)
         inject(name)

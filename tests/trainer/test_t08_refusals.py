@@ -16,7 +16,7 @@ from osmosis_grpc.errors import TlsMismatch, Unauthenticated, Unavailable, Unimp
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import ClientTls, RolloutClient, ServerTls, TrainerServer, attach
+from osmosis_grpc.trainer import ClientTls, Credentials, RolloutClient, ServerTls, Trainer, TrainerConfig, TrainerServer
 from tests.processes import ROOT, run
 from tests.trainer.conftest import talker
 from tests.waiting import until
@@ -93,12 +93,12 @@ SCRIPT = """
 import asyncio, os, sys
 from osmosis_grpc.errors import TlsMismatch
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.trainer import ClientTls, attach
+from osmosis_grpc.trainer import ClientTls, Credentials, Trainer
 
 before = os.environ.get("GRPC_VERBOSITY")
 
 async def main():
-    async with attach([sys.argv[1]], EchoPolicy(), tls=ClientTls(ca=sys.argv[2])) as trainer:
+    async with Trainer([sys.argv[1]], EchoPolicy(), credentials=Credentials(tls=ClientTls(ca=sys.argv[2]))) as trainer:
         try:
             await trainer.rollout(rollout_id="r")
         except TlsMismatch as error:
@@ -146,7 +146,10 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 async def test_t08_an_attached_trainer_fails_at_once_and_says_what_to_do(certificates, caplog, name):
     server, how, error, advice = cases(certificates)[name]
-    async with server as address, attach([address], policy, lost_after=3600, **how) as trainer:
+    async with (
+        server as address,
+        Trainer([address], policy, credentials=Credentials(**how), config=TrainerConfig(lost_after=3600)) as trainer,
+    ):
         with pytest.raises(error, match=advice) as raised:
             await trainer.rollout(rollout_id="r1", messages=MESSAGES)
         assert address in str(raised.value)
@@ -170,7 +173,7 @@ async def test_t08_a_server_that_refuses_leaves_the_others_their_rollouts(caplog
     async with (
         agent_server(TOKEN) as refusing,
         agent_server() as good,
-        attach([refusing, good], policy, lost_after=3600) as trainer,
+        Trainer([refusing, good], policy, config=TrainerConfig(lost_after=3600)) as trainer,
     ):
         waits = [trainer.rollout(rollout_id=f"r{n}", messages=MESSAGES) for n in range(8)]
         outcomes = await asyncio.gather(*waits)
@@ -183,7 +186,9 @@ async def test_t08_a_server_that_refuses_leaves_the_others_their_rollouts(caplog
 async def test_t08_a_refused_server_that_is_mended_is_used():
     async with contextlib.AsyncExitStack() as stack:
         async with agent_server(TOKEN) as address:
-            trainer = await stack.enter_async_context(attach([address], policy, longest_pause=0.1))
+            trainer = await stack.enter_async_context(
+                Trainer([address], policy, config=TrainerConfig(longest_pause=0.1))
+            )
             with pytest.raises(Unauthenticated):
                 await trainer.rollout(rollout_id="r1", messages=MESSAGES)
         await stack.enter_async_context(agent_server(port=int(address.rpartition(":")[2])))
@@ -202,7 +207,7 @@ async def test_t08_a_server_that_is_not_there_yet_is_waited_for_and_warned_of(ca
         closing = None
         if behaviour == "closes connections":
             closing = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
-        trainer = await stack.enter_async_context(attach([address], policy, longest_pause=0.1))
+        trainer = await stack.enter_async_context(Trainer([address], policy, config=TrainerConfig(longest_pause=0.1)))
         waiting = asyncio.create_task(trainer.rollout(rollout_id="r1", messages=MESSAGES))
         await until(lambda: f"server {address} cannot be reached" in caplog.text)
         if closing is not None:
@@ -217,7 +222,9 @@ async def test_t08_a_server_that_was_attached_and_refuses_later_is_waited_for(ca
     """Its token is being changed, or it is behind something that is: what worked once is no mistake of the user's."""
     async with contextlib.AsyncExitStack() as stack:
         async with agent_server() as address:
-            trainer = await stack.enter_async_context(attach([address], policy, longest_pause=0.1))
+            trainer = await stack.enter_async_context(
+                Trainer([address], policy, config=TrainerConfig(longest_pause=0.1))
+            )
             await trainer.rollout(rollout_id="r1", messages=MESSAGES)
         port = int(address.rpartition(":")[2])
         async with agent_server(TOKEN, port=port):
@@ -235,7 +242,7 @@ async def test_t08_a_server_that_may_want_a_certificate_is_tried_again_with_a_hi
         cert=certificates / "server.pem", key=certificates / "server.key", client_ca=certificates / "ca.pem"
     )
     trusting = ClientTls(ca=certificates / "ca.pem")
-    async with agent_server(tls=mutual) as address, attach([address], policy, tls=trusting):
+    async with agent_server(tls=mutual) as address, Trainer([address], policy, credentials=Credentials(tls=trusting)):
         await until(lambda: "if it asks for a client certificate" in caplog.text)
         assert f"server {address} cannot be reached" in caplog.text
 
@@ -267,10 +274,10 @@ def test_t08_a_script_that_names_a_wrong_port_sees_why_on_stderr(tmp_path):
 ONE_ROLLOUT = """
 import asyncio, sys
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer, TrainerConfig
 
 async def main(target):
-    async with attach([target], lambda request: None, lost_after=7.0) as trainer:
+    async with Trainer([target], lambda request: None, config=TrainerConfig(lost_after=7.0)) as trainer:
         try:
             await trainer.rollout(rollout_id="r1", messages=[])
         except CallError as error:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.errors import Internal, NotFound
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import events
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until
@@ -17,7 +17,7 @@ async def kinds(trainer, rollout_id):
 
 async def test_t09_events_right_after_rollout_wait_for_it(serve):
     server = await serve(talker())
-    async with attach([server.address], reply) as trainer:  # perhaps before the server is attached
+    async with Trainer([server.address], reply) as trainer:  # perhaps before the server is attached
         rollout = asyncio.create_task(trainer.rollout(rollout_id="r1", messages=[USER]))
         told = await kinds(trainer, "r1")
         assert (told[0], told[-1]) == (events.Accepted, events.Delivered)
@@ -28,7 +28,7 @@ async def test_t09_events_wait_for_a_rollout_that_waits_for_room(serve):
     agent = talker()
     agent.gate("r1")
     server = await serve(agent, max_concurrent=1, max_queued=0)
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         first = asyncio.create_task(trainer.rollout(rollout_id="r1", messages=[USER]))
         await until(lambda: agent.started)
         second = asyncio.create_task(trainer.rollout(rollout_id="r2", messages=[USER]))
@@ -44,7 +44,7 @@ async def test_t09_events_of_a_rollout_that_is_refused_raise_what_it_is_refused_
     agent = talker()
     agent.get_tools = lambda request: 1 / 0
     server = await serve(agent)
-    async with attach([server.address], reply) as trainer:
+    async with Trainer([server.address], reply) as trainer:
         rollout = asyncio.create_task(trainer.rollout(rollout_id="r1", messages=[USER]))
         with pytest.raises(Internal, match="get_tools"):
             await kinds(trainer, "r1")

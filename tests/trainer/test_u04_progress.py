@@ -23,7 +23,7 @@ import asyncio, os, sys
 if "no-rich" in sys.argv:
     sys.modules["rich"] = None
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutRequest, SyncTrainer, attach
+from osmosis_grpc.trainer import RolloutRequest, SyncTrainer, Trainer
 
 target, name, how = sys.argv[1:4]
 question = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -31,7 +31,7 @@ requests = [RolloutRequest(rollout_id=f"{name}-{n}", messages=question, label="3
 requests.append(RolloutRequest(rollout_id=f"{name}-bad", agent_loop="nobody"))
 
 async def main():
-    async with attach([target], ToolCallingMock(latency=0.1)) as trainer:
+    async with Trainer([target], ToolCallingMock(latency=0.1)) as trainer:
         async for outcome in trainer.run(requests, max_in_flight=4, progress=True):
             if how == "first":
                 os._exit(0)  # nothing is drawn after this line

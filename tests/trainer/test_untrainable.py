@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, RolloutRequest, TrainerServer, attach
+from osmosis_grpc.trainer import ChatResponse, RolloutClient, RolloutRequest, Trainer, TrainerServer
 from tests.trainer.conftest import PATIENCE, USER, talker
 
 REASON = "main: chat 1: the reply came without token ids"
@@ -36,7 +36,7 @@ async def run(trainer, name, count):
 
 @pytest.mark.parametrize("count", [1, 4])
 async def test_the_first_one_and_the_total_are_said(serve, caplog, count):
-    async with attach([(await serve(talker())).address], without_ids) as trainer:
+    async with Trainer([(await serve(talker())).address], without_ids) as trainer:
         outcomes = await run(trainer, "a", count)
         assert {outcome.not_trainable_reason for outcome in outcomes} == {REASON}
         assert len(said(caplog)) == 1
@@ -59,8 +59,8 @@ async def test_callbacks_say_it_too(serve, caplog):
 
 async def test_what_is_trainable_or_an_evaluation_is_not_said(serve, caplog):
     server = await serve(talker())
-    async with attach([server.address], with_ids) as trainer:
+    async with Trainer([server.address], with_ids) as trainer:
         await run(trainer, "a", 2)
-    async with attach([server.address], without_ids) as trainer:
+    async with Trainer([server.address], without_ids) as trainer:
         await trainer.evaluate(requests("e", 2))
     assert said(caplog) == []

@@ -3,7 +3,16 @@
 import pytest
 
 from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy
-from osmosis_grpc.trainer import ClientTls, RolloutClient, RolloutRequest, SyncTrainer, TrainerServer, attach
+from osmosis_grpc.trainer import (
+    ClientTls,
+    Credentials,
+    RolloutClient,
+    RolloutRequest,
+    ServerSecurity,
+    SyncTrainer,
+    Trainer,
+    TrainerServer,
+)
 
 TARGET = "127.0.0.1:1"
 CLIENT, SERVER = r"tls: .* is not a ClientTls; pass ClientTls\(ca=...\)", r"is not a ServerTls; pass ServerTls\(cert="
@@ -13,8 +22,8 @@ CLIENT, SERVER = r"tls: .* is not a ClientTls; pass ClientTls\(ca=...\)", r"is n
 @pytest.mark.parametrize("made", ["attach", "SyncTrainer", "RolloutClient"])
 def test_tls_of_a_client(made, tls):
     makers = {
-        "attach": lambda: attach([TARGET], EchoPolicy(), tls=tls),
-        "SyncTrainer": lambda: SyncTrainer([TARGET], EchoPolicy(), tls=tls),
+        "attach": lambda: Trainer([TARGET], EchoPolicy(), credentials=Credentials(tls=tls)),
+        "SyncTrainer": lambda: SyncTrainer([TARGET], EchoPolicy(), credentials=Credentials(tls=tls)),
         "RolloutClient": lambda: RolloutClient(TARGET, tls=tls),
     }
     with pytest.raises(TypeError, match=CLIENT):
@@ -26,14 +35,14 @@ def test_tls_of_a_server(tls):
     with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
         TrainerServer(EchoPolicy(), tls=tls)
     with pytest.raises(TypeError, match=f"^tls: .*{SERVER}"):
-        attach([], EchoPolicy(), listen_on="127.0.0.1:0", listen_tls=tls)
+        Trainer([], EchoPolicy(), listen="127.0.0.1:0", security=ServerSecurity(tls=tls))
 
 
 @pytest.mark.parametrize("policy", ["policy", None, 3])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda policy: attach([TARGET], policy),
+        lambda policy: Trainer([TARGET], policy),
         lambda policy: SyncTrainer([TARGET], policy),
         TrainerServer,
         ThreadedPolicy,
@@ -75,11 +84,11 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_a_trainer_that_is_not_open(call):
-    trainer = attach([TARGET], EchoPolicy())
+    trainer = Trainer([TARGET], EchoPolicy())
     with pytest.raises(RuntimeError, match=r"use it inside `async with Trainer\(...\) as trainer:`"):
         await call(trainer)
 
 
 def test_every_public_method_is_asked():
-    names = {name for name in dir(attach([TARGET], EchoPolicy())) if not name.startswith("_")}
+    names = {name for name in dir(Trainer([TARGET], EchoPolicy())) if not name.startswith("_")}
     assert names - {"address"} == {name.partition(" ")[0] for name in CALLS}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import attach
+from osmosis_grpc.trainer import Trainer
 from tests.processes import server_process
 from tests.trainer.raw_agent_server import HEARTBEAT
 
@@ -48,7 +48,7 @@ async def test_x17_a_server_with_a_copied_journal_says_so_and_tries_again(tmp_pa
     with server_process("-m", CALCULATOR, "--state-dir", str(original)):
         pass
     shutil.copytree(original, copied)
-    async with attach([], ToolCallingMock(), listen_on="127.0.0.1:0") as trainer:
+    async with Trainer([], ToolCallingMock(), listen="127.0.0.1:0") as trainer:
         target = trainer.address
         options = ("-m", CALCULATOR, "--connect", target)
         with server_process(*options, "--state-dir", str(original)):

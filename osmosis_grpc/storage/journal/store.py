@@ -108,7 +108,7 @@ class SqliteJournal:
         self.on_problem: Callable[[str], None] = lambda problem: None
         """Told why nothing can be written, and an empty text when that is over."""
         self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        self._open = OpenRollouts(budget)
+        self.open_rollouts = OpenRollouts(budget)
         self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
         self._dropping: dict[int, str] = {}
         """Rollouts that are being deleted, by their sequence: it is not committed yet."""
@@ -150,12 +150,12 @@ class SqliteJournal:
         key = event.rollout_id, event.attempt
         batch = self.writer.batch()
         if entry is not None:
-            rollout = self._open.add(OpenRollout(entry.sequence, key, entry.owner, position, self._clock.now()))
+            rollout = self.open_rollouts.add(OpenRollout(entry.sequence, key, entry.owner, position, self._clock.now()))
             self._accept(batch, entry, rollout)
         else:
-            rollout = self._open[key]
+            rollout = self.open_rollouts[key]
         rollout.positions.append(position)
-        self._open.grow(rollout, len(body) + EVENT_BYTES)
+        self.open_rollouts.grow(rollout, len(body) + EVENT_BYTES)
         now = self._clock.now()
         if now >= self._recorded + RECORDED:
             self._record_clock(now)
@@ -190,7 +190,7 @@ class SqliteJournal:
         assert isinstance(event.kind, events.Ended)
         completion = event.kind.completion
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
-        self._open.end(rollout)
+        self.open_rollouts.end(rollout)
         rollout.end = (
             completion.status.value,
             rollout.start_time,
@@ -213,7 +213,7 @@ class SqliteJournal:
     def repoint(self, entry: JournaledRollout) -> None:
         """See Journal."""
         init = entry.init
-        rollout = self._open.get(init.request.rollout_id, init.request.attempt)
+        rollout = self.open_rollouts.get(init.request.rollout_id, init.request.attempt)
         if rollout is None or rollout.settled:
             return
         *_, check = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
@@ -243,9 +243,9 @@ class SqliteJournal:
 
     def forget(self, rollout_id: str, attempt: int) -> None:
         """See Journal. What cannot be read now is left to the sweep."""
-        rollout = self._open.get(rollout_id, attempt)
+        rollout = self.open_rollouts.get(rollout_id, attempt)
         if rollout is not None:
-            self._open.close(rollout)
+            self.open_rollouts.close(rollout)
         with suppress(sqlite3.Error):
             rows = self.reads.execute(
                 "SELECT sequence, rollout_id, attempt, positions, size FROM rollouts "
@@ -316,7 +316,7 @@ class SqliteJournal:
                 if not rollout.committed:  # it was refused
                     self.secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
-                self._open.close(rollout)
+                self.open_rollouts.close(rollout)
             if self._found:
                 self._found.pop(rollout.key[0], None)
 
@@ -330,7 +330,7 @@ class SqliteJournal:
     @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
         """See Journal."""
-        rollout = self._open.get(rollout_id, attempt)
+        rollout = self.open_rollouts.get(rollout_id, attempt)
         if rollout is not None:
             positions = rollout.positions[after : min(after + limit, rollout.committed)]
         else:
@@ -344,7 +344,7 @@ class SqliteJournal:
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """See Journal: what a completion takes that waits to be delivered."""
-        rollout = self._open.get(rollout_id, attempt)
+        rollout = self.open_rollouts.get(rollout_id, attempt)
         return 2048 + (rollout.size // 4 if rollout else 0)
 
     @_reads
@@ -415,7 +415,7 @@ class SqliteJournal:
                 end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
                 ended=entry.end_time is not None,
             )
-            self._open.grow(self._open.add(rollout), trail.size)
+            self.open_rollouts.grow(self.open_rollouts.add(rollout), trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
         self.secrets.keep(kept)
@@ -438,7 +438,7 @@ class SqliteJournal:
     @property
     def live_size(self) -> int:
         """See Journal: a live rollout has its messages and tokens in memory, and their copies in a sample."""
-        return 2 * self._open.live_size
+        return 2 * self.open_rollouts.live_size
 
     def elapsed(self, entry: JournaledRollout) -> float:
         """See Journal."""
@@ -446,7 +446,7 @@ class SqliteJournal:
 
     def has_room(self, owner: str) -> bool:
         """See Journal."""
-        return self._open.has_room(owner)
+        return self.open_rollouts.has_room(owner)
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
         """An entry with its secrets, as long as there are any."""

@@ -9,8 +9,9 @@ from osmosis_grpc.storage.ledger.ledger import LedgerRollout
 class Transport(Protocol):
     """Connects a trainer to its agent servers, from listen() to close()."""
 
-    address: str
-    """HOST:PORT where the trainer listens, the port as bound; empty if it does not listen."""
+    @property
+    def address(self) -> str:
+        """HOST:PORT where the trainer listens, the port as bound; empty if it does not listen."""
 
     def listen(self) -> None:
         """Take the port; calls are answered after begin(). Raises OSError, ValueError."""

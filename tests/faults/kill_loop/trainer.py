@@ -32,8 +32,9 @@ from osmosis_grpc.trainer import (
     RolloutClient,
     RolloutRequest,
     TokenBlock,
+    Trainer,
+    TrainerConfig,
     TrainerServer,
-    attach,
 )
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.history import VARIABLE, History, read
@@ -168,7 +169,9 @@ class Application:
 
 async def attached(app: Application, policy: Policy, given: argparse.Namespace) -> None:
     """All rollouts over an attachment."""
-    async with attach([given.target], policy, ledger=given.ledger, longest_pause=0.25) as trainer:
+    async with Trainer(
+        [given.target], policy, ledger=given.ledger, config=TrainerConfig(longest_pause=0.25)
+    ) as trainer:
         rollouts = trainer.run(requests(given.rollouts, app.done), max_in_flight=given.in_flight)
         async with aclosing(rollouts) as completions:
             async for completion in completions:

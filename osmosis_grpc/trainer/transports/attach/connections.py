@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,29 +12,25 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, servi
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
-from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.dialled_stream import DialledStream, redial
+from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import Authenticator, ServerSecurity
 from osmosis_grpc.storage.ledger.ledger import LedgerRollout
-from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.trainer.unreachable import Unreached
+from osmosis_grpc.trainer.transports.dialling import DIAL, TARGET, Dialler
 from osmosis_grpc.types.completion import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
 log = logging.getLogger(__name__)
 
-DIAL = job("trainer.dial", OnFailure.RESTART)
-
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
-TARGET, JOURNAL = "target ", "journal "
-"""What the ledger knows a server by: where it is dialled, or whose journal it has."""
+JOURNAL = "journal "
+"""Begins the ledger's key of a server that dials in."""
 MAX_DIALLED = 1024
 """Agent servers that may dial in."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
@@ -63,7 +59,7 @@ class AttachTransport:
         self._dialled: list[AttachedServer] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._server: grpc.aio.Server | None = None
-        self._leaving = False
+        self._dialler = Dialler(scheduler, credentials, config)
 
     def listen(self) -> None:
         """See Transport."""
@@ -100,7 +96,7 @@ class AttachTransport:
 
     def leave(self) -> None:
         """See Transport."""
-        self._leaving = True
+        self._dialler.leaving = True
 
     async def close(self) -> None:
         """See Transport."""
@@ -133,16 +129,7 @@ class AttachTransport:
             raise error
 
     async def _dial(self, server: AttachedServer) -> None:
-        unreached = Unreached(server.name, self._scheduler.supervisor)
-
-        async def connect() -> CallError | None:
-            unreached.trying()
-            try:
-                return await attach()
-            except CallError as error:
-                raise await explained(server.name, self._credentials, error) from None
-
-        async def attach() -> CallError | None:
+        async def attach(on_answer: Callable[[], None]) -> CallError | None:
             calls = self._scheduler.cache.metrics.made_calls
             async with DialledStream(
                 server.name, ATTACH, services_pb2.AttachResponse, self._credentials, calls
@@ -151,20 +138,10 @@ class AttachTransport:
                 granted = self._scheduler.servers.share(server)
                 await stream.greet(server.greeting(granted))
                 hello = await stream.hello(opener=False)
-                unreached.reached()
+                on_answer()
                 return await self._live(server, stream, hello, granted)
 
-        def ended(error: CallError | None, pause: float) -> None:
-            server.problem = error
-            if self._leaving:
-                return
-            unreached.failed(error)
-            self._scheduler.servers.not_reached(server, error)
-
-        try:
-            await redial(connect, ended, pauses=self._config.pauses)
-        finally:
-            unreached.close()
+        await self._dialler.keep_connected(server, attach)
 
     async def _live(
         self, server: AttachedServer, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int

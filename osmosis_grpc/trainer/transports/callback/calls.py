@@ -1,0 +1,79 @@
+"""Unary calls to one agent server, over the newest channel."""
+
+import asyncio
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.link.call_metrics import Asking, CallSink
+from osmosis_grpc.link.client_calls import DETAILS_KEY, error_of
+from osmosis_grpc.link.credentials import Credentials
+
+SERVICE = "/osmosis.rollout.v1.RolloutService/"
+CALL_TIMEOUT = 30.0
+"""Seconds that a call may take."""
+
+Answer = TypeVar("Answer", bound=Message)
+
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class NoAnswer(Unavailable):
+    """The server did not answer a call: whether it handled the call is unknown."""
+
+
+class Calls:
+    """The RPCs of RolloutService. `channel` is set while there is a connection."""
+
+    def __init__(self, credentials: Credentials, sink: CallSink) -> None:
+        self.channel: grpc.aio.Channel | None = None
+        self._metadata = credentials.metadata or None
+        self._sink = sink
+
+    async def ask(self, method: str, request: Message, answer: type[Answer], timeout: float = CALL_TIMEOUT) -> Answer:
+        """Returns the server's answer. Raises the CallError that the server answers with, NoAnswer."""
+        call = Asking(
+            self._sink,
+            SERVICE + method,
+            self._open().unary_unary(SERVICE + method),
+            request.SerializeToString(),
+            timeout=timeout,
+            metadata=self._metadata,
+        )
+        try:
+            return answer.FromString(await call)
+        except grpc.aio.AioRpcError as error:
+            raise _error(error) from None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            raise NoAnswer("the connection was closed") from None
+
+    def stream(self, method: str, request: Message, answer: Any) -> Any:
+        """Begin a call with a stream of answers. Raises NoAnswer."""
+        make = self._open().unary_stream(
+            SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return make(request, metadata=self._metadata)
+
+    def _open(self) -> grpc.aio.Channel:
+        if self.channel is None:
+            raise NoAnswer("there is no connection")
+        return self.channel
+
+
+def _error(error: grpc.aio.AioRpcError) -> Exception:
+    answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+    if error.code() in _CUT and not answered:
+        return NoAnswer(error.details() or error.code().name)
+    return error_of(error)
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if the running task is cancelled, and not only the call that it awaits."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

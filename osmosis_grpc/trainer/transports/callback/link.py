@@ -1,0 +1,306 @@
+"""The trainer's link to one agent server by unary calls. The server calls the trainer back.
+
+A ping every few seconds tells whether the server can be reached. After a break, and after the server was started again,
+the link sends every rollout again: an equal Init starts nothing twice, and it renews the callback. A rollout that the
+server has forgotten runs again with a higher attempt.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from functools import partial
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
+from osmosis_grpc.errors import CallError, NotFound, Unavailable
+from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.link.client_calls import error_of
+from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, RolloutKey, ServerIdentity, job_failed
+from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
+from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
+from osmosis_grpc.wire.attach import check_protocol
+from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.wire.rollout import init_to_wire
+
+log = logging.getLogger(__name__)
+
+INIT = job("trainer.send_init", OnFailure.REPORT)
+CANCEL = job("trainer.send_cancel", OnFailure.REPORT)
+
+PING_PERIOD = 5.0
+"""Seconds between two pings of a server."""
+PING_TIMEOUT = 10.0
+STATE_PERIOD = 0.25
+"""Seconds between two looks at the state of a channel, which notices an ended connection."""
+MAX_CALLS = 256
+"""Inits and cancels that are open at one server."""
+RESEND_PAUSE = 1.0
+"""Seconds before an Init is sent again that renews a callback and was refused for now."""
+
+Results = list[CancelResult]
+
+
+class CalledServer(AgentServerLink):
+    """One agent server that is called, and calls back."""
+
+    def __init__(
+        self,
+        target: str,
+        scheduler: Scheduler,
+        *,
+        server_key: str,
+        credentials: Credentials,
+        make_callback: Callable[[str], Callback],
+    ) -> None:
+        super().__init__(target, scheduler, scheduler.cache, server_key=server_key, ledger=scheduler.ledger)
+        self._supervisor: Supervisor = scheduler.supervisor
+        self._credentials = credentials
+        self._make_callback = make_callback
+        self._calls = Calls(credentials, scheduler.cache.metrics.made_calls)
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+        self._reached = asyncio.Event()
+        self._in_doubt = asyncio.Event()
+        """Set when a call got no answer: the next ping comes at once."""
+        self._parting = asyncio.Event()
+        self._sending: set[Rollout] = set()
+        self._cancelling: set[RolloutKey] = set()
+        self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
+        self._closed: Exception | None = None
+
+    @property
+    def attached(self) -> bool:
+        """See AgentServerLink."""
+        return self._reached.is_set()
+
+    async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
+        """Connect, call `on_reached` and ping the server until it cannot be reached or part() is called.
+
+        Calls `on_left` at the end of a connection that was reached. Raises the CallError that ends the connection.
+        """
+        try:
+            options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
+            channel = self._credentials.channel(self.name, options)
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
+        self._calls.channel = channel
+        try:
+            self._take(await self._ping())
+            on_reached()
+            while True:
+                await self._pause(channel)
+                if self._parting.is_set():
+                    return
+                info = await self._ping()
+                if info.process_uuid != self.identity.process_uuid:
+                    self._take(info)
+                elif self.window != _window(info):
+                    self.window = _window(info)
+                    self.owner.changed()
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+        finally:
+            self._calls.channel = None
+            if self.attached:
+                self._reached.clear()
+                on_left()
+            await channel.close()
+
+    async def _ping(self) -> control_pb2.GetServerInfoResponse:
+        self._in_doubt.clear()
+        return await self._calls.ask(
+            "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse, PING_TIMEOUT
+        )
+
+    async def _pause(self, channel: grpc.aio.Channel) -> None:
+        """Wait until the next ping is due: the period is over, or the connection is in doubt."""
+        left = PING_PERIOD
+        while left > 0 and channel.get_state() is grpc.ChannelConnectivity.READY:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STATE_PERIOD):
+                    await self._in_doubt.wait()
+                return
+            left -= STATE_PERIOD
+
+    def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
+        """Use a server that was reached: send again what it may not have, or may have forgotten."""
+        check_protocol(info)
+        loops = tuple(loop.name for loop in info.agent_loops)
+        self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
+        self.window = _window(info)
+        self._closed = None
+        self._reached.set()
+        for key in list(self.leaving):
+            self.cancel_attempt(key)
+        for rollout in list(self.rollouts.values()):
+            self.send_init(rollout)
+
+    # Inits.
+
+    def send_init(self, rollout: Rollout) -> None:
+        """See AgentServerLink."""
+        if not self.attached or not rollout.written or rollout in self._sending:
+            return
+        self._sending.add(rollout)
+
+        def fail(error: BaseException) -> None:
+            self.release(rollout)
+            self.owner.refused(rollout, job_failed(INIT, error))
+
+        task = self._supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
+        task.add_done_callback(lambda _: self._sending.discard(rollout))
+
+    async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
+        async with self._slots:
+            while self.rollouts.get(key) is rollout:
+                try:
+                    if rollout.opened and not await self._knows(key):
+                        log.warning("server %s has forgotten rollout %s; it starts again", self.name, key[0])
+                        self.owner.lost(rollout, f"server {self.name} has forgotten it")
+                        return
+                    init = InitRequest(request=rollout.request, callback=self._make_callback(key[0]))
+                    answer = await self._calls.ask("Init", init_to_wire(init), rollout_pb2.InitResponse)
+                except NoAnswer:
+                    self._in_doubt.set()
+                    if not await self._is_reached_again():
+                        return
+                except CallError as error:
+                    if self.rollouts.get(key) is not rollout:
+                        return
+                    if not (rollout.opened and error.retryable):
+                        self.init_refused(rollout, error)
+                        return
+                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # it runs there: no other server may have it
+                else:
+                    if self.rollouts.get(key) is rollout and not rollout.opened:
+                        self.init_answered(rollout, answer.tools)
+                    return
+
+    async def _knows(self, key: RolloutKey) -> bool:
+        """Returns whether the server still has an attempt that it has accepted."""
+        request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
+        try:
+            await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
+        except NotFound:
+            return False
+        return True
+
+    async def _is_reached_again(self) -> bool:
+        """Wait until the server answers a ping. Returns False when it is given up before."""
+        await asyncio.sleep(STATE_PERIOD)
+        while not self.attached:
+            if self._closed is not None:
+                return False
+            await asyncio.sleep(STATE_PERIOD)
+        return True
+
+    # Cancels.
+
+    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
+        """See AgentServerLink."""
+        return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
+
+    def cancel_attempt(self, key: RolloutKey) -> None:
+        """See AgentServerLink."""
+        if key in self._cancelling or not self.attached:
+            return
+        self._cancelling.add(key)
+        request = control_pb2.CancelRequest(rollout_id=key[0], attempt=key[1], reason="it runs elsewhere")
+
+        def done(cancelled: "asyncio.Future[Results]") -> None:
+            self._cancelling.discard(key)
+            if not cancelled.cancelled() and cancelled.exception() is None:
+                self.has_ended(*key)
+
+        self._cancel(request).add_done_callback(done)
+
+    def _cancel(self, request: control_pb2.CancelRequest) -> "asyncio.Future[Results]":
+        future: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+
+        def fail(error: BaseException) -> None:
+            if not future.done():
+                future.set_exception(job_failed(CANCEL, error))
+
+        self._cancels[future] = self._supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
+        future.add_done_callback(lambda _: self._cancels.pop(future).cancel())
+        return future
+
+    async def _send_cancel(self, request: control_pb2.CancelRequest, future: "asyncio.Future[Results]") -> None:
+        async with self._slots:
+            while not future.done():
+                try:
+                    answer = await self._calls.ask("Cancel", request, control_pb2.CancelResponse)
+                except NoAnswer:
+                    self._in_doubt.set()
+                    if not await self._is_reached_again() and not future.done():
+                        future.set_exception(self._closed or Unavailable("the server cannot be reached"))
+                except CallError as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result([cancelled_from_wire(row) for row in answer.results])
+
+    # Events.
+
+    async def events(
+        self, rollout_id: str, attempt: int, after: int, *, tokens: bool
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
+        """See AgentServerLink."""
+        while True:
+            request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
+            stream = None
+            try:
+                stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
+                async for response in stream:
+                    if response.HasField("event"):
+                        after, attempt = response.event.number, response.event.attempt
+                        if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
+                            event = event_from_wire(response.event)
+                            yield event if tokens else _without_tokens(event)
+                return
+            except grpc.aio.AioRpcError as error:
+                failed = error_of(error)
+                if not isinstance(failed, Unavailable):
+                    raise failed from None
+            except asyncio.CancelledError:
+                raise_if_cancelled()
+            except NoAnswer:
+                pass
+            finally:
+                if stream is not None:
+                    stream.cancel()
+            self._in_doubt.set()
+            if not await self._is_reached_again():
+                assert self._closed is not None
+                raise self._closed
+
+    def grant(self, open_chats: int) -> None:
+        """Does nothing: the transport bounds the chats of all servers together."""
+
+    def part(self) -> None:
+        """See AgentServerLink."""
+        self._parting.set()
+        self._in_doubt.set()
+
+    def close(self, error: Exception) -> None:
+        """See AgentServerLink."""
+        self._closed = error
+        for future in list(self._cancels):
+            if not future.done():
+                future.set_exception(error)
+
+
+def _window(info: control_pb2.GetServerInfoResponse) -> int:
+    return 0 if info.draining else info.capacity.max_concurrent + info.capacity.max_queued
+
+
+def _without_tokens(event: TrajectoryEvent) -> TrajectoryEvent:
+    if not isinstance(event.kind, events.ChatAnswered):
+        return event
+    reply = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+    return replace(event, kind=replace(event.kind, response=reply))

@@ -1,0 +1,127 @@
+"""TrainerService for callbacks: receives the chats and completions that agent servers send to a trainer."""
+
+from typing import Any, Protocol
+
+import grpc
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
+from osmosis_grpc.errors import InvalidArgument, Unimplemented
+from osmosis_grpc.link.call_metrics import CallSink, Unregistered
+from osmosis_grpc.link.callback_credentials import CallbackKeys
+from osmosis_grpc.link.channel_options import server_options
+from osmosis_grpc.link.handlers import Registrar, metadata_value
+from osmosis_grpc.link.listen import listen, start
+from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
+from osmosis_grpc.link.tokens import bearer
+from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
+from osmosis_grpc.wire.rollout import completion_from_wire
+from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+
+
+class Receiver(Protocol):
+    """Answers callbacks. What a method raises is the answer."""
+
+    async def chat(self, request: ChatRequest) -> bytes:
+        """Returns the reply to a chat, as it is sent."""
+
+    async def complete(
+        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
+    ) -> Outcome:
+        """Record a completion. `raw` is the message as it came, `state` that of its callback."""
+
+    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
+        """Handle a completion that cannot be read. Its server sends no other one."""
+
+
+class CallbackListener:
+    """Listens for callbacks, from listen() to stop().
+
+    Calls have to show a credential made by `keys`, or a token of `security`.
+    """
+
+    def __init__(
+        self, receiver: Receiver, address: str, security: ServerSecurity, keys: CallbackKeys, run_id: str
+    ) -> None:
+        self.address = address
+        """HOST:PORT; after listen() with the port as bound."""
+        self._receiver = receiver
+        self._security = security
+        self._keys = keys
+        self._run_id = run_id
+        self._server: grpc.aio.Server | None = None
+
+    def listen(self, calls: CallSink) -> None:
+        """Take the port and count the calls in `calls`. Raises OSError, ValueError."""
+        self._server = grpc.aio.server(options=server_options())
+        services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self._receiver), services)
+        self._server.add_generic_rpc_handlers((Unregistered(calls),))
+        self.address = listen(self._server, self.address, self._security)
+
+    async def start(self) -> None:
+        """Answer calls."""
+        assert self._server is not None
+        await start(self._server)
+
+    async def stop(self) -> None:
+        """Answer the calls that are open, for half a second at most, and release the port."""
+        if self._server is not None:
+            await self._server.stop(0.5)
+
+    def callback(
+        self,
+        *,
+        rollout_id: str = "",
+        target: str = "",
+        server_name: str = "",
+        credential: str = "",
+        state: bytes = b"",
+        delta: bool = True,
+    ) -> Callback:
+        """Returns the callback to send with an Init.
+
+        `target` is HOST:PORT as agent servers reach this trainer, if that is not where it listens. The callback has a
+        credential that is good for nothing but callbacks to this trainer, with `rollout_id` for that rollout only.
+        `server_name` is the name in this trainer's certificate, if it is not the target's host. Without `delta` every
+        chat has its whole history. Raises ValueError for a `credential` that this trainer would refuse.
+        """
+        if self._server is None:
+            raise RuntimeError("the trainer does not listen yet: use it inside `async with`")
+        if not credential:
+            credential = self._keys.make(rollout_id)
+        elif self._security.tokens.owner(credential) is None and not self._keys.made(credential):
+            raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
+        tls = CallbackTls(server_name) if self._security.tls else None
+        return Callback(
+            target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id
+        )
+
+
+class _Servicer(services_pb2_grpc.TrainerServiceServicer):
+    """The RPCs: from the wire, ask the receiver, to the wire."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    async def Chat(self, request: pb.ChatRequest, context: Any) -> Any:
+        credential = bearer(metadata_value(context, "authorization"))
+        chat = chat_from_wire(request, context.time_remaining(), credential)
+        check_for_rollout(credential, chat.rollout_id)
+        return await self._receiver.chat(chat)
+
+    async def Complete(self, request: pb.CompleteRequest, context: Any) -> pb.CompleteResponse:
+        credential = bearer(metadata_value(context, "authorization"))
+        check_for_rollout(credential, request.completion.rollout_id)
+        try:
+            completion = completion_from_wire(request.completion, "completion")
+        except InvalidArgument as error:
+            self._receiver.unreadable(request.completion.rollout_id, error)
+            raise
+        outcome = await self._receiver.complete(completion, request.completion, request.state, credential)
+        return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        raise Unimplemented(
+            'this trainer takes callbacks; Trainer(..., transport="attach", listen=HOST:PORT) takes agent servers'
+        )

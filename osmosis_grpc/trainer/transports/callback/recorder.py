@@ -1,0 +1,141 @@
+"""CallbackRecorder: answers callbacks with a policy and hands each completion to a function.
+
+It starts no rollouts and keeps no ledger: the function has its own memory. The gateway is built on it.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from osmosis_grpc import supervise
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.errors import InvalidArgument, Unavailable
+from osmosis_grpc.link.callback_credentials import CallbackKeys
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
+from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.sampler import entered
+from osmosis_grpc.trainer.collector import TrainerMetrics
+from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
+from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
+
+RECORD = job("trainer.recorder", OnFailure.RAISE)
+
+Record = Callable[[Completion, bytes, str], Awaitable[None]]
+"""Takes a completion, the state of its callback, and the credential that it came with."""
+
+
+class CallbackRecorder:
+    """Answers callbacks, used with `async with`.
+
+    `record` is awaited with each completion, which counts as recorded when it returns. If it raises, the server gets
+    that error and sends the completion again; after InvalidArgument, Aborted and Unimplemented it gives up. A rollout
+    is forgotten `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError when
+    the host is public and not guarded enough for that, TypeError for a policy that is not callable.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        record: Record,
+        *,
+        listen: str = "127.0.0.1:0",
+        security: ServerSecurity | None = None,
+        ttl: float = 7200.0,
+    ) -> None:
+        check_policy(policy)
+        security = security or ServerSecurity()
+        self._record = record
+        self._recording: dict[tuple[str, int, str], asyncio.Future[None]] = {}
+        self._policy = policy
+        self._ttl = ttl
+        self.supervisor = Supervisor("the callback recorder")
+        """Owns the background work of this object."""
+        self._cache = ChatCache(policy, None, self.supervisor)
+        keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
+        self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
+        self._resources: AsyncExitStack
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the port as bound."""
+        return self._listener.address
+
+    def callback(self, **options: Any) -> Callback:
+        """Returns a callback to send with an Init; see CallbackListener.callback."""
+        return self._listener.callback(**options)
+
+    @property
+    def source(self) -> TrainerMetrics:
+        """The metrics by family."""
+        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts, means and percentiles by name; see Trainer.metrics."""
+        sampler = self._cache.sampler
+        return self._cache.metrics.read(
+            open_rollouts=self._cache.open, open_chats=sampler.in_flight, version=sampler.version
+        )
+
+    async def __aenter__(self) -> "CallbackRecorder":
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.supervisor.close)
+            await stack.enter_async_context(entered(self._policy))
+            self._listener.listen(self._cache.metrics.answered_calls)
+            await self._listener.start()
+            self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        try:
+            await self._listener.stop()
+        finally:
+            self._cache.close()
+            await self._resources.aclose()
+        for task in list(self._recording.values()):
+            task.cancel()
+
+    async def chat(self, request: ChatRequest) -> bytes:
+        """See Receiver."""
+        chat = self._cache.chat(request, time.monotonic())
+        if not chat.done.done():
+            await asyncio.wait({chat.done})
+        chat.done.result()
+        return reply_of(chat, request.continues)
+
+    async def complete(
+        self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
+    ) -> Outcome:
+        """See Receiver."""
+        if self._cache.is_new(completion, time.monotonic()):
+            await self._record_once(completion, state, credential)
+        outcome, recorded = self._cache.complete(completion, time.monotonic())
+        if recorded is not None:
+            self._cache.metrics.ended(recorded, self._cache.sampler.version)
+        return outcome
+
+    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
+        """See Receiver. The server gives up."""
+
+    async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
+        """Call the recorder once for a result; a call that brings it again meanwhile waits for the same one."""
+        key = (completion.rollout_id, completion.attempt, completion.result_id)
+        task = self._recording.get(key)
+        if task is None:
+            task = supervise.future(RECORD, self._record(completion, state, credential))
+            self._recording[key] = task
+            task.add_done_callback(lambda done: (self._recording.pop(key, None), done.cancelled() or done.exception()))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise Unavailable("the trainer is closing")
+        task.result()
+
+    def _sweep(self) -> None:
+        self._cache.sweep(time.monotonic() - self._ttl)
