@@ -1,1 +1,1 @@
-"""What both ends of a connection share: channel options, interceptors, the target policy."""
+"""What both ends of a connection share: channel options, credentials, handlers, frame streams, the target policy."""

@@ -1,7 +1,6 @@
-"""Measures calls as gRFC A66 says: how many begin, how they end, how long they take, how many bytes they carry.
+"""Measures calls as gRFC A66 says: the number, the status, the duration and the bytes.
 
-Both sides make a Call, add the bytes of its messages and end it with a status. Where nobody counts calls it does
-nothing.
+Both sides make a Call, add the bytes of its messages and end it with a status. Without a CallSink it does nothing.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ class Call:
             sink.started(method)
 
     def end(self, status: str) -> None:
-        """The call is over; only the first time counts."""
+        """Counts the end of the call, once."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.ended(self._method, status, time.monotonic() - self._began, self.sent, self.received)
@@ -56,7 +55,7 @@ class Asking(Call):
         return self._answer().__await__()
 
     def cancel(self) -> None:
-        """Wait no longer: who awaits it sees CancelledError."""
+        """Cancels the call: awaiting it raises CancelledError."""
         self._call.cancel()
 
     async def _answer(self) -> bytes:

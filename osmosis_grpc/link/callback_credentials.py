@@ -1,19 +1,19 @@
-"""Credentials of callbacks: what an agent server shows a trainer, and for which rollout it is good.
+"""Credentials of callbacks: an agent server shows one to the trainer that it calls back.
 
-A trainer makes one for all its callbacks. Of that one anybody can make one for a rollout, which is good for that
-rollout alone; RolloutClient does so before it sends a callback, so that no agent server gets the first one. Both are
-the same each time, so that an equal Init has an equal callback. No grpc here.
+A trainer makes one credential for all its callbacks. From that credential anybody can derive one for a single rollout.
+RolloutClient derives it before it sends a callback, so an agent server never gets the credential for all rollouts. Both
+are deterministic, so that an equal Init has an equal callback. This file does not import grpc.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 
-_MADE = "cb1"  # what begins a credential that was made here
+_MADE = "cb1"  # the prefix of the credentials that are made here
 
 
 class CallbackKeys:
-    """Makes credentials, and knows them again: those of the same secrets in any process, for as long as one is given.
+    """Makes credentials from secrets, and recognizes them, also those that another process made from the same secrets.
 
     A credential is cb1.ROLLOUT.SIGNATURE. For all rollouts ROLLOUT is empty, and the signature is made with the key;
     for one rollout it is made with the signature for all.
@@ -25,24 +25,24 @@ class CallbackKeys:
         self._signatures = [_sign(_bytes(f"callback {text}"), _MADE) for text in secrets]
 
     def make(self, rollout_id: str = "") -> str:
-        """The credential of the first secret, which it does not show; for one rollout when that is named."""
+        """Returns the credential of the first secret, for one rollout if that is given. Raises ValueError."""
         if not self._signatures:
             raise ValueError("there is no secret to make a credential of")
         made = f"{_MADE}..{self._signatures[0]}"
         return narrowed(made, rollout_id) if rollout_id else made
 
     def made(self, credential: str) -> bool:
-        """Whether a credential was made of one of these secrets."""
+        """Returns whether a credential was made from one of these secrets."""
         mark, shown = _parts(credential)
         good = [
             hmac.compare_digest(_bytes(_sign(_bytes(whole), mark) if mark else whole), _bytes(shown))
             for whole in self._signatures
-        ]  # all of them: when one fits is not to be told by the time it takes
+        ]  # always all of them, so that the time does not depend on the credential
         return any(good)
 
 
 def narrowed(credential: str, rollout_id: str) -> str:
-    """A credential of a trainer's making as one that is good for one rollout; any other as it is."""
+    """Returns the credential for one rollout. A credential that was not made here is returned as it is."""
     mark, whole = _parts(credential)
     if mark or not whole:
         return credential
@@ -51,13 +51,13 @@ def narrowed(credential: str, rollout_id: str) -> str:
 
 
 def is_for(credential: str, rollout_id: str) -> bool:
-    """Whether a credential that is good may speak of this rollout."""
+    """Returns whether a valid credential is for this rollout."""
     mark, _ = _parts(credential)
     return not mark or hmac.compare_digest(_bytes(mark), _bytes(_mark(rollout_id)))
 
 
 def _parts(credential: str) -> tuple[str, str]:
-    """The mark of its rollout, and its signature; both empty for what was not made here."""
+    """Returns the mark of the rollout and the signature; both are empty for a credential that was not made here."""
     parts = credential.split(".")
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _MADE else ("", "")
 

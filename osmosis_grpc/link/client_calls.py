@@ -1,4 +1,4 @@
-"""The client's side of a call: statuses as the exceptions they stand for."""
+"""The client's side of a call: a status becomes the exception of its code."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
-    """Await a unary call. Raises a CallError, which does not tell `hide`; cancelling it cancels the call."""
+    """Awaits a unary call. Raises a CallError, whose text does not contain `hide`. Cancelling it cancels the call."""
     try:
         return await method(request, timeout=timeout, metadata=metadata or None)
     except grpc.aio.AioRpcError as error:
@@ -24,7 +24,7 @@ async def call(method: Any, request: Any, *, timeout: float | None, metadata: Me
 
 
 def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
-    """The exception that a failed call stands for; `hide` is a secret that its text does not tell."""
+    """Returns the exception of a failed call. Its text does not contain the secret `hide`."""
     code = error.code().value[0]
     if hide and hide in str(error.details()) + repr(
         error.trailing_metadata()

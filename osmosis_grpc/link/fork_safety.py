@@ -1,10 +1,11 @@
-"""What a child of this process does not keep: the ports that this process listens at, and the connections there.
+"""Closes the server's sockets in a child made by os.fork(), and warns about the fork.
 
-An agent may start processes. Those that run another program keep nothing: Python, gRPC and SQLite open their files and
-sockets close-on-exec. A child by os.fork() alone (multiprocessing's method "fork") has all of them, and would hold the
-ports for as long as it lives, though the server were killed and started again. So the child lets go of these sockets
-at once. A journal's lock is left in storage/lock.py. SQLite's files stay open in the child on purpose: they hold no
-lock there, and a child that closed them could end the locks and the log of the process that writes.
+An agent may start processes. A process that runs another program keeps no socket: Python, gRPC and SQLite open their
+files and sockets close-on-exec. A child by os.fork() alone (multiprocessing's method "fork") inherits all of them, and
+would hold the ports as long as it lives, even after the server was killed and started again. The child therefore closes
+these sockets at once. storage/lock.py releases the lock of a journal. SQLite's files stay open in the child on
+purpose: they hold no lock there, and a child that closed them could end the locks and the log of the process that
+writes.
 """
 
 import logging
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary
 log = logging.getLogger(__name__)
 
 MAX_WARNED = 64
-"""Places that fork and are warned of."""
+"""Warnings at most, one for each line of code that forks."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIBRARY = sysconfig.get_path("stdlib")
 
@@ -29,12 +30,12 @@ _warned: set[str] = set()
 
 
 def keep_from_children(server: object, port: int) -> None:
-    """A server listens at a port, for as long as it lives or until it is released."""
+    """Registers a listening server and its port, until release() or the end of the server."""
     _ports[server] = port
 
 
 def release(server: object) -> None:
-    """A server listens no more."""
+    """Forgets a server that does not listen any more."""
     _ports.pop(server, None)
 
 

@@ -25,21 +25,21 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 _Guard = Callable[[Any], object]
-"""Looks at the context of a call. Raises a CallError to refuse it."""
+"""Checks the context of a call. Raises a CallError to refuse the call."""
 
 
 class _Undecodable:
-    """Stands for bytes that are no message of their type."""
+    """Bytes that are not a message of the expected type."""
 
     def __init__(self, problem: str) -> None:
         self.problem = problem
 
 
 class Registrar:
-    """Stands where the generated add_..._to_server want their server: what they add is wrapped on its way.
+    """Passed to the generated add_..._to_server functions instead of the server: wraps each handler that they add.
 
-    At registration, once: an interceptor would cost every call some 40 us. With a `guard` every
-    call is asked of it first, before anything of its request is looked at. `calls` counts the calls.
+    Handlers are wrapped once, at registration; an interceptor would cost every call about 40 us. `guard` is called with
+    the context of every call, before its request is decoded. `calls` counts the calls.
     """
 
     def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
@@ -52,7 +52,7 @@ class Registrar:
         self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """The same handlers by name, of which grpc.aio makes no use."""
+        """Does nothing: grpc.aio does not use the handlers by name."""
 
 
 class _Wrapped(grpc.GenericRpcHandler):
@@ -84,7 +84,7 @@ class _Wrapped(grpc.GenericRpcHandler):
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """What is known of a method. Its handler takes and gives bytes."""
+    """One method. Its wrapped handler takes and returns bytes."""
 
     name: str
     guard: _Guard | None
@@ -94,7 +94,7 @@ class _Method:
 
 
 class _Answering(Call):
-    """A call that is being answered, and its context: what a behaviour reads and writes is counted."""
+    """A call that is being answered, and its context. It counts the bytes that are read and written."""
 
     __slots__ = ("_context", "_done", "_read", "_write")
 
@@ -144,7 +144,10 @@ class _Answering(Call):
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Bytes that are no message become an object that decoded() refuses; grpc.aio itself answers UNKNOWN."""
+    """Wraps a deserializer: for bytes that are not a message it returns an object that decoded() refuses.
+
+    Without it grpc.aio answers UNKNOWN.
+    """
     if deserialize is None:
         return None
 
@@ -186,7 +189,7 @@ def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable
             if guard is not None:
                 guard(context)
             # With its first message, grpc.aio would send metadata again when that write was given up for an error,
-            # which Core refuses: the caller would never be told how the call ended.
+            # which Core refuses: the caller would never get the status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
             call.done()
@@ -213,7 +216,7 @@ def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable
 
 
 def decoded(request: Any) -> Any:
-    """A message, or messages, as they were read. Raises InvalidArgument for bytes that are none."""
+    """Returns the message or the iterator of messages. Raises InvalidArgument for bytes that are not a message."""
     if isinstance(request, _Undecodable):
         raise InvalidArgument("", f"the bytes are not a message of this method's type: {request.problem}")
     if hasattr(request, "__aiter__"):
@@ -227,12 +230,12 @@ async def _each_decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 def metadata_value(context: Any, name: str) -> str:
-    """The first value that a call's metadata has under a name; empty when there is none."""
+    """Returns the first metadata value of this name; an empty string if there is none."""
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
 
 
 async def _abort(context: Any, error: Exception) -> NoReturn:
-    """End the call with the status of an exception; its text is only shown when it was meant to be."""
+    """Ends the call with the status of an exception. Only a CallError's text is sent to the caller."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError):
         raise error
     given = metadata_value(context, REQUEST_ID_KEY)

@@ -1,4 +1,4 @@
-"""Warnings that may come many times a second: one line now and then, with a count of the others."""
+"""Logs frequent warnings: at most one line in EVERY seconds, with a count of the others."""
 
 import logging
 import time

@@ -1,6 +1,6 @@
-"""TLS from files: checked when it is set up, and read again when the files have changed.
+"""TLS from files: they are checked at the start, and read again when they have changed.
 
-No grpc in this file: the HTTP gateway serves the same files.
+This file does not import grpc: the HTTP gateway serves the same files.
 """
 
 import base64
@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The files of a server that speaks TLS, in PEM. Who replaces them need not restart it."""
+    """The PEM files of a server that speaks TLS. They may be replaced while it runs."""
 
     cert: File
-    """The certificate, followed by what lies between it and its CA."""
+    """The certificate, followed by the intermediate certificates."""
     key: File
     """Its private key, without a pass phrase."""
     client_ca: File | None = None
-    """With it callers need a certificate that one of these has signed (mTLS)."""
+    """CAs of callers. With it callers need a certificate that one of these has signed (mTLS)."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -41,16 +41,16 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """How to speak TLS with a server. Files are PEM, and are read whenever a connection is set up anew."""
+    """How to speak TLS with a server. The files are PEM, and are read for each new channel."""
 
     ca: File | None = None
-    """Who has to have signed the server's certificate; the public CAs when not given."""
+    """The CAs that may have signed the server's certificate; the public CAs by default."""
     cert: File | None = None
-    """The certificate to show, where the server wants one."""
+    """The certificate to show, if the server asks for one."""
     key: File | None = None
     """Its private key, without a pass phrase."""
     server_name: str = ""
-    """The name that the server's certificate carries; the host that is dialled when not given."""
+    """The name in the server's certificate; by default the dialled host."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -59,7 +59,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """What the files of a side hold. Never shown."""
+    """The contents of the files. Its repr shows nothing of them."""
 
     cert: bytes | None
     key: bytes | None

@@ -1,7 +1,7 @@
-"""Bearer tokens: which ones a server accepts, and whose they are.
+"""Bearer tokens: which ones a server accepts, and the owner of each.
 
-Kept as SHA-256 digests and compared in constant time. No grpc in this file: the HTTP gateway
-asks the same tokens.
+They are kept as SHA-256 digests and compared in constant time. This file does not import grpc: the HTTP gateway
+accepts the same tokens.
 """
 
 import hashlib
@@ -13,15 +13,15 @@ from osmosis_grpc.link.callback_credentials import CallbackKeys
 
 _NAMED = re.compile(r"([A-Za-z0-9._-]{1,64})=(?!=*$)(.+)")
 WRONG = "no credential, or a wrong one: send Authorization: Bearer TOKEN"
-"""What everybody hears who shows none that is accepted; the same whatever was shown."""
+"""The answer to every caller without an accepted token; it does not depend on what the caller showed."""
 
 
 class Tokens:
-    """The tokens that are accepted: SECRET or NAME=SECRET each.
+    """The accepted tokens, SECRET or NAME=SECRET each.
 
-    The name says whose rollouts they are that a token starts. Tokens of one name are one owner's,
-    so that it may show a new one and keep its rollouts; tokens without a name are an owner each.
-    Raises ValueError for a token that cannot stand in a header.
+    The name is the owner of the rollouts that a token starts. Two tokens with the same name have the same owner, so an
+    owner can change its token and keep its rollouts. Each token without a name is an owner of its own. Raises
+    ValueError for a token that cannot be sent in a header.
     """
 
     __slots__ = ("_rows", "callbacks")
@@ -37,7 +37,7 @@ class Tokens:
             self._rows.append((digest, f"token:{name or digest.hex()[:16]}"))
             secrets.append(secret)
         self.callbacks = CallbackKeys(secrets)
-        """What makes credentials for callbacks, of these tokens."""
+        """Makes credentials for callbacks from these tokens."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -46,21 +46,21 @@ class Tokens:
         return f"Tokens({len(self._rows)})"
 
     def owner(self, header: str) -> str | None:
-        """Whose the token in an Authorization header is, told without the token; None for one that is not accepted."""
+        """Returns the owner of the token in an Authorization header; None for a token that is not accepted."""
         digest, found = _digest(bearer(header)), None
-        for known, owner in self._rows:  # all of them: when one fits is not to be told by the time it takes
+        for known, owner in self._rows:  # always all of them, so that the time does not depend on the token
             if hmac.compare_digest(digest, known):
                 found = owner
         return found
 
 
 def bearer(header: str) -> str:
-    """The token of an Authorization header, which holds `Bearer TOKEN` or the token alone."""
+    """Returns the token of an Authorization header: `Bearer TOKEN`, or the token alone."""
     return (header[7:] if header[:7].lower() == "bearer " else header).strip()
 
 
 def check_token(text: str) -> str:
-    """Refuse a token that cannot stand in a header; returns it. Raises ValueError, which does not tell it."""
+    """Returns the token. Raises ValueError, without its text, if it cannot be sent in a header."""
     if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise ValueError("a token is printable ASCII without blanks around it, and not empty")
     return text

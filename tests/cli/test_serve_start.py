@@ -147,7 +147,7 @@ def test_t06_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, ho
                 assert json.loads(process.stdout.readline())["event"] == "ready"
                 module.write_text(broken)
             lines = []
-            while not lines or "starts again" not in lines[-1]:
+            while not lines or "restarts when" not in lines[-1]:
                 lines.append(process.stderr.readline().rstrip())
                 assert lines[-1], "the supervisor ended"
             module.write_text(AGENT)
