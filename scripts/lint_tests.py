@@ -14,14 +14,25 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LEFT = {
     "private": (
-        "tests/attach/test_lost_servers.py",
         "tests/faults/fuzzed_streams.py",
-        "tests/gateway/",
-        "tests/trainer/",
+        "tests/gateway/legacy",
+        "tests/gateway/test_contract.py",
+        "tests/gateway/test_hostile_input.py",
+        "tests/gateway/test_legacy_init.py",
+        "tests/gateway/test_server_url.py",
+        "tests/gateway/test_settings.py",
+        "tests/gateway/test_standalone.py",
+        "tests/trainer/loops.py",
+        "tests/trainer/test_accept_servers.py",
+        "tests/trainer/test_attach.py",
+        "tests/trainer/test_chat_cache.py",
+        "tests/trainer/test_client.py",
+        "tests/trainer/test_ledger",
+        "tests/trainer/test_samples.py",
     ),
     "sleep": ("tests/gateway/", "tests/trainer/"),
 }
-"""Folders and files of tests/ where a rule does not hold yet, by rule."""
+"""Where a rule does not hold yet, by rule: beginnings of paths."""
 REFLECTION = {"setattr", "getattr", "delattr", "hasattr", "object", "setitem"}
 """Functions whose string arguments name attributes; `object` is mock.patch.object."""
 DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields"}

@@ -10,11 +10,13 @@ applies, before that is confirmed; one that was applied before is confirmed and 
 import asyncio
 import json
 import os
+import socket
 import sys
 from contextlib import aclosing
+from pathlib import Path
 
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import ChatRequest, ChatResponse, Completion, Trainer, TransportName
 from tests.attach.policies import CountingPolicy, requests
 
 
@@ -57,32 +59,34 @@ class Application:
         )
 
 
-async def attached(app: Application, target: str, ledger: str, name: str, count: int) -> None:
-    async with Trainer([target], app.policy, ledger=ledger) as trainer:
+async def play(
+    transport: TransportName, application: Application, target: str, ledger: str, name: str, count: int
+) -> None:
+    """Apply what an earlier process left, and run the rollouts that were never applied."""
+    listen = f"127.0.0.1:{port_of(ledger)}" if transport == "callback" else ""
+    async with Trainer([target], application.policy, transport=transport, listen=listen, ledger=ledger) as trainer:
         async with aclosing(trainer.unconfirmed()) as completions:
             async for completion in completions:
-                await app.apply(completion)
-        asked = [request for request in requests(name, count) if request.rollout_id not in app.applied]
+                await application.apply(completion)
+        asked = [request for request in requests(name, count) if request.rollout_id not in application.applied]
         async with aclosing(trainer.run(asked)) as completions:
             async for completion in completions:
-                await app.apply(completion)
+                await application.apply(completion)
 
 
-async def called_back(app: Application, target: str, ledger: str, name: str, count: int) -> None:
-    asked = {request.rollout_id: request for request in requests(name, count)}
-    async with TrainerServer(app.policy, ledger=ledger) as trainer, RolloutClient(target) as client:
-        for request in asked.values():
-            if request.rollout_id not in app.applied:
-                await client.init(request, callback=trainer.callback())
-        async with aclosing(trainer.completions()) as completions:
-            while asked.keys() - app.applied.keys():
-                await app.apply(await anext(completions))
+def port_of(ledger: str) -> int:
+    """The port for callbacks: the same in each process, so that servers deliver what they have left."""
+    kept = Path(f"{ledger}.port")
+    if not kept.exists():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            kept.write_text(str(probe.getsockname()[1]))
+    return int(kept.read_text())
 
 
-async def main(way: str, target: str, ledger: str, name: str, count: str, armed: str = "") -> None:
+async def main(transport: TransportName, target: str, ledger: str, name: str, count: str, armed: str = "") -> None:
     failpoints.arm(armed)
-    run = attached if way == "attach" else called_back
-    await run(Application(ledger), target, ledger, name, int(count))
+    await play(transport, Application(ledger), target, ledger, name, int(count))
 
 
 if __name__ == "__main__":

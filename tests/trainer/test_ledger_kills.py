@@ -15,7 +15,7 @@ from osmosis_grpc.trainer import RolloutClient
 from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, made_of, size_of
 from tests.processes import ROOT
-from tests.trainer.ledger_process import Application, attached
+from tests.trainer.ledger_process import Application, play
 
 COUNT = 6
 
@@ -72,13 +72,17 @@ async def killed_and_again(
     return ledger, check(ledger, "k", count)
 
 
+WAYS = pytest.mark.parametrize("way", ["attach", "callback"])
+
+
 @pytest.mark.slow
-async def test_a_reply_that_was_committed_is_sent_by_the_next_process(serve, tmp_path):
+@WAYS
+async def test_a_reply_that_was_committed_is_sent_by_the_next_process(serve, tmp_path, way):
     async def here(way, target, ledger, name, armed, count):
-        await attached(Application(str(ledger)), target, str(ledger), name, count)
+        await play(way, Application(str(ledger)), target, str(ledger), name, count)
         return 0
 
-    await killed_and_again(serve, tmp_path, "attach", "ledger.reply.committed:2", 2, again=here)
+    await killed_and_again(serve, tmp_path, way, "ledger.reply.committed:2", 2, again=here)
 
 
 STEPS = [
@@ -92,33 +96,35 @@ STEPS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["attach", "callback"])
+@WAYS
 @pytest.mark.parametrize("armed", STEPS)
 async def test_killed_at_every_step(serve, tmp_path, way, armed):
     await killed_and_again(serve, tmp_path, way, armed)
 
 
 @pytest.mark.slow
+@WAYS
 @pytest.mark.parametrize("nth", [1, 3])
-async def test_killed_between_the_commit_of_an_init_and_its_sending(serve, tmp_path, nth):
-    _, sampled = await killed_and_again(serve, tmp_path, "attach", f"ledger.init.committed:{nth}")
+async def test_killed_between_the_commit_of_an_init_and_its_sending(serve, tmp_path, nth, way):
+    _, sampled = await killed_and_again(serve, tmp_path, way, f"ledger.init.committed:{nth}")
     assert {attempt for _, attempt, _, _ in sampled} == {1}, "what may never have been sent is sent as it was"
 
 
 @pytest.mark.slow
-async def test_what_nobody_asks_for_again_is_told_by_unconfirmed(serve, tmp_path):
+@WAYS
+async def test_what_is_not_asked_for_again_is_yielded_by_unconfirmed(serve, tmp_path, way):
     server, ledger = await serve(Talker()), tmp_path / "ledger"
-    assert await trainer("attach", server.address, ledger, "k", "ledger.complete.committed:2") == -signal.SIGKILL
-    assert await trainer("attach", server.address, ledger, "", count=0) == 0
+    assert await trainer(way, server.address, ledger, "k", "ledger.complete.committed:2") == -signal.SIGKILL
+    assert await trainer(way, server.address, ledger, "", count=0) == 0
     check(ledger, "k")
     before = len(told(ledger))
-    assert await trainer("attach", server.address, ledger, "", count=0) == 0
+    assert await trainer(way, server.address, ledger, "", count=0) == 0
     assert len(told(ledger)) == before, "what was confirmed is not yielded again"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("way", ["attach", "callback"])
+@WAYS
 async def test_killed_again_and_again(serve, tmp_path, way):
     server, ledger = await serve(Talker()), tmp_path / "ledger"
     steps = ["reply.before:9", "reply.committed:9", "complete.before:2", "complete.committed:3"]

@@ -24,17 +24,14 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,
     Completion,
-    RolloutClient,
     RolloutRequest,
     TokenBlock,
     Trainer,
     TrainerConfig,
-    TrainerServer,
 )
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.history import VARIABLE, History, read
@@ -167,52 +164,22 @@ class Application:
         self._history.note("confirmed", name, completion.attempt, result)
 
 
-async def attached(app: Application, policy: Policy, given: argparse.Namespace) -> None:
-    """All rollouts over an attachment."""
-    async with Trainer(
-        [given.target], policy, ledger=given.ledger, config=TrainerConfig(longest_pause=0.25)
-    ) as trainer:
+async def play(app: Application, policy: Policy, given: argparse.Namespace) -> None:
+    """All rollouts, over an attachment or with callbacks."""
+    by_callbacks = {"transport": "callback", "listen": f"127.0.0.1:{given.callback}"} if given.callback else {}
+    config = TrainerConfig(longest_pause=0.25)
+    async with Trainer([given.target], policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
         rollouts = trainer.run(requests(given.rollouts, app.done), max_in_flight=given.in_flight)
         async with aclosing(rollouts) as completions:
             async for completion in completions:
                 await app.take(completion)
 
 
-async def called_back(app: Application, policy: Policy, given: argparse.Namespace) -> None:
-    """All rollouts with callbacks. What was applied and not confirmed comes again by itself."""
-    asked = list(requests(given.rollouts, app.done | app.applied))
-    left, room = {request.rollout_id for request in asked}, asyncio.Semaphore(given.in_flight)
-    async with (
-        TrainerServer(policy, port=given.callback, ledger=given.ledger) as trainer,
-        RolloutClient(given.target) as client,
-    ):
-
-        async def start() -> None:
-            for request in asked:
-                await room.acquire()
-                while request.rollout_id in left:
-                    try:
-                        await client.init(request, callback=trainer.callback())
-                        break
-                    except (Unavailable, ResourceExhausted):
-                        await asyncio.sleep(0.1)  # between two tries
-
-        starting = asyncio.create_task(start())
-        async with aclosing(trainer.completions()) as completions:
-            async for completion in completions:
-                await app.take(completion)
-                room.release()
-                left.discard(completion.rollout_id)
-                if not left:
-                    break
-        await starting
-
-
 async def main(given: argparse.Namespace) -> None:
     path = os.environ[VARIABLE]
     app = Application(path, digest_of_draws if given.replies == "random" else digest)
     policy = Policy(History(path, "trainer"), given.replies)
-    await (called_back if given.callback else attached)(app, policy, given)
+    await play(app, policy, given)
 
 
 if __name__ == "__main__":
