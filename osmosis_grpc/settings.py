@@ -231,11 +231,6 @@ def _halves(name: str) -> tuple[str, str]:
     return part, rest
 
 
-def failpoint() -> str:
-    """Return the point at which a test kills this process: see engine/failpoints.py."""
-    return os.environ.get("OSMOSIS_FAILPOINT", "")
-
-
 def grpc_tracers() -> str:
     """Return GRPC_TRACE: the tracers that gRPC itself prints."""
     return os.environ.get("GRPC_TRACE", "")

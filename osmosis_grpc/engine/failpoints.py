@@ -20,6 +20,11 @@ def arm(text: str) -> None:
         armed[name] = count
 
 
+def arm_from_environment() -> None:
+    """Arm the places that the environment variable OSMOSIS_FAILPOINT names. Only tests set it."""
+    arm(os.environ.get("OSMOSIS_FAILPOINT", ""))
+
+
 def reach(name: str) -> None:
     """Pass a place; the nth time is the last thing this process does, but for saying so on stderr."""
     if armed and name in armed:

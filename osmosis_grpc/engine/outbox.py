@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from functools import partial
 
 from osmosis_grpc.engine import failpoints
@@ -10,7 +9,7 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
 from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
-from osmosis_grpc.supervise import OnFailure, child, future, job
+from osmosis_grpc.supervise import Backoff, OnFailure, child, future, job
 from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
 
@@ -125,10 +124,10 @@ class Outbox:
             peer = record.peer
         call = first.pop() if first else self._call(record)
         gives_up = record.delivery.ended + self._context.config.record_ttl
-        delay, longest = self._context.config.outbox_delay
+        backoff = Backoff(*self._context.config.outbox_delay)
         tries, woken = 1, False
         while True:
-            reached, asked_to_wait = False, False
+            reached, asked_to_wait, pause = False, False, backoff.next()
             try:
                 outcome = await call
                 reached = True
@@ -136,7 +135,6 @@ class Outbox:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                pause = 0.0 if record.peer is not peer or record.delivery.dropped else delay
             except FINAL as error:
                 reached = True
                 log.warning("the completion of rollout %s was refused: %s", record.rollout_id, clip(describe(error)))
@@ -144,7 +142,8 @@ class Outbox:
             except Exception as error:
                 retry_after = getattr(error, "retry_after", None)
                 asked_to_wait = retry_after is not None
-                pause = delay * random.uniform(0.5, 1.0) if retry_after is None else min(retry_after, longest)
+                if retry_after is not None:
+                    pause = min(retry_after, self._context.config.outbox_delay[1])
                 if tries == 1:
                     log.warning(
                         "the completion of rollout %s did not reach its trainer (%s); trying again",
@@ -161,7 +160,6 @@ class Outbox:
                 self.expired += 1
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
-            delay = min(longest, delay * 2)
             if record.peer is peer and not record.delivery.dropped:
                 # Who was told how long to wait does so; who was woken in vain waits out the next pause.
                 trainer = None if asked_to_wait or woken else peer.destination_key

@@ -6,7 +6,6 @@ completion already is for the trainer to say.
 
 import asyncio
 import logging
-import random
 from collections.abc import Hashable
 from functools import partial
 
@@ -15,7 +14,7 @@ from osmosis_grpc.engine.outbox import FINAL
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import resolve_from_journal
 from osmosis_grpc.errors import CallError, ResourceExhausted
-from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.supervise import Backoff, OnFailure, job
 from osmosis_grpc.types import Completion
 from osmosis_grpc.types.completion import clip, describe
 
@@ -73,7 +72,7 @@ class Resends:
     async def _send(self, peer: Peer, completion: Completion, give_up: float) -> None:
         """Try until the trainer has answered, for as long as a trainer may be away."""
         loop = asyncio.get_running_loop()
-        delay, longest = self._context.config.outbox_delay
+        backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:
                 await peer.complete(
@@ -83,7 +82,7 @@ class Resends:
                 )
                 return
             except Exception as error:
-                pause = delay * random.uniform(0.5, 1.0)
+                pause = backoff.next()
                 if isinstance(error, CallError) and error.retry_after is not None:
                     pause = error.retry_after
                 if isinstance(error, FINAL) or loop.time() + pause > give_up:
@@ -94,4 +93,3 @@ class Resends:
                     )
                     return
             await asyncio.sleep(pause)
-            delay = min(longest, delay * 2)

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from osmosis_grpc.errors import (
     RolloutEndedError,
     Unavailable,
 )
-from osmosis_grpc.supervise import OnFailure, future, job
+from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRef,
@@ -237,7 +236,7 @@ class RolloutSession:
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
         """Ask until there is an answer, under the same number, while the trainer may come back."""
-        delay, longest = self._context.config.retry_delay
+        backoff = Backoff(*self._context.config.retry_delay)
         away_since: float | None = None
         while True:
             peer, asked = self._record.peer, self._context.clock.monotonic()
@@ -257,7 +256,7 @@ class RolloutSession:
                     continue
                 first = away_since is None
                 away_since = now if away_since is None else away_since
-                pause = error.retry_after if error.retry_after is not None else delay * random.uniform(0.5, 1.0)
+                pause = error.retry_after if error.retry_after is not None else backoff.next()
                 if now + pause - away_since > self._context.config.trainer_grace:
                     raise
                 if first:
@@ -269,7 +268,6 @@ class RolloutSession:
                         self._context.config.trainer_grace,
                     )
                 self._failed(request, error, will_retry=True)
-                delay = min(longest, delay * 2)
             await self._pause(pause)
             request = self._again(request)
 

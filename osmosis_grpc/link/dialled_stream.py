@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import decode_or_mark
+from osmosis_grpc.supervise import Backoff
 
 
 class DialledStream:
@@ -92,7 +92,7 @@ async def redial(
     next one. A stream of more than `lasted` seconds resets the pause. An exception of `connect` that is not a CallError
     is a bug of this side: redial raises it, and the supervisor of the job starts redial again.
     """
-    loop, pause = asyncio.get_running_loop(), pauses[0]
+    loop, backoff = asyncio.get_running_loop(), Backoff(*pauses)
     while True:
         began = loop.time()
         try:
@@ -100,10 +100,9 @@ async def redial(
         except CallError as raised:
             error = raised
         except Exception as bug:
-            on_ended(Internal(f"this side broke off the stream: {type(bug).__name__}: {bug}"), pause)
+            on_ended(Internal(f"this side broke off the stream: {type(bug).__name__}: {bug}"), backoff.limit)
             raise
         if loop.time() - began > lasted:
-            pause = pauses[0]
-        on_ended(error, pause)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(pauses[1], pause * 2)
+            backoff.reset()
+        on_ended(error, backoff.limit)
+        await asyncio.sleep(backoff.next())

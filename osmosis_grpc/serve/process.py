@@ -62,12 +62,10 @@ async def run_process(
     `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
     NotStarted.
     """
-    from osmosis_grpc.settings import failpoint
-
     options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    failpoints.arm(failpoint())
+    failpoints.arm_from_environment()
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:

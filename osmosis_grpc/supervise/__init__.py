@@ -4,11 +4,13 @@ A kind of background work is a Job, declared once, in the file that does the wor
 `create_task`, `ensure_future`, `Thread` or `call_later`; scripts/lint_supervision.py checks that.
 """
 
+from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
 from osmosis_grpc.supervise.supervisor import Supervisor
 from osmosis_grpc.supervise.unsupervised import call_later, child, failures, future, thread
 
 __all__ = [
+    "Backoff",
     "Job",
     "OnFailure",
     "Supervisor",

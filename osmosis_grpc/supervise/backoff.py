@@ -15,6 +15,11 @@ class Backoff:
         self._first = self._pause = first
         self._longest = longest
 
+    @property
+    def limit(self) -> float:
+        """The longest that the next pause can be."""
+        return self._pause
+
     def next(self) -> float:
         """Return the next pause, and make the following one longer."""
         pause, self._pause = self._pause, min(self._longest, self._pause * 2)

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
 from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 
@@ -80,7 +80,7 @@ class Supervisor:
         return self.start(job, rerun)
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None) -> T | None:
-        loop, pause = asyncio.get_running_loop(), BACKOFF[0]
+        loop, backoff = asyncio.get_running_loop(), Backoff(*BACKOFF)
         while True:
             began = loop.time()
             try:
@@ -93,10 +93,10 @@ class Supervisor:
                     self.failed(job, error, report)
                     return None
                 if loop.time() - began > STABLE:
-                    pause = BACKOFF[0]
-                self._count(job, error, f"runs again in {pause:.1f} s")
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(BACKOFF[1], pause * 2)
+                    backoff.reset()
+                pause = backoff.next()
+                self._count(job, error, f"runs again in {pause:.2f} s")
+            await asyncio.sleep(pause)
 
     # Timers and callbacks.
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
+from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
 
 log = logging.getLogger(__name__)
@@ -72,20 +73,20 @@ def run_thread(
     """Start a thread that calls `step()`; `rerun` and `ended` are called on it after a step has raised."""
 
     def run() -> None:
-        pause = BACKOFF[0]
+        backoff = Backoff(*BACKOFF)
         while True:
             try:
                 raise_injected(job)
                 if not step():
                     return
-                pause = BACKOFF[0]
+                backoff.reset()
             except BaseException as error:
                 if job.on_failure is not OnFailure.RESTART:
                     ended(error)
                     return
+                pause = backoff.next()
                 rerun(error, pause)
                 time.sleep(pause)
-                pause = min(BACKOFF[1], pause * 2)
 
     made = threading.Thread(target=run, name=job.name, daemon=True)
     made.start()

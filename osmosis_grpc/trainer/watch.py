@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from osmosis_grpc.errors import CallError, FailedPrecondition, OutOfRange, Unavailable
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types import Completion, RolloutInfo, TrajectoryEvent, events
 
@@ -28,13 +27,13 @@ class Patience:
     def __init__(self, lost_after: float, unreached: Unreached) -> None:
         self._lost_after = lost_after
         self._unreached = unreached
-        self._heard, self._pause = time.monotonic(), _FIRST_PAUSE
+        self._heard, self._backoff = time.monotonic(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
     def renew(self) -> None:
         """The server was heard of."""
         self._heard = time.monotonic()
         self._unreached.reached()
-        self._pause = _FIRST_PAUSE
+        self._backoff.reset()
 
     async def pause(self, error: CallError) -> None:
         """Wait before the next try. Raises `error` when nothing was heard for too long."""
@@ -45,8 +44,7 @@ class Patience:
 
     async def rest(self) -> None:
         """Wait before the next try, whatever happened."""
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(_LONGEST_PAUSE, self._pause * 2)
+        await asyncio.sleep(self._backoff.next())
 
 
 class Watch:

@@ -193,7 +193,7 @@ def test_called_wrongly(arguments, text):
     assert "Traceback" not in done.stderr
 
 
-FAILING_TRAINER = """
+FAILING_RECORDER = """
 import typer
 from osmosis_gateway import standalone
 from osmosis_gateway.__main__ import NAME, gateway
@@ -204,13 +204,13 @@ JOB = job("test.trainer", OnFailure.FAIL_OWNER)
 async def fail():
     raise OSError("injected")
 
-class FailingTrainer(standalone.TrainerServer):
+class FailingRecorder(standalone.CallbackRecorder):
     async def __aenter__(self):
         entered = await super().__aenter__()
         self.supervisor.start(JOB, fail)
         return entered
 
-standalone.TrainerServer = FailingTrainer
+standalone.CallbackRecorder = FailingRecorder
 app = typer.Typer()
 gateway.add_to(app, NAME)
 app()
@@ -220,6 +220,6 @@ app()
 @pytest.mark.slow
 def test_a_gateway_whose_trainer_side_fails_ends_with_exit_code_1(tmp_path):
     arguments = ("--target", "127.0.0.1:1", "-p", "0", "--callback-port", "0")
-    ended = run("-c", FAILING_TRAINER, *arguments, cwd=tmp_path)
+    ended = run("-c", FAILING_RECORDER, *arguments, cwd=tmp_path)
     assert ended.returncode == 1
     assert "the gateway has failed: OSError('injected'); it stops with exit code 1" in ended.stderr

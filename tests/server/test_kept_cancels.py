@@ -142,6 +142,6 @@ async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_
         asked.set()
         with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
-                assert (await client.init(**request)).started == (rollout_id != "running")
+                assert (await client.init(**request)).created == (rollout_id != "running")
                 completion = await trainer.completion(rollout_id, timeout=30)
     assert completion.status is CompletionStatus.CANCELLED

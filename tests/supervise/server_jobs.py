@@ -59,7 +59,7 @@ async def resend(h, fail):
     await h.completes("r1")
     await h.until(lambda: not h.server.engine.capacity().undelivered)
     fail()
-    assert not (await h.start("r1")).started
+    assert not (await h.start("r1")).created
 
 
 async def fails_the_writer(h, fail):
