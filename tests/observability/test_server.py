@@ -13,7 +13,7 @@ from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer, TrainerServer
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
@@ -348,7 +348,7 @@ async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_p
 
 async def test_o3_no_secret_is_on_the_page(stack, serve, attach_to):
     server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=ServerSecurity(f"lab={CANARY}")))
-    trainer = await attach_to(server, token=CANARY)
+    trainer = await attach_to(server, credentials=Credentials(token=CANARY))
     requests = [
         request(f"{kind}-{CANARY}", tools=CANARY, metadata={CANARY: CANARY}, label="1") for kind in ("ok", "odd")
     ]
