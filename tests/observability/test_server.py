@@ -10,6 +10,7 @@ import pytest
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
@@ -348,7 +349,7 @@ async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_p
 
 async def test_o3_no_secret_is_on_the_page(stack, serve, attach_to):
     server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=ServerSecurity(f"lab={CANARY}")))
-    trainer = await attach_to(server, token=CANARY)
+    trainer = await attach_to(server, credentials=Credentials(token=CANARY))
     requests = [
         request(f"{kind}-{CANARY}", tools=CANARY, metadata={CANARY: CANARY}, label="1") for kind in ("ok", "odd")
     ]

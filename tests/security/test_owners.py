@@ -86,7 +86,7 @@ async def test_to_others_it_is_not_there(deployment):
 async def test_a_rotated_token_keeps_its_rollouts(deployment):
     _, _, trainer, (owner, rotated, _) = deployment
     again = await rotated.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(state=b"re-pointed"))
-    assert not again.started
+    assert not again.created
     assert await rows(rotated) == await rows(owner) == ["r"]
     assert len(await rotated.cancel("r")) == 1
     assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED

@@ -112,7 +112,7 @@ async def test_x19_an_agent_server_gets_a_credential_for_its_rollout_alone(stack
     assert given.credential == narrowed(callback.credential, "r") == trainer.callback(rollout_id="r").credential
     assert await statuses(trainer, "s", given.credential) == ["PERMISSION_DENIED"] * 2
     again = await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
-    assert not again.started
+    assert not again.created
     assert server.engine.rollouts.get("", "r").init.callback == given, "an equal Init re-points nothing"
 
 
