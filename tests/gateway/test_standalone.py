@@ -151,14 +151,14 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
         serve_standalone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):
-        answer = http._app.state.rollouts._client.init
+        answer = http.app.state.rollouts._client.init
 
         async def late(*arguments, **options):
             started = await answer(*arguments, **options)
             await asyncio.sleep(0.3)
             return started
 
-        http._app.state.rollouts._client.init = late
+        http.app.state.rollouts._client.init = late
         await init(session, trainer.init_body())
         await trainer.completed()
     assert not any("tools" in chat for chat in trainer.chats)

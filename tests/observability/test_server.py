@@ -10,6 +10,7 @@ import pytest
 from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
+from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
