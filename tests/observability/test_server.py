@@ -14,7 +14,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
-from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
