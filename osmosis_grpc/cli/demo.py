@@ -1,6 +1,7 @@
 """The demo command: starts a server process and runs eight rollouts with this process as the trainer."""
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -216,6 +217,8 @@ async def _rollouts(target: str, token: str) -> "list[Completion]":
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
+    # The demo itself says when its server ends.
+    logging.getLogger("osmosis_grpc.trainer.unreachable").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:

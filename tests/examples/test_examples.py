@@ -52,7 +52,7 @@ def rewards(output):
 def test_the_numpy_trainer_learns_the_calculator_twice(tmp_path):
     """From an empty folder, twice, beside nothing and with a server of its own; its random numbers are seeded."""
     source = EXAMPLES / "grpo_numpy.py"
-    assert len(source.read_text().splitlines()) < 120
+    assert sum(bool(line.strip()) for line in source.read_text().splitlines()) < 120
     results = [run(str(source), cwd=tmp_path, timeout=80) for _ in range(2)]
     assert [result.returncode for result in results] == [0, 0], results[0].stderr
     first, second = (rewards(result.stdout) for result in results)

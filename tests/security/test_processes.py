@@ -132,7 +132,7 @@ def test_tls_alone_is_enough_and_warned_of(files):
     with serving(*CALCULATOR, *PUBLIC, *tls(files), env=environment()) as (process, _):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
-    assert "--tls-client-ca says who may" in err
+    assert "require a credential with --token-file or --tls-client-ca" in err
 
 
 @pytest.mark.slow

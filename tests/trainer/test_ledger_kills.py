@@ -64,7 +64,7 @@ async def killed_and_again(
     assert await trainer(way, server.address, ledger, "k", armed, count) == -signal.SIGKILL
     kept, before = committed(ledger), len(told(ledger))
     assert await again(way, server.address, ledger, "k", "", count) == 0
-    async with RolloutClient(server.address) as client, asyncio.timeout(10):
+    async with RolloutClient(server.address) as client, asyncio.timeout(60):
         while [info async for info in client.rollouts(undelivered=True)]:
             await asyncio.sleep(0.02)
     again = {tuple(line["sampled"]) for line in told(ledger)[before:] if set(line) == {"sampled"}}
