@@ -89,3 +89,13 @@ def test_what_is_not_delivered_is_named(tmp_path):
     evidence.journal[0].delivered[:] = [(1.0, events.Delivered(None, "expired", 1))]
     (found,) = evidence.broken()
     assert found.promise == "delivered"
+
+
+@pytest.mark.parametrize(("runs", "promises"), [(2, ["replayed"]), (3, [])])
+def test_a_rollout_that_is_killed_without_a_new_reply_may_end_failed(tmp_path, runs, promises):
+    """After the run that got the reply, three more without one end it."""
+    run = ("server", "run", "r", ("talker",), None)
+    failed = {"status": "FAILED", "reason": "crashed_server", "digest": ""}
+    end = ("trainer", "applied", "r", (1, "result"), failed)
+    evidence = history(tmp_path / "history", run, *GOOD[:2], *[run] * runs, end)
+    assert [found.promise for found in evidence.broken()] == promises

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from osmosis_grpc.engine.suspects import CONVICTED
 from osmosis_grpc.types import Outcome, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
@@ -121,13 +122,28 @@ class Evidence:
                 yield Break("sampled twice", f"rollout {name}: a chat has two replies", tuple(lines[:SHOWN]))
 
     def replayed_equal(self) -> Iterator[Break]:
-        """What goes on after a crash ends as if there had been none."""
+        """A rollout that continues after a crash ends as if there had been none.
+
+        One that was killed again and again without a new reply may end FAILED (crashed_server): see suspects.py.
+        """
         for name in sorted(self.replayable):
             for line in self.applied[name]:
+                if line.outcome.get("reason") == "crashed_server" and self._made_no_progress(name):
+                    continue
                 if line.outcome["status"] != "COMPLETED":
                     yield self.broke("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
                 elif line.outcome["digest"] != self.expected[name]:
                     yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
+
+    def _made_no_progress(self, name: str) -> bool:
+        """Whether as many runs of a rollout got no new reply as end it for good."""
+        first: dict[tuple[object, ...], int] = {}
+        for line in self.by_op["got"]:
+            if line.id == name:
+                first.setdefault(tuple(line.key), line.number)
+        progress = max(first.values(), default=0)
+        runs = sum(line.id == name and line.number > progress for line in self.by_op["run"])
+        return runs >= CONVICTED - bool(first)  # the run that got the last reply was killed, too
 
     def fails_as_promised(self) -> Iterator[Break]:
         """What cannot go on fails at the server's restart and may be tried again; everything else completes."""
