@@ -13,7 +13,7 @@ _MADE = "cb1"  # the prefix of the credentials that are made here
 
 
 class CallbackKeys:
-    """Makes credentials from secrets, and recognizes them, also those that another process made from the same secrets.
+    """Makes credentials from secrets, and recognizes them. Another process with the same secrets makes equal ones.
 
     A credential is cb1.ROLLOUT.SIGNATURE. For all rollouts ROLLOUT is empty, and the signature is made with the key;
     for one rollout it is made with the signature for all.

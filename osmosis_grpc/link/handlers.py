@@ -242,7 +242,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
     call_id = given[:128] if given else uuid.uuid4().hex
     if not isinstance(error, CallError):
         log.error("request %s failed", call_id, exc_info=error)
-        error = Internal(f"an internal error; the server's log tells more under request {call_id}")
+        error = Internal(f"an internal error; the server's log has the traceback under request {call_id}")
     trailers: list[tuple[str, str | bytes]] = [(REQUEST_ID_KEY, call_id)]
     status = to_status(error)
     if status.details:

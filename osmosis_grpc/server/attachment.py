@@ -337,7 +337,7 @@ class Attachment:
     def _failed(self, error: BaseException) -> None:
         """An answer was not sent: end the stream, and the trainer asks again on its next one."""
         if self._stream is not None:
-            self._stream.end(Internal("an answer could not be sent; the server's log tells more"))
+            self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 
     def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
         if error is not None:

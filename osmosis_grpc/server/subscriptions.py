@@ -63,7 +63,7 @@ class Subscriptions:
             self.end(subscription_id)
 
     def _failed(self, stream: FrameStream, subscription_id: str, error: BaseException) -> None:
-        status = refusal(Internal("the events cannot be read; the server's log tells more"))
+        status = refusal(Internal("the events cannot be read; the server's log says why"))
         stream.send_event(server_frame("unsubscribed", pb.Unsubscribed(id=subscription_id, status=status)))
 
     def _over(self, subscription_id: str, task: "asyncio.Task[None]") -> None:

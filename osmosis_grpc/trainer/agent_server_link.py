@@ -104,7 +104,7 @@ def job_failed(job: Job, error: BaseException) -> Internal:
 
 
 class Owner(Protocol):
-    """What a link tells its owner, the scheduler."""
+    """The calls of a link to its owner, the scheduler."""
 
     def changed(self) -> None:
         """Send waiting rollouts: a server may have a free slot."""

@@ -15,7 +15,7 @@ _EVALUATION = "evaluation"
 ROLLOUTS = Family(
     "osmosis_trainer_rollouts_total",
     "counter",
-    "Rollouts that ended, also those that no server took.",
+    "Rollouts that ended. A rollout that no server accepted counts, too.",
     ("status", _EVALUATION),
 )
 FROM_JOURNAL = Family(

@@ -17,7 +17,7 @@ class Transport(Protocol):
         """Take the port; calls are answered after begin(). Raises OSError, ValueError."""
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the servers that were named, and those that the ledger's rollouts were sent to."""
+        """Add the named servers, and each server to which the ledger's rollouts were sent."""
 
     async def begin(self) -> None:
         """Answer calls and connect to the servers."""

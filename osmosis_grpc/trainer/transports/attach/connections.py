@@ -1,4 +1,4 @@
-"""A trainer's streams: to the agent servers that it dials, and from those that dial in."""
+"""A trainer's streams. The trainer dials some agent servers; other agent servers dial the trainer."""
 
 import asyncio
 import logging
@@ -107,7 +107,7 @@ class AttachTransport:
             await self._server.stop(0.25)
 
     async def accept(self, call: Duplex, peer: str, credential: str) -> None:
-        """An agent server has dialled in. What one has run is not told to another credential."""
+        """Serve the stream of an agent server that dials in. Each credential sees only its own rollouts."""
         servers = self._scheduler.servers
         stream = FrameStream(call, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)

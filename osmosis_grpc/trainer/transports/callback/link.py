@@ -1,6 +1,6 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds tells whether the server can be reached. After a break, and after the server was started again,
+A ping every few seconds shows whether the server can be reached. After a break, and after the server was started again,
 the link sends every rollout again: an equal Init starts nothing twice, and it renews the callback. A rollout that the
 server has forgotten runs again with a higher attempt.
 """
