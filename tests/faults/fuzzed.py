@@ -20,8 +20,8 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.server_frames import referring
-from osmosis_grpc.testing.raw.stream import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer, TrainerServer
 from tests.credentials import shown

@@ -12,7 +12,7 @@ from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import RolloutClient, TrainerServer
 from tests.server.attached import Talk

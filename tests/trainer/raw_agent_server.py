@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from osmosis_grpc.testing.raw import RawAgentServer, listen_as_agent_server
+from osmosis_grpc.testing.raw.connections import ACCEPT
 from osmosis_grpc.testing.raw.server_frames import (
     HEARTBEAT,
     accepted,
@@ -17,7 +18,6 @@ from osmosis_grpc.testing.raw.server_frames import (
     status,
     window,
 )
-from osmosis_grpc.testing.raw.stream import ACCEPT
 
 __all__ = [
     "ACCEPT",
