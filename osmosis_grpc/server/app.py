@@ -17,7 +17,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer, settled
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
