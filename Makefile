@@ -51,7 +51,8 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 
 bench: .venv/.dev ## Run the benchmarks and print the table of their figures (minutes)
 	$(BIN)/python -m benchmarks.table
-	$(BIN)/python -m benchmarks.gateway
+	$(BIN)/python -m benchmarks.in_flight --mode http --rollouts 1000 --turns 2 --tokens 0 --latency 2
+	$(BIN)/python -m benchmarks.added_time --mode http
 
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json

@@ -203,7 +203,7 @@ def test_u05_without_aiohttp_the_error_names_the_extra():
     """The trainer and its policies are imported without aiohttp, rich, fastapi and the like."""
     script = """
 import json, sys
-for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "stamina", "pydantic_settings"):
+for name in ("aiohttp", "rich", "fastapi", "uvicorn", "structlog", "typer", "pydantic_settings"):
     sys.modules[name] = None
 from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.policies import EchoPolicy, OpenAIPolicy
