@@ -25,13 +25,14 @@ test: .venv/.dev ## Run the fast tests
 test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
 	$(BIN)/pytest -m slow -n 2 --timeout 600
 
-check: .venv/.dev ## Lint, type-check, import contracts, supervision, tests' seams, protocol lint, stubs, settings page, then the fast tests
+check: .venv/.dev ## All linters, type checks, import contracts, generated files, then the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lint_supervision.py
 	$(BIN)/python scripts/lint_tests.py
+	$(BIN)/python scripts/lint_constructors.py
 	$(BIN)/buf lint
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/settings.py --check
