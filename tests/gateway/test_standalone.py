@@ -156,11 +156,12 @@ async def test_a_chat_that_is_asked_before_its_init_is_answered_carries_no_tools
 
     monkeypatch.setattr(RolloutClient, "init", late)
     async with (
-        AgentServer([CalculatorAgent()], port=0, config=QUICK, sinks=[seen.append]) as server,
+        AgentServer([CalculatorAgent()], port=0, config=QUICK) as server,
         LegacyTrainer() as trainer,
         serve_standalone(server.address, port=0, callback_port=0) as (http, _),
         aiohttp.ClientSession(f"http://{http.address}") as session,
     ):
+        server.engine.log.add_sink(seen.append)
         await init(session, trainer.init_body())
         await trainer.completed()
     assert not any("tools" in chat for chat in trainer.chats)
