@@ -13,8 +13,9 @@ from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 PATIENCE = 20.0
@@ -151,6 +152,6 @@ async def deployment(folder, **config):
     async with AsyncExitStack() as stack:
         engine = EngineConfig(**(FAST | config))
         server = await stack.enter_async_context(AgentServer(loops, port=0, config=engine, state_dir=folder))
-        trainer = await stack.enter_async_context(TrainerServer(EchoPolicy()))
+        trainer = await stack.enter_async_context(CallbackTrainer(EchoPolicy()))
         client = await stack.enter_async_context(RolloutClient(server.address))
         yield Deployment(server, trainer, client)
