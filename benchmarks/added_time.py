@@ -1,6 +1,6 @@
 """The time that is added to a chat, seen from the trainer's policy.
 
-python -m benchmarks.added_time [--mode attach|callback] [--rollouts 1024] [--turns 8] [--tokens 256] [--json]
+python -m benchmarks.added_time [--mode MODE] [--rollouts 1024] [--turns 8] [--tokens 256] [--json]
 
 From the return of the policy with one reply to its next call for the same rollout; tools take no time here. Our
 trainer library's own work on both is part of it. Two runs: one rollout in flight and a trainer that answers at once,
@@ -17,8 +17,7 @@ from typing import Any
 
 from benchmarks.figures import Parser, measured, progress, show
 from benchmarks.flight import Work, new_names
-from benchmarks.grpc_trainers import TRAINERS
-from benchmarks.measure import Watch, finish
+from benchmarks.measure import TRAINERS, Watch, finish
 from benchmarks.options import add_work, work_of
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import server
@@ -38,8 +37,9 @@ class Gaps:
 
     async def __call__(self, request: ChatRequest) -> ChatResponse:
         called = time.perf_counter()
-        if request.number > 1:
-            self.seconds.append(called - self._answered.pop(request.rollout_id))
+        answered = self._answered.pop(request.rollout_id, None)
+        if answered is not None:
+            self.seconds.append(called - answered)
         answer = self._policy(request)
         response: ChatResponse = await answer if inspect.isawaitable(answer) else answer
         self._answered[request.rollout_id] = time.perf_counter()
@@ -78,7 +78,7 @@ async def measure(work: Work) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    add_work(parser, modes=tuple(TRAINERS), mode="attach", rollouts=1024, without=("in_flight", "latency"))
+    add_work(parser, mode="attach", rollouts=1024, without=("in_flight", "latency"))
     given = parser.parse_args()
     show(measured(measure(work_of(parser, given))), given.json)
 

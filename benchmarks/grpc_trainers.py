@@ -10,7 +10,7 @@ from benchmarks.flight import Done, Route, Work
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import Server
 from benchmarks.script import begin
-from osmosis_grpc.trainer import Completion, RolloutRequest, Trainer, TrainerConfig, TransportName
+from osmosis_grpc.trainer import Completion, Credentials, RolloutRequest, Trainer, TrainerConfig, TransportName
 
 
 class GrpcTrainer:
@@ -18,21 +18,25 @@ class GrpcTrainer:
 
     transport: TransportName
 
-    def __init__(self, work: Work, server: Server, route: Route, policy: Policy | None = None) -> None:
+    def __init__(
+        self, work: Work, server: Server, route: Route, policy: Policy | None = None, *, token: str = ""
+    ) -> None:
         self._work = work
         self._server = server
         self._route = route
         self._policy = policy or scripted(work.tokens, work.latency)
+        self._credentials = Credentials(token=token)
         self._listen = f"127.0.0.1:{free_port()}" if self.transport == "callback" else ""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._trainer = await self._stack.enter_async_context(
+        self.trainer = await self._stack.enter_async_context(
             Trainer(
                 await self._route(self._server.grpc),
                 self._policy,
                 transport=self.transport,
                 listen=self._listen,
+                credentials=self._credentials,
                 ledger=self._work.ledger or None,
                 config=TrainerConfig(callback_target=await self._route(self._listen) if self._listen else ""),
             )
@@ -45,7 +49,7 @@ class GrpcTrainer:
     async def run(self, names: Iterable[str], done: Done) -> None:
         """Run rollouts to their end, as many at a time as the work says."""
         requests = (rollout(name, self._work) for name in names)
-        async for completion in self._trainer.run(requests, max_in_flight=self._work.in_flight):
+        async for completion in self.trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
             await completion.confirm()
             done()

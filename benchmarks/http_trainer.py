@@ -15,10 +15,10 @@ from aiohttp import web
 
 from benchmarks.figures import Broken
 from benchmarks.flight import Done, Route, Work, in_flight
-from benchmarks.policy import made_up_tokens
+from benchmarks.policy import AsyncPolicy, made_up_tokens
 from benchmarks.processes import Server
 from benchmarks.script import REPLY, begin
-from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer import ChatRequest, RolloutClient
 from osmosis_grpc.types.events import ChatAnswered
 
 _JSON = {"Content-Type": "application/json"}
@@ -27,10 +27,12 @@ _JSON = {"Content-Type": "application/json"}
 class HttpTrainer:
     """Starts rollouts by POST, answers their chats, takes their results. An async context."""
 
-    def __init__(self, work: Work, server: Server, route: Route) -> None:
+    def __init__(self, work: Work, server: Server, route: Route, policy: AsyncPolicy | None = None) -> None:
         self._work = work
         self._server = server
         self._route = route
+        self._policy = policy
+        """Called at each chat; its reply is not used."""
         self._reply = _reply(work.tokens)
         self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -86,13 +88,14 @@ class HttpTrainer:
         if request.path == "/v1/chat/completions":
             if not body["messages"]:
                 raise Broken("a chat without messages")
-            if self._work.latency:
+            if self._policy is not None:
+                await self._policy(ChatRequest(rollout_id=body["rollout_id"], messages=()))
+            elif self._work.latency:
                 await asyncio.sleep(self._work.latency)
             return web.Response(body=json.dumps(self._reply).encode(), headers=_JSON)
-        outcome = body
-        ended = self._ended.pop(outcome["rollout_id"], None)
+        ended = self._ended.pop(body["rollout_id"], None)
         if ended is not None and not ended.done():
-            ended.set_result(outcome)
+            ended.set_result(body)
         return web.Response(body=b"{}", headers=_JSON)
 
 

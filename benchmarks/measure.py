@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import grpc_trainers
 from benchmarks.figures import Broken, progress
-from benchmarks.flight import Route, Work, new_names
+from benchmarks.flight import Work, new_names
 from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.http_trainer import HttpTrainer
 from benchmarks.processes import Server, server
@@ -20,7 +20,7 @@ from benchmarks.tap import Tap, straight
 
 Trainer = GrpcTrainer | HttpTrainer
 
-TRAINERS: dict[str, Callable[[Work, Server, Route], Trainer]] = {
+TRAINERS: dict[str, Callable[..., Trainer]] = {
     **grpc_trainers.TRAINERS,
     "http": HttpTrainer,
     "sdk": HttpTrainer,

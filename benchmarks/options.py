@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.flight import Work
-from benchmarks.processes import BASELINES, serve_options
+from benchmarks.processes import BASELINES
 
 MODES = ("attach", "callback", "http", "sdk", "tuned")
 NAMES = ("rollouts", "turns", "tokens", "in_flight", "latency")
@@ -68,8 +68,6 @@ def journal_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> li
         return []
     if given.mode in BASELINES:
         parser.error(f"{option}: --mode {given.mode} has no journal")
-    if option not in serve_options():
-        parser.error(f"{option}: `python -m osmosis_grpc.serve` has no such option yet")
     if given.no_journal:
         return [option]
     return [option, given.state_dir if given.state_dir == ":memory:" else str(Path(given.state_dir).resolve())]

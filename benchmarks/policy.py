@@ -13,7 +13,8 @@ import numpy as np
 from benchmarks.script import IDS_PER_MESSAGE, REPLY, VOCABULARY
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock
 
-Policy = Callable[[ChatRequest], ChatResponse] | Callable[[ChatRequest], Awaitable[ChatResponse]]
+AsyncPolicy = Callable[[ChatRequest], Awaitable[ChatResponse]]
+Policy = Callable[[ChatRequest], ChatResponse] | AsyncPolicy
 
 
 def made_up_tokens(count: int) -> TokenBlock:

@@ -130,20 +130,6 @@ def stop(process: "subprocess.Popen[str]") -> None:
 
 
 @functools.cache
-def serve_options() -> str:
-    """What `serve --help` says."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "osmosis_grpc.serve", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    return ran.stdout
-
-
-@functools.cache
 def _cores() -> tuple[int, ...]:
     """The cores there were at first."""
     return tuple(sorted(os.sched_getaffinity(0)))

@@ -1,11 +1,10 @@
 """All figures at once: every row with its floor, its aim and what was measured.
 
-python -m benchmarks.table [--alternations 3] [--python PATH ...] [--quick] [--record FILE]
+python -m benchmarks.table [--alternations 3] [--quick] [--record FILE]
 
 The modes run in turn, alternation by alternation; ratios are taken within an alternation, and their median counts.
-`--python` names the interpreter of another environment, whose protobuf the token row is to be run on as well;
 `--quick` shrinks everything to see whether it runs. A run that goes wrong, or a baseline that is not sound, ends the
-process with 1; a floor that is missed is only told.
+process with 1; a floor that is missed is only printed.
 """
 
 import argparse
@@ -108,13 +107,14 @@ ROWS = (
     ),
     Row("time added to a chat, 1 in flight, p50, callback", "ms", of("added callback", "one_in_flight", "p50_ms")),
     Row("time added to a chat, 256 in flight, p99, callback", "ms", of("added callback", "256_in_flight", "p99_ms")),
+    Row("write + read 4,096 tokens", "us", of("tokens", "write_read_us"), 30, 10),
     Row("server ready after start", "s", of("startup", "ready_s"), 2, 1),
     Row("--help", "s", of("startup", "help_s"), 0.5, 0.35),
-    Row("two trainers' rate beside a stalled third", "x", of("fairness", "ratio"), 0.9, at_least=True),
+    Row("two trainers' rate beside a stalled third", "x", of("stalled", "ratio"), 0.9, at_least=True),
 )
 
 
-def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
+def collect(alternations: int, quick: bool) -> Results:
     """Run everything."""
     results: Results = {mode: [] for mode in MODES}
     for _ in range(alternations):
@@ -122,17 +122,15 @@ def collect(alternations: int, pythons: Sequence[str], quick: bool) -> Results:
             some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts]
             program = ("bare_calls",) if mode == BARE else ("rollouts", "--mode", *mode.split(), "--no-bytes")
             results[mode].append(run(*program, *some))
-    for path in (sys.executable, *pythons):  # named by what is measured: a path is of this machine alone
-        found = run("tokens", "--python", path)
-        results[f"tokens {found.get('protobuf', 'missing')}"] = found
     small = {"--rollouts": 64} if quick else {}
     for name, kind, options in (
         ("growth", "growth", small),
         ("in_flight", "in_flight", {"--rollouts": 500, "--latency": 0.5} if quick else {}),
         ("added attach", "added_time", {"--mode": "attach"} | small),
         ("added callback", "added_time", {"--mode": "callback"} | small),
+        ("tokens", "tokens", {}),
         ("startup", "startup", {"--starts": 1} if quick else {}),
-        ("fairness", "fairness", {"--alternations": 1, "--seconds": 1} if quick else {}),
+        ("stalled", "neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
     ):
         results[name] = run(kind, *[part for option in options.items() for part in option])
     return results
@@ -146,7 +144,6 @@ def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
             figure: float | None = round(row.figure(results), 3)
         except KeyError:  # of a figure that is missing, or of what did not run
             figure = None
-        verdict = row.verdict(figure) if figure is not None else "not measured"
         filled.append(
             {
                 "what": row.what,
@@ -154,19 +151,10 @@ def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
                 "floor": row.floor,
                 "aim": row.aim,
                 "measured": figure,
-                "verdict": verdict,
+                "verdict": row.verdict(figure) if figure is not None else "not measured",
             }
         )
     return filled
-
-
-def token_rows(results: Results) -> list[Row]:
-    """A row for every protobuf."""
-    return [
-        Row(f"write + read 4,096 tokens, protobuf {found['protobuf']}", "us", of(name, "write_read_us"), 30, 10)
-        for name, found in results.items()
-        if name.startswith("tokens ") and "protobuf" in found
-    ]
 
 
 def text(filled: Sequence[dict[str, Any]]) -> str:
@@ -181,12 +169,11 @@ def text(filled: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alternations", type=int, default=3)
-    parser.add_argument("--python", action="append", default=[], metavar="PATH")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write everything as JSON")
     given = parser.parse_args()
-    results = collect(given.alternations, given.python, given.quick)
-    sound, rows = fill(SOUND, results), fill([*ROWS, *token_rows(results)], results)
+    results = collect(given.alternations, given.quick)
+    sound, rows = fill(SOUND, results), fill(ROWS, results)
     if given.record:
         given.record.write_text(json.dumps({"machine": machine(), "rows": sound + rows, "runs": results}, indent=1))
     print(text(sound + rows))

@@ -1,19 +1,14 @@
 """Writing and reading a token block: 4,096 ids with logprobs between NumPy and protobuf.
 
-python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--python PATH] [--json]
+python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--json]
 
 `write_us` is from arrays to a protobuf message, `read_us` from a message that came off the wire to checked arrays;
-`serialize_us` and `parse_us` are protobuf's own work in between, and no part of `write_read_us`. `--python` runs the
-same in another environment, with its protobuf; osmosis_grpc is taken from this checkout.
+`serialize_us` and `parse_us` are protobuf's own work in between, and no part of `write_read_us`. Another environment's
+Python measures its protobuf.
 """
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Parser, show
@@ -58,25 +53,8 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeat", type=int, default=20_000)
-    parser.add_argument("--python", metavar="PATH", help="the interpreter of another environment")
     given = parser.parse_args()
-    if given.python:
-        arguments = ["-m", "benchmarks.tokens", "--tokens", str(given.tokens), "--repeat", str(given.repeat), "--json"]
-        root = Path(__file__).parent.parent
-        ran = subprocess.run(
-            [given.python, *arguments],
-            cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            sys.exit(1)
-        figures = json.loads(ran.stdout)
-        print(json.dumps(figures)) if given.json else [print(f"{name:28} {value}") for name, value in figures.items()]
-    else:
-        show(measure(given.tokens, given.repeat), given.json)
+    show(measure(given.tokens, given.repeat), given.json)
 
 
 if __name__ == "__main__":

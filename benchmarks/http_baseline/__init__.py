@@ -4,5 +4,5 @@
 asyncio and the standard library's json. Both know the contract of docs/compatibility.md: Init is
 answered 202 and the loop runs in a task, every chat carries the full history, replies carry
 `token_ids` and `logprobs` as JSON arrays and the server records them, the result is posted in the
-end. Neither imports anything of ours.
+end. Neither imports the package. The bodies of *sdk* are those of tests/legacy/old_contract.py.
 """

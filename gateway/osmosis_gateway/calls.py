@@ -7,6 +7,7 @@ bounds the size of answers.
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import time
@@ -18,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import stamina
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
@@ -36,11 +36,16 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.target_policy import Address
 from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.supervise import Backoff
 from osmosis_grpc.types.completion import clip
+
+log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
 """Seconds that opening a connection may take."""
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds of a Retry-After that are always waited; the setting retry_max_delay may allow more."""
 KEEPALIVE = 4.0
 """Seconds that an idle connection is kept: fewer than uvicorn keeps its end, which many trainers use."""
 _SHOWN = 500  # characters of a refusal that an error message repeats
@@ -90,14 +95,6 @@ class Base:
         return URL(f"{self.scheme}://{self.authority}{self.path}{path}", encoded=True)
 
 
-class _RetryableError(Exception):
-    """An attempt that failed and may be retried."""
-
-    def __init__(self, error: CallError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class Calls:
     """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs."""
 
@@ -136,7 +133,7 @@ class Calls:
     async def post(
         self,
         url: URL,
-        body: bytes,
+        body: bytes | None,
         *,
         key: str = "",
         retries: int = 0,
@@ -145,36 +142,38 @@ class Calls:
         answer: bool = True,
     ) -> bytes:
         """Post JSON and return the body of a 2xx, or b"" without `answer`. `address` is the host's checked address.
+
         408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries` times, after Retry-After or with
         exponential backoff. Raises OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError after the last
         retry, OsmosisValidationError for a refusal.
         """
-        settings = self._settings
+        backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay)
         _checked.set(address)
-        try:
-            async for attempt in stamina.retry_context(
-                on=_retry_after_or_backoff(settings.retry_max_delay),
-                attempts=retries + 1,
-                timeout=None,
-                wait_initial=settings.retry_base_delay,
-                wait_max=settings.retry_max_delay,
-                wait_jitter=settings.retry_base_delay,
-            ):
-                with attempt:
-                    return await self._attempt(url, body, key, headers or {}, answer)
-        except _RetryableError as last:
-            raise last.error from None
-        raise AssertionError("a try returns or raises")
+        for retry in range(1, retries + 1):
+            found = await self._attempt(url, body, key, headers or {}, answer)
+            if isinstance(found, bytes):
+                return found
+            pause = backoff.next()
+            if found.retry_after is not None:
+                pause = min(found.retry_after, max(self._settings.retry_max_delay, LONGEST_RETRY_AFTER))
+            log.warning("%s; retry %d of %d in %.1f s", found, retry, retries, pause)
+            await asyncio.sleep(pause)
+        found = await self._attempt(url, body, key, headers or {}, answer)
+        if isinstance(found, bytes):
+            return found
+        raise found
 
     async def get(self, url: URL, *, key: str = "") -> bytes:
         """Return the body of a 2xx. It is not retried. Raises as `post` does."""
-        _checked.set(None)
-        try:
-            return await self._attempt(url, None, key, {}, True)
-        except _RetryableError as only:
-            raise only.error from None
+        return await self.post(url, None, key=key)
 
-    async def _attempt(self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool) -> bytes:
+    async def _attempt(
+        self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool
+    ) -> bytes | CallError:
+        """Send one request: POST, or GET without a body. Return the answer's body, or the error if a retry may help.
+
+        Raises the error if it may not.
+        """
         if self._session is None:
             raise OsmosisTransportError("this server is closing")
         sent = dict(headers) | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -188,21 +187,20 @@ class Calls:
                     return b""
                 raw = await _bounded(answer, MAX_ANSWER_BYTES)
         except TimeoutError:
-            seconds = self._settings.timeout_seconds
-            raise _RetryableError(OsmosisTimeoutError(f"{self._whom} gave no answer within {seconds:g} s")) from None
+            return OsmosisTimeoutError(f"{self._whom} gave no answer within {self._settings.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            text = f"{self._whom} cannot be reached: {type(error).__name__}"
-            raise _RetryableError(OsmosisTransportError(text)) from None
+            return OsmosisTransportError(f"{self._whom} cannot be reached: {type(error).__name__}")
         if 200 <= status < 300:
             return raw
-        text = f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}"
+        text = clip(f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}")
+        failed: CallError
         if status in (408, 429) or not 400 <= status < 500:
-            failed = OsmosisServerError(clip(text), retry_after=_seconds(retry_after))
+            failed = OsmosisServerError(text, retry_after=_seconds(retry_after))
             failed.status_code = status
-            raise _RetryableError(failed)
-        refused = _REFUSED.get(status, FailedPrecondition)(clip(text))
-        refused.status_code = status
-        raise refused
+            return failed
+        failed = _REFUSED.get(status, FailedPrecondition)(text)
+        failed.status_code = status
+        raise failed
 
 
 async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -230,18 +228,6 @@ def redacted(text: str, key: str) -> str:
     for spelling in {key, json.dumps(key)[1:-1], repr(key)[1:-1]} if key else ():
         text = text.replace(spelling, "[key]")
     return text
-
-
-def _retry_after_or_backoff(longest: float) -> Any:
-    """Return stamina's retry predicate: False, True for the usual backoff, or the seconds of Retry-After."""
-
-    def decide(error: Exception) -> bool | float:
-        if not isinstance(error, _RetryableError):
-            return False
-        asked = error.error.retry_after
-        return True if asked is None else min(asked, max(longest, 60.0))
-
-    return decide
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -140,7 +140,7 @@ async def serve_http(
         http_access = HttpAccess(
             tokens=security.tokens or tokens_of(known),
             certificates=security.asks_certificates,
-            max_metadata_bytes=server.max_metadata_bytes,
+            max_metadata_bytes=server.config.max_metadata_bytes,
             loopback=server.on_loopback,
         )
         app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics

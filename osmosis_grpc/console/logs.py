@@ -103,10 +103,6 @@ def configured(level: str) -> Iterator[None]:
     root.setLevel(level.upper())
     for name in QUIET if root.level <= logging.DEBUG else (*QUIET, *CHATTER):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    with contextlib.suppress(ImportError):
-        import stamina
-
-        stamina.instrumentation.set_on_retry_hooks([stamina.instrumentation.LoggingOnRetryHook])
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.destination import Destinations
 from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.engine.table import RecordTable

@@ -18,7 +18,7 @@ from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.eventlog import Then
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.provenance import SUMMED
 from osmosis_grpc.engine.record import Peer, Record, Tenant

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
 
 from osmosis_grpc.agent.ports import Clock, EventSink
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
 from osmosis_grpc.supervise import OnFailure, Supervisor, job

@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable

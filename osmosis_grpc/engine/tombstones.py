@@ -6,7 +6,7 @@ is refused further ones.
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
 

@@ -41,15 +41,17 @@ def run(line: Line) -> None:
 
         import anyio
 
-        from osmosis_grpc.engine import EngineConfig
         from osmosis_grpc.serve.process import NotStarted, run_process
+        from osmosis_grpc.server import ServerConfig
 
-        config = EngineConfig(
+        config = ServerConfig(
             max_concurrent=options.max_concurrent_rollouts,
             max_concurrent_per_owner=options.max_concurrent_per_owner,
             max_attachments_per_owner=options.max_attachments_per_owner,
             record_ttl=options.record_ttl_seconds,
             agent_timeout=options.agent_timeout_seconds,
+            allow_targets=options.allow_target,
+            max_metadata_bytes=options.max_metadata_size_bytes,
         )
         with usage_errors("serve", line, settings, NotStarted):
             code = anyio.run(run_process, loops, config, settings, security, credentials, out)

@@ -19,7 +19,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.console.option import split_host_port
 from osmosis_grpc.console.server_options import split_legacy_agent
-from osmosis_grpc.engine import EngineConfig, failpoints
+from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
@@ -27,7 +27,7 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.serve.records import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.supervise import OnFailure, job, thread
@@ -51,7 +51,7 @@ class NotStarted(Exception):
 
 async def run_process(
     loops: Sequence[RolloutAgentLoop],
-    config: EngineConfig,
+    config: ServerConfig,
     settings: "RolloutSettings",
     security: ServerSecurity,
     credentials: Credentials,
@@ -150,13 +150,12 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 async def _grpc(
     stack: AsyncExitStack,
     loops: Sequence[RolloutAgentLoop],
-    config: EngineConfig,
+    config: ServerConfig,
     options: "RolloutServerSettings",
     security: ServerSecurity,
     credentials: Credentials,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
-    sinks = [TraceLog(options.log)] if options.log else []
     state = _state_dir(options)
     try:
         if state is not None and not state.exists():
@@ -166,15 +165,14 @@ async def _grpc(
             host=options.host,
             port=options.grpc_port,
             config=config,
-            allow_targets=options.allow_target,
-            max_metadata_bytes=options.max_metadata_size_bytes,
-            sinks=sinks,
             connect=options.connect,
             security=security,
             credentials=credentials,
             state_dir=state,
         )
         server.engine.watchdog.paused = True
+        if options.log:
+            server.engine.log.add_sink(TraceLog(options.log))
         rollout_log = RolloutLog()
         server.engine.end_sinks.append(rollout_log)
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))

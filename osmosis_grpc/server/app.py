@@ -14,10 +14,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, EngineConfig, Peer, settled
-from osmosis_grpc.engine.journal import Journal
+from osmosis_grpc.engine import Engine, Peer, settled
+from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
@@ -29,13 +28,13 @@ from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
-from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +44,6 @@ DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
-DISK_BUDGET = 10 * 1024**3
-"""Bytes of the journal."""
-
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -74,29 +70,24 @@ class AgentServer:
         *,
         host: str = "127.0.0.1",
         port: int = 50051,
-        config: EngineConfig | None = None,
-        allow_targets: Sequence[str] = (),
-        max_metadata_bytes: int = MAX_METADATA_BYTES,
-        sinks: Sequence[EventSink] = (),
+        state_dir: Path | None = None,
         connect: Sequence[str] = (),
         security: ServerSecurity | None = None,
         credentials: Credentials | None = None,
-        state_dir: Path | None = None,
-        disk_budget: int = DISK_BUDGET,
+        config: ServerConfig | None = None,
     ) -> None:
+        self.config = config = config or ServerConfig()
         self.security = security or ServerSecurity()
         self.security.check_host(host)
         self.credentials = credentials or Credentials()
         """How trainers are dialled."""
         for target in connect:
             self.credentials.check_target(target)
-        config = config or EngineConfig()
         self.port = port
         self._host = host
-        self.max_metadata_bytes = max_metadata_bytes
         self.on_loopback = is_loopback(host)
         self.callbacks = Callbacks(
-            TargetPolicy(loopback=self.on_loopback, allow=allow_targets),
+            TargetPolicy(loopback=self.on_loopback, allow=config.allow_targets),
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
         )
@@ -111,12 +102,14 @@ class AgentServer:
         self._journal: Journal = (
             MemoryJournal()
             if state_dir is None
-            else SqliteJournal(state_dir, record_ttl=config.record_ttl, budget=disk_budget, supervisor=self.supervisor)
+            else SqliteJournal(
+                state_dir, record_ttl=config.record_ttl, budget=config.disk_budget, supervisor=self.supervisor
+            )
         )
         self._journal.on_problem = lambda problem: self._set_health()
         try:
-            self.engine = Engine(agent_loops, config, sinks=sinks, journal=self._journal, supervisor=self.supervisor)
-            self.attachments = Attachments(self.engine, max_metadata_bytes)
+            self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
+            self.attachments = Attachments(self.engine, config.max_metadata_bytes)
             """Trainers that speak over one stream."""
             self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
             """What /metrics shows."""
@@ -143,18 +136,16 @@ class AgentServer:
 
     async def _start(self) -> "AgentServer":
         self._server = grpc.aio.server(options=server_options())
-        guard = self.security.authenticator()
         servicer = RolloutServicer(
             self.engine,
             self.callbacks,
             self.attachments,
-            max_metadata_bytes=self.max_metadata_bytes,
+            self.security,
+            self.config,
             tools={name: await _default_tools(loop) for name, loop in self.engine.runnables.items()},
             on_drain=self._set_draining,
-            owner=guard or _nobody,
-            check_admin=self.security.check_admin,
         )
-        calls = self.metrics.answered
+        guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server, calls=calls))
@@ -240,11 +231,6 @@ class AgentServer:
 def _left(capacity: Capacity) -> dict[str, int]:
     """Return what a server has still to do, as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
-
-
-def _nobody(context: Any) -> str:
-    """Whose a call is where nobody is asked who they are."""
-    return ""
 
 
 async def _default_tools(agent: Runnable) -> list[ToolDict]:

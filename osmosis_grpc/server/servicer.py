@@ -11,9 +11,11 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachments import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
+from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.types import ToolDict
 from osmosis_grpc.types.requests import check_id
@@ -31,8 +33,7 @@ def peer_address(peer: str) -> str:
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """The engine's methods as RPCs.
 
-    `owner` tells of a call's context whose the call is; `check_admin` refuses a call that is no administrator's;
-    `on_drain` begins a drain (true) or ends one.
+    `tools` lists the tools of each agent, for GetServerInfo. `on_drain` begins a drain (True) or ends it (False).
     """
 
     def __init__(
@@ -40,21 +41,20 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         engine: Engine,
         callbacks: Callbacks,
         attachments: Attachments,
+        security: ServerSecurity,
+        config: ServerConfig,
         *,
-        max_metadata_bytes: int,
         tools: dict[str, list[ToolDict]],
         on_drain: Callable[[bool], Awaitable[None]],
-        owner: Callable[[Any], str],
-        check_admin: Callable[[Any], None],
     ) -> None:
         self._engine = engine
         self._callbacks = callbacks
         self._attachments = attachments
-        self._max_metadata = max_metadata_bytes
+        self._max_metadata = config.max_metadata_bytes
         self._tools = tools
         self._on_drain = on_drain
-        self._owner = owner
-        self._check_admin = check_admin
+        self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
+        self._check_admin = security.check_admin
         self._start_time = engine.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:

@@ -74,7 +74,7 @@ def examine(path: Path, schema: Schema) -> Examined:
 def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None:
     for table in schema.tables.values():
         for row in database.execute(f"SELECT * FROM {table.name} NOT INDEXED"):  # noqa: S608
-            wrong = _wrong(table, row)
+            wrong = table.wrong(row)
             if wrong:
                 found.damaged.append(_finding(database, table, row, f"{wrong} does not agree"))
             else:
@@ -82,13 +82,6 @@ def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None
         found.sound[table.name] += 0
     if schema.kind == "journal":
         _trails(database, found)
-
-
-def _wrong(table: Table, row: Row) -> str:
-    try:
-        return table.wrong(row)
-    except Exception:  # a damaged value may be of any type
-        return "a value"
 
 
 def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) -> Finding:

@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, tokens_pb2, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.testing.raw.stream import OPTIONS
@@ -79,7 +78,7 @@ class Deployment(logging.Handler):
         self.run(self._begin())
 
     async def _begin(self) -> None:
-        config = EngineConfig(
+        config = ServerConfig(
             max_concurrent=100_000,
             trainer_grace=1.0,
             retry_delay=(0.05, 0.1),

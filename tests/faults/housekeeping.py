@@ -23,8 +23,7 @@ from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.policy import scripted
 from benchmarks.processes import ready_record, start, stop, take_core
 from benchmarks.work import Turns
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 CHATS, TOKENS = 2, 256
@@ -44,12 +43,10 @@ def on_disk(folder: Path) -> int:
 
 async def serve(given: Namespace) -> dict[str, Any]:
     """The server, in its own process, until SIGTERM."""
-    config = EngineConfig(record_ttl=given.ttl, max_concurrent=2 * given.in_flight)
+    config = ServerConfig(disk_budget=int(given.budget * MB), record_ttl=given.ttl, max_concurrent=2 * given.in_flight)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    server = AgentServer(
-        [Turns()], port=0, config=config, state_dir=Path(given.serve), disk_budget=int(given.budget * MB)
-    )
+    server = AgentServer([Turns()], port=0, config=config, state_dir=Path(given.serve))
     async with server:
         print(json.dumps({"grpc": server.address}), flush=True)
         await stopped.wait()

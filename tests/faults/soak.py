@@ -23,8 +23,7 @@ import numpy as np
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.policy import scripted
 from benchmarks.work import Turns
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 
 CHATS, TOKENS = 2, 32
@@ -64,7 +63,7 @@ class Soak:
     async def run(self) -> dict[str, Any]:
         """The whole of it. Raises Broken."""
         given = self._given
-        config = EngineConfig(
+        config = ServerConfig(
             record_ttl=given.ttl, memory_budget=given.budget * 1024**2, max_concurrent=2 * given.in_flight
         )
         server = AgentServer([Turns()], port=0, config=config, state_dir=given.state_dir)

@@ -7,9 +7,8 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.engine import SystemClock
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import app as server_app
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
 from osmosis_grpc.trainer import server as trainer_server
@@ -31,7 +30,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
     expected = await undisturbed(tmp_path, COUNT)
     policy, completions, ahead = Counted(tmp_path), [], [0.0]
     monkeypatch.setattr(SystemClock, "time", staticmethod(lambda: time.time() + ahead[0]))
-    config = EngineConfig(**QUICK, record_ttl=60.0)
+    config = ServerConfig(**QUICK, record_ttl=60.0)
     async with AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server:
         async with Trainer(server.address, policy) as trainer:
             policy.gate.clear()
@@ -57,7 +56,7 @@ async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, way):
         defaults = module.server_options()
         monkeypatch.setattr(module, "server_options", lambda defaults=defaults: (*defaults, *old.items()))
     policy, completions = Counted(tmp_path), []
-    async with AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server:
+    async with AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server:
         if way == "attach":
             async with Trainer(server.address, policy, config=TrainerConfig(longest_pause=0.05)) as trainer:
                 policy.gate.clear()
@@ -89,7 +88,7 @@ async def test_a_trainer_that_comes_back_at_another_address(tmp_path):
     """F19. An equal Init with the new callback is all it takes; replies that were given are given again."""
     expected = await undisturbed(tmp_path, COUNT)
     policy, ledger = Counted(tmp_path), tmp_path / "ledger.db"
-    config = EngineConfig(**QUICK)
+    config = ServerConfig(**QUICK)
     async with (
         AgentServer(AGENTS, port=0, config=config, state_dir=tmp_path / "state") as server,
         RolloutClient(server.address) as client,
@@ -117,7 +116,7 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
     """grpc cancels a stopping server's handlers; to the agent server that is a cut, and no answer."""
     policy = Counted(tmp_path)
     async with (
-        AgentServer(AGENTS, port=0, config=EngineConfig(**QUICK)) as server,
+        AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server,
         RolloutClient(server.address) as client,
     ):
         policy.gate.clear()

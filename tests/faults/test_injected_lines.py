@@ -12,10 +12,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.callback_trainer import CallbackTrainer
 from tests.faults.lines import Injected, executed, raising
@@ -39,7 +38,7 @@ class Deployment:
         self.stack = AsyncExitStack()
 
     async def __aenter__(self):
-        config = EngineConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}))
+        config = ServerConfig(**(FAST | {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}))
         loops = [Talk(), SlowTools(), Hangs()]
         enter = self.stack.enter_async_context
         self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))

@@ -99,3 +99,13 @@ def test_a_rollout_that_is_killed_without_a_new_reply_may_end_failed(tmp_path, r
     end = ("trainer", "applied", "r", (1, "result"), failed)
     evidence = history(tmp_path / "history", run, *GOOD[:2], *[run] * runs, end)
     assert [found.promise for found in evidence.broken()] == promises
+
+
+def test_progress_is_when_the_trainer_sampled_a_reply_that_the_agent_sees_late(tmp_path):
+    """The first run is killed after the reply is stored, the second one before it gets that far."""
+    run = ("server", "run", "r", ("talker",), None)
+    failed = {"status": "FAILED", "reason": "crashed_server", "digest": ""}
+    end = ("trainer", "applied", "r", (1, "result"), failed)
+    sampled, got = GOOD[:2]
+    evidence = history(tmp_path / "history", run, sampled, run, run, got, run, end)
+    assert evidence.broken() == []

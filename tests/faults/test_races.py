@@ -12,10 +12,9 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, message_pb2, rollout_pb2, services_pb2_grpc, trainer_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.types import events
 from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
@@ -23,7 +22,7 @@ from tests.waiting import until
 
 USER = message_pb2.Message(role="user", text="Hello")
 SOON = 20.0
-FAST = EngineConfig(max_concurrent=2000, max_queued=10_000, stop_again_after=(0.05, 0.1), retry_delay=(0.01, 0.02))
+FAST = ServerConfig(max_concurrent=2000, max_queued=10_000, stop_again_after=(0.05, 0.1), retry_delay=(0.01, 0.02))
 
 
 class Counted(RolloutAgentLoop):
@@ -92,7 +91,7 @@ async def recording(stack: Any, **options: Any) -> tuple[Recorded, str]:
     return trainer, f"127.0.0.1:{port}"
 
 
-async def serving(stack: Any, config: EngineConfig = FAST, **options: Any) -> tuple[Counted, AgentServer]:
+async def serving(stack: Any, config: ServerConfig = FAST, **options: Any) -> tuple[Counted, AgentServer]:
     agent = Counted()
     return agent, await stack.enter_async_context(AgentServer([agent], port=0, config=config, **options))
 

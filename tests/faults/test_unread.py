@@ -8,10 +8,9 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link import frame_stream
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.server_frames import hello as server_hello
@@ -184,7 +183,7 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
         def get_tools(self, request: Any) -> Any:
             return [tool]
 
-    config = EngineConfig(max_concurrent=200)
+    config = ServerConfig(max_concurrent=200)
     async with (
         AgentServer([Tooled()], port=0, config=config) as server,
         Trainer(server.address, lambda request: answer(request, "z" * 30_000)) as trainer,

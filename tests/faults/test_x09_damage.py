@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import DataLoss, Unavailable
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.examine import examine
 from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.storage.ledger.schema import LEDGER
@@ -37,7 +36,7 @@ from tests.waiting import is_empty, until
 
 PATIENCE = 60.0
 DONE, LATE, OPEN = ([f"{name}-{n}" for n in range(4)] for name in ("done", "late", "open"))
-ENGINE = EngineConfig(outbox_delay=(0.02, 0.1), retry_delay=(0.02, 0.1), stop_again_after=(0.05, 0.1))
+ENGINE = ServerConfig(outbox_delay=(0.02, 0.1), retry_delay=(0.02, 0.1), stop_again_after=(0.05, 0.1))
 
 
 class Adder(RolloutAgentLoop):

@@ -198,7 +198,7 @@ async def _bounded(server, known, bounds):
         app = gateway_app("test")
         app.state.rollouts = InProcessRollouts(server.engine, trainers.peer)
         access = HttpAccess(
-            tokens=tokens_of(known), max_metadata_bytes=server.max_metadata_bytes, loopback=True, bounds=bounds
+            tokens=tokens_of(known), max_metadata_bytes=server.config.max_metadata_bytes, loopback=True, bounds=bounds
         )
         add_routes(app, access)
         async with HttpServer(app) as http:

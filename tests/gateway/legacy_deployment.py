@@ -11,11 +11,10 @@ import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer
@@ -145,7 +144,7 @@ async def builder(later):
             old.script = script
             loop = HttpAgent(old.url, **({"settings": SETTINGS} | (hosted or {})))
             await slow.enter_async_context(loop)
-            server = await enter(AgentServer([loop], port=0, config=EngineConfig(**(ENGINE | config))))
+            server = await enter(AgentServer([loop], port=0, config=ServerConfig(**(ENGINE | config))))
             policy = Policy()
             trainer = await enter(CallbackTrainer(policy))
             client = await enter(once(RolloutClient(server.address)))

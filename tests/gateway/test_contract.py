@@ -7,9 +7,8 @@ import aiohttp
 import pytest
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutClientSettings, RolloutServerSettings, RolloutSettings
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import events
@@ -23,7 +22,7 @@ QUICK = RolloutClientSettings(retry_base_delay=0.1)
 async def gateway(*agents, client=QUICK, token=None, **config):
     """A server over gRPC and HTTP, a legacy trainer, and a session to post with."""
     settings = RolloutSettings(client=client, server=RolloutServerSettings(token=token))
-    engine = EngineConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
+    engine = ServerConfig(**({"outbox_delay": (0.05, 0.2), "stop_again_after": (0.05, 0.1)} | config))
     loops = list(agents) or [CalculatorAgent()]
     async with (
         AgentServer(loops, port=0, config=engine) as server,

@@ -18,7 +18,7 @@ from osmosis_grpc.rollout.config import (
     get_settings,
     reset_settings,
 )
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import gateway, health, init
@@ -194,7 +194,7 @@ async def test_max_metadata_size_bytes():
             return ctx.complete([])
 
     async with (
-        AgentServer([Agent()], port=0, max_metadata_bytes=2048) as server,
+        AgentServer([Agent()], port=0, config=ServerConfig(max_metadata_bytes=2048)) as server,
         serve_http(server, port=0) as http,
         LegacyTrainer() as trainer,
         aiohttp.ClientSession(f"http://{http.address}") as session,

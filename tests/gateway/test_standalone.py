@@ -13,15 +13,14 @@ import pytest
 
 from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import health, init
 from tests.processes import ROOT, run
 from tests.waiting import until
 
-QUICK = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
+QUICK = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 
 
 @contextlib.contextmanager

@@ -24,8 +24,7 @@ import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
 from osmosis_grpc.trainer import Completion, RolloutClient, Trainer, TrajectoryEvent
 from tests.legacy.agent import Agent
@@ -43,7 +42,7 @@ COMBINATIONS = [
     ("old", "new"),
     ("old", "old"),
 ]
-ENGINE = EngineConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
+ENGINE = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2), stop_again_after=(0.05, 0.1))
 CLIENT = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 
 

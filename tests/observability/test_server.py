@@ -8,11 +8,10 @@ import time
 import pytest
 
 from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
@@ -340,7 +339,7 @@ async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_p
         await until(lambda: old.waiting)
         assert scrape(server.metrics).labels("osmosis_rollouts_in_flight", "agent") == {"the-old-one"}
         await server.stop(0.0)
-        async with AgentServer([Mixed()], port=0, config=EngineConfig(trainer_grace=1)) as other:
+        async with AgentServer([Mixed()], port=0, config=ServerConfig(trainer_grace=1)) as other:
             assert scrape(other.metrics).labels("osmosis_rollouts_in_flight", "agent") == {"mixed"}
     async with AgentServer([Mixed()], port=0, state_dir=folder) as server:
         await until(lambda: server.engine.capacity().completed or not server.engine.rollouts.in_flight())

@@ -11,11 +11,10 @@ import pytest
 
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerSecurity, ServerTls
+from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerConfig, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import CompletionStatus
@@ -24,7 +23,7 @@ from tests.security.conftest import TOKEN
 from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
-QUICK = EngineConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
+QUICK = ServerConfig(trainer_grace=0.5, retry_delay=(0.05, 0.1), outbox_delay=(0.05, 0.1))
 PATIENCE = 20.0
 PROTOCOLS = ("gRPC", "HTTPS")
 

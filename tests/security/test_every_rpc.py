@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer, TrainerServer
 from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG, methods, status
@@ -20,7 +20,12 @@ SERVICES = ("RolloutService", "ServerReflection")
 @pytest.fixture
 async def agent_server(stack):
     return await stack.enter_async_context(
-        AgentServer([CalculatorAgent()], port=0, security=ServerSecurity(TOKENS), allow_targets=["127.0.0.1"])
+        AgentServer(
+            [CalculatorAgent()],
+            port=0,
+            security=ServerSecurity(TOKENS),
+            config=ServerConfig(allow_targets=["127.0.0.1"]),
+        )
     )
 
 

@@ -9,10 +9,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -200,7 +199,7 @@ async def test_a_journal_that_cannot_be_read_is_told_frame_by_frame(tmp_path):
 
 async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
     """Whether an Init beyond the window adds a rollout cannot be told: it is refused by itself."""
-    config = EngineConfig(max_concurrent=1, max_queued=0)
+    config = ServerConfig(max_concurrent=1, max_queued=0)
     async with (
         AgentServer([Talk()], port=0, state_dir=tmp_path, config=config) as server,
         RawTrainer(server.address) as trainer,

@@ -13,7 +13,8 @@ from tests.waiting import ended
 @pytest.mark.parametrize("rollout_id", ["rollout-abc123", "..hidden", "ü" * 200, "CON", "a b:c*d"])
 async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
     trace = TraceLog(tmp_path)
-    server, trainer = await serve(sinks=[trace]), await train(ToolCallingMock(), tokens="s3cret")
+    server, trainer = await serve(), await train(ToolCallingMock(), tokens="s3cret")
+    server.engine.log.add_sink(trace)
     messages = [{"role": "user", "content": "What is 1 + 2?"}]
     async with RolloutClient(server.address) as client:
         callback = trainer.callback(credential="s3cret", state=b"state")

@@ -6,11 +6,10 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.stream import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
@@ -37,7 +36,7 @@ async def server(stack):
 
 
 async def hosting(stack, **config):
-    config = EngineConfig(**config)
+    config = ServerConfig(**config)
     return await stack.enter_async_context(
         AgentServer([Talk()], port=0, config=config, security=ServerSecurity(TOKENS))
     )
@@ -223,5 +222,5 @@ def test_x05_shares():
 def test_x05_a_limit_below_one_is_refused():
     for name in ("max_concurrent_per_owner", "max_attachments_per_owner"):
         with pytest.raises(ValueError, match=name):
-            EngineConfig(**{name: 0})
+            ServerConfig(**{name: 0})
     assert ResourceExhausted("x").retryable

@@ -9,9 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc import supervise
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
@@ -150,7 +149,7 @@ async def deployment(folder, **config):
     """A Deployment, on a folder."""
     loops = [Talk(), SlowTools(), Hangs(), Stubborn()]
     async with AsyncExitStack() as stack:
-        engine = EngineConfig(**(FAST | config))
+        engine = ServerConfig(**(FAST | config))
         server = await stack.enter_async_context(AgentServer(loops, port=0, config=engine, state_dir=folder))
         trainer = await stack.enter_async_context(CallbackTrainer(EchoPolicy()))
         client = await stack.enter_async_context(RolloutClient(server.address))

@@ -13,10 +13,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
@@ -211,7 +210,7 @@ class Transport:
 async def open_transports(stack: AsyncExitStack):
     """Callback with full histories, callback with deltas, and an attachment."""
     enter = stack.enter_async_context
-    config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
+    config = ServerConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05), trainer_grace=2.0)
     transports = {}
     for name, delta in (("callback", False), ("callback with deltas", True)):
         agent, sampler = Planned(), Sampler()

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import SyncTrainer
+from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import Completion, CompletionStatus, Failure
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import AlreadyExists
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
@@ -41,7 +40,7 @@ class Deployment:
     """An agent server, and two trainers with ledgers at it: one attached, one that is called back."""
 
     async def open(self, stack, folder):
-        config = EngineConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05))
+        config = ServerConfig(retry_delay=(0.01, 0.02), outbox_delay=(0.01, 0.05))
         self.agent, self.sampler = Planned(), Sampler()
         server = await stack.enter_async_context(AgentServer([self.agent], port=0, config=config))
         self.attached = await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""What stands in a journal: for the process that writes it, and for others that only look."""
+"""Reads rollouts and events from the journal's file: for the server, and for commands that inspect it."""
 
 import logging
 import sqlite3
@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail, data_loss
+from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.database import look
 from osmosis_grpc.types import (
     Callback,
+    Completion,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -28,7 +30,7 @@ from osmosis_grpc.wire.rollout import callback_from_bytes
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-"""Events are read until they have so many bytes: the event loop waits for it."""
+"""One call returns no further events after so many bytes: the event loop waits for it."""
 CHECKED_BYTES = 4 * 1024 * 1024
 """Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
 _NUMBERS = """SELECT position, number FROM events WHERE position IN (SELECT value FROM json_each(?)) AND sequence = ?
@@ -45,14 +47,14 @@ _OPEN = """SELECT * FROM events
 
 
 class Reader:
-    """Reads rollouts and events over a connection. Entries come without their secrets."""
+    """Reads rollouts and events over a connection. Its entries have no credentials."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
     @classmethod
     def look(cls, folder: Path) -> "Reader":
-        """The journal in a folder as it stands now, also while a server holds it. Raises JournalError."""
+        """Read the journal in a folder as it is now, also while a server has it open. Raises JournalError."""
         path = folder / schema.FILE
         if not path.exists():
             raise schema.JournalError(f"there is no journal {path}")
@@ -63,7 +65,7 @@ class Reader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What is read meanwhile is of one moment."""
+        """Make all reads inside see the same commit."""
         if self._database.in_transaction:
             yield
             return
@@ -74,17 +76,17 @@ class Reader:
             self._database.execute("COMMIT")
 
     def close(self) -> None:
-        """Look no longer."""
+        """Close the connection."""
         self._database.close()
 
     def find(self, rollout_id: str) -> list[JournaledRollout]:
-        """A rollout's attempts, with their completions."""
+        """Return a rollout's attempts, with their completions."""
         statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
         if not self._database.execute(statement, (rollout_id,)).fetchall():
             return []
         with self.snapshot():
             rows = self._database.execute(statement, (rollout_id,)).fetchall()
-            found = [self._entry(row, self._damage(row)) for row in map(RolloutRow._make, rows)]
+            found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
         for entry in found:
             if entry.damage:
                 log.error(
@@ -96,14 +98,14 @@ class Reader:
         return found
 
     def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        """The rollout that a key names; empty when there is none."""
+        """Return the id of the rollout with a key; an empty text if there is none."""
         row = self._database.execute(
             "SELECT rollout_id FROM rollouts WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
         ).fetchone()
         return str(row[0]) if row else ""
 
     def newest(self, limit: int) -> list[str]:
-        """The ids of the rollouts that were accepted last, the newest first."""
+        """Return the ids of the rollouts that were accepted last, the newest first."""
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
@@ -117,9 +119,9 @@ class Reader:
         group_id: str = "",
         unsettled: bool = False,
     ) -> list[JournaledRollout]:
-        """See Journal. The filters are conditions of the query: rows that they leave out are not decoded."""
-        values: list[Any]
-        conditions, values = ["sequence > ?", "owner = ?"], [after, owner]
+        """See Journal.entries. The filters are conditions of the query: no other row is decoded."""
+        conditions: list[str] = ["sequence > ?", "owner = ?"]
+        values: list[Any] = [after, owner]
         if unsettled:
             conditions.append("NOT settled")
         elif states:
@@ -131,10 +133,10 @@ class Reader:
         where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         with self.snapshot():
             rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
-            return [self._entry(row, row.wrong(), whole=False) for row in map(RolloutRow._make, rows)]
+            return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
-        """The rollouts to which something is still to happen, in order of acceptance, with where their events are."""
+        """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
         rows = self._database.execute(_SELECT + "WHERE NOT settled ORDER BY sequence").fetchall()
         found = {row[0]: (RolloutRow._make(row), Trail()) for row in rows}
         with closing(self._database.execute(_OPEN)) as opened:
@@ -143,12 +145,8 @@ class Reader:
                     found[event.sequence][1].add(event)
         return list(found.values())
 
-    def entry(self, row: RolloutRow, trail: Trail) -> JournaledRollout:
-        """A rollout with its completion, once all of its events were looked at."""
-        return self._entry(row, row.wrong() or trail.wrong(row))
-
     def positions(self, rollout_id: str, attempt: int) -> "array[int]":
-        """Where a rollout's events are; of one that has not ended, they are looked for."""
+        """Return the positions of a rollout's events. Raises Damaged."""
         one = self._database.execute(_SELECT + "WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)).fetchone()
         if one is None:
             return array("Q")
@@ -158,9 +156,9 @@ class Reader:
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
-        """A rollout's events at these positions, or as many of them as are good to read at once.
+        """Return a rollout's events at these positions; the first ones if all of them have too many bytes.
 
-        Raises Damaged at one that is not what was written.
+        Stops before a damaged event. Raises Damaged if that is the first one.
         """
         found: list[TrajectoryEvent] = []
         size = 0
@@ -178,7 +176,7 @@ class Reader:
         return found
 
     def trajectory(self, rollout_id: str, attempt: int) -> Iterator[TrajectoryEvent]:
-        """All events of an attempt."""
+        """Return all events of an attempt. Raises Damaged."""
         positions = self.positions(rollout_id, attempt)
         while batch := self.events(rollout_id, attempt, positions):
             yield from batch
@@ -187,9 +185,9 @@ class Reader:
     def all_events(
         self, owner: str, after: int, last: int, limit: int
     ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
-        """Return an owner's events with positions above `after`, up to `last`, and where to go on from.
+        """Return an owner's events with positions above `after`, up to `last`, and where the next call starts.
 
-        Damaged events are left out, and logged.
+        Logs damaged events and leaves them out.
         """
         reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -199,7 +197,7 @@ class Reader:
                 row = EventRow._make(values)
                 count += 1
                 if not row.sound:
-                    log.error("event %s of rollout %s is damaged, and left out", row.number, rollout_id)
+                    log.error("event %s of rollout %s is damaged and left out", row.number, rollout_id)
                     continue
                 event = TrajectoryEvent(rollout_id, attempt, row.number, row.time, row.read())
                 found.append((row.position, event))
@@ -209,20 +207,16 @@ class Reader:
         return found, row.position if count == limit else reached
 
     def fact(self, name: str) -> Any:
-        """A fact's value; None when there is none."""
+        """Return a fact's value; None if there is none."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def number(self, statement: str) -> int:
-        """What a statement gives, being one whole number; 0 for NULL."""
-        return int(self._database.execute(statement).fetchone()[0] or 0)
-
-    def _damage(self, row: RolloutRow) -> str:
-        """What is wrong with a rollout; empty where nothing is."""
+    def damage(self, row: RolloutRow) -> str:
+        """Return what is damaged in a rollout's row or events; an empty text if nothing is."""
         return row.wrong() or self._trail(row).wrong(row)
 
     def _trail(self, row: RolloutRow) -> Trail:
-        """Where a rollout's events are."""
+        """Return the positions of a rollout's events, and whether all events are there."""
         trail = Trail()
         if row.positions is not None and row.size > CHECKED_BYTES:
             for position, number in self._database.execute(_NUMBERS, (row.positions_json(), row.sequence)):
@@ -239,20 +233,20 @@ class Reader:
                 trail.add(EventRow._make(found))
         return trail
 
-    def _entry(self, row: RolloutRow, damage: str, *, whole: bool = True) -> JournaledRollout:
+    def entry(self, row: RolloutRow, damage: str, *, completion: bool = True) -> JournaledRollout:
+        """Return the rollout of a row, with or without completion. `damage` is empty for a sound rollout."""
         row = row.usable() if damage else row
         first: events.Accepted | None = None
-        completion, ended_by = None, EndedBy()
+        ended: events.Ended | None = None
         try:
             kind = self._event(row.accepted).read()
             first = kind if isinstance(kind, events.Accepted) else None
-            if (whole or damage) and row.ended:
-                last = self._event(row.ended).read()
-                if isinstance(last, events.Ended):
-                    completion, ended_by = last.completion, last.by
+            if (completion or damage) and row.ended:
+                kind = self._event(row.ended).read()
+                ended = kind if isinstance(kind, events.Ended) else None
         except schema.Damaged as error:
             damage = damage or str(error)
-        if completion is not None and completion.finish_reason == DATA_LOSS:  # it has ended so: there is nothing more
+        if ended is not None and ended.completion.finish_reason == DATA_LOSS:  # its end already reports the damage
             damage = ""
         entry = JournaledRollout(
             init=_init(row, first),
@@ -274,8 +268,8 @@ class Reader:
                 start_time=row.start_time,
                 end_time=row.end_time,
                 state=RolloutState(row.state),
-                completion=completion if whole else None,
-                ended_by=ended_by,
+                completion=ended.completion if ended is not None and completion else None,
+                ended_by=ended.by if ended is not None else EndedBy(),
                 undelivered=bool(row.ended and not row.settled),
             )
         if not row.settled:
@@ -285,11 +279,11 @@ class Reader:
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
-            completion=data_loss(entry.init.request, damage) if whole else None,
+            completion=_data_loss(entry.init.request, damage) if completion else None,
         )
 
     def _event(self, position: int) -> EventRow:
-        """An event. Raises Damaged."""
+        """Return an event. Raises Damaged."""
         found = self._database.execute(_EVENT, (position,)).fetchone()
         if found is None:
             raise schema.Damaged(f"event {position} is not in the journal")
@@ -297,6 +291,11 @@ class Reader:
         if not row.sound:
             raise schema.Damaged(f"event {row.number} (row {position}) has another checksum")
         return row
+
+
+def _data_loss(request: RolloutRequest, damage: str) -> Completion:
+    lost = data_loss("journal", request.rollout_id, request.attempt, damage)
+    return replace(lost, group=request.group, evaluation=request.evaluation)
 
 
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:

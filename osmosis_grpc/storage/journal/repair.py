@@ -11,6 +11,7 @@ from pathlib import Path
 
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.sqlite.checksum import with_sum
 from osmosis_grpc.types import CompletionStatus, events
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
     database.execute("BEGIN IMMEDIATE")
     lost = _facts(database, path)
     for row in database.execute("SELECT * FROM tombstones").fetchall():
-        if schema.wrong("tombstones", row):
+        if schema.JOURNAL.tables["tombstones"].wrong(row):
             log.error("the cancel of rollout %s is damaged in the journal %s, and forgotten", row[1], path)
             database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
@@ -56,7 +57,7 @@ def _facts(database: sqlite3.Connection, path: Path) -> bool:
     """Delete damaged facts; whether there were any."""
     lost = False
     for row in database.execute("SELECT rowid, * FROM facts").fetchall():
-        if schema.wrong("facts", row[1:]):
+        if schema.JOURNAL.tables["facts"].wrong(row[1:]):
             lost = True
             log.error("the fact %r is damaged in the journal %s, and made anew", row[1], path)
             database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
@@ -123,5 +124,6 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)
     ended_at = None if ended is None else max(float(clock), row.accepted_at)
     end = state, start_time, end_time, ended, ended_at, positions, last_number, size, int(settled)
-    database.execute(_END, (*end, schema.end_sum((row.sequence, *end)), row.sequence))
+    _, *values = with_sum(b"rollouts.end_sum", (row.sequence, *end))
+    database.execute(_END, (*values, row.sequence))
     return True

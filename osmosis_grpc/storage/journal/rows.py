@@ -1,24 +1,14 @@
 """The rows of rollouts and events, and whether they are what was written."""
 
-import hashlib
 import json
 from array import array
 from typing import Any, NamedTuple
 
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
 from osmosis_grpc.storage.journal.retention import EVENT_BYTES
-from osmosis_grpc.storage.sqlite.checksum import event_sum
-from osmosis_grpc.types import (
-    Completion,
-    CompletionStatus,
-    EventKind,
-    Failure,
-    FailureReason,
-    InitRequest,
-    JournaledRollout,
-    RolloutRequest,
-)
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum, with_sum
+from osmosis_grpc.types import EventKind, JournaledRollout, RolloutState
 from osmosis_grpc.wire.event import kind_from_bytes
 from osmosis_grpc.wire.rollout import callback_to_bytes
 
@@ -79,7 +69,8 @@ class RolloutRow(NamedTuple):
 
     def wrong(self) -> str:
         """Return which checksum does not match, in words; an empty text if all match."""
-        return schema.wrong("rollouts", self)
+        found = schema.JOURNAL.tables["rollouts"].wrong(self)
+        return f"{found} does not agree in its row of rollouts" if found else ""
 
     def positions_json(self) -> str:
         """Return the positions of the events of an ended rollout as a JSON list, for a query."""
@@ -155,25 +146,8 @@ class Trail:
         return ""
 
 
-def data_loss(request: RolloutRequest, damage: str) -> Completion:
-    """The completion of a rollout that had ended, and of which the journal has lost something."""
-    name = f"{request.rollout_id}/{request.attempt}".encode("utf-8", "replace")
-    return Completion(
-        rollout_id=request.rollout_id,
-        attempt=request.attempt,
-        status=CompletionStatus.FAILED,
-        result_id=hashlib.blake2b(name, digest_size=16).hexdigest(),
-        finish_reason=DATA_LOSS,
-        failure=Failure(
-            "server", f"the journal's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
-        ),
-        group=request.group,
-        evaluation=request.evaluation,
-    )
-
-
 def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
-    """What a rollout's row has from its acceptance on, its checksum last."""
+    """Return the columns of a rollout that its acceptance and a new destination write, with their checksum last."""
     init, request = entry.init, entry.init.request
     row = (
         entry.sequence,
@@ -181,7 +155,7 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
         request.attempt,
         entry.owner,
         entry.attachment_id,
-        callback_column(init),
+        None if init.callback is None else callback_to_bytes(init.callback, secrets=False),
         request.group.id if request.group is not None else None,
         entry.agent_loop,
         request.idempotency_key,
@@ -190,9 +164,24 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
         accepted,
         accepted_at,
     )
-    return *row, schema.accept_sum(row)
+    return with_sum(b"rollouts.accept_sum", row)
 
 
-def callback_column(init: InitRequest) -> bytes | None:
-    """Return what a rollout's row has of its callback."""
-    return None if init.callback is None else callback_to_bytes(init.callback, secrets=False)
+def accept_row(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
+    """Return the values of schema.ACCEPT: the rollout is accepted, and has one event."""
+    rest = RolloutState.ACCEPTED.value, 1, 0, 0
+    end = row_sum(b"rollouts.end_sum", (entry.sequence, rest[0], None, None, None, None, None, *rest[1:]))
+    deaths = 0, schema.deaths_sum(entry.sequence, 0)
+    return *accepted_columns(entry, accepted, accepted_at), *rest, end, *deaths
+
+
+def end_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
+    """Return the values of schema.END for a rollout that has ended, or is settled, with the event of this number."""
+    written = rollout.positions.tobytes(), number, rollout.size, int(rollout.settled)
+    return with_sum(b"rollouts.end_sum", (rollout.sequence, *rollout.end, *written))
+
+
+def settle_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
+    """Return the values of schema.SETTLE."""
+    row = end_row(rollout, number)
+    return row[0], *row[6:9], row[-1]

@@ -1,12 +1,11 @@
 """The journal's tables, and what is written to them of many rollouts at once."""
 
 import sqlite3
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from osmosis_grpc.errors import DataLoss
-from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 from osmosis_grpc.types import events
 from osmosis_grpc.wire.event import kind_from_bytes
@@ -112,6 +111,8 @@ END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time
     FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+CALLBACK = 5
+"""The column of rollouts with the callback."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
 """What is written of many rollouts at once, in the order of a rollout's life; where in a row its sequence is."""
 
@@ -148,36 +149,11 @@ JOURNAL = Schema(
 )
 
 
-def accept_sum(values: Sequence[Any]) -> int:
-    """Return the checksum of _ACCEPTED columns."""
-    return row_sum(b"rollouts.accept_sum", values)
-
-
-def end_sum(values: Sequence[Any]) -> int:
-    """Return the checksum of _END columns."""
-    return row_sum(b"rollouts.end_sum", values)
-
-
 def deaths_sum(sequence: int, deaths: int) -> int:
     """Return the checksum of how often the process died."""
     return row_sum(b"rollouts.deaths_sum", (sequence, deaths))
 
 
-def fact(name: str, value: Any) -> tuple[str, Any, int]:
+def fact(name: str, value: Any) -> tuple[Any, ...]:
     """Return a row of facts."""
-    return name, value, row_sum(b"facts.checksum", (name, value))
-
-
-def tombstone(owner: str, rollout_id: str, attempt: int, until: float) -> tuple[str, str, int, float, int]:
-    """Return a row of tombstones."""
-    values = owner, rollout_id, attempt, until
-    return *values, row_sum(b"tombstones.checksum", values)
-
-
-def wrong(table: str, row: Sequence[Any]) -> str:
-    """Return what does not agree in a row of a table, in words; an empty text where all does."""
-    try:
-        found = JOURNAL.tables[table].wrong(row)
-    except Exception:  # a damaged value may be of any type
-        found = "a value"
-    return f"{found} does not agree in its row of {table}" if found else ""
+    return with_sum(b"facts.checksum", (name, value))

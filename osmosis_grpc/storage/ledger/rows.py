@@ -3,7 +3,6 @@
 Nothing here blocks the rest: a rollout that cannot go on becomes an outcome that FAILED (DATA_LOSS).
 """
 
-import hashlib
 import logging
 import sqlite3
 import time
@@ -12,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.checksum import row_sum
-from osmosis_grpc.types import Completion, CompletionStatus, Failure, FailureReason
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
 from osmosis_grpc.wire.rollout import completion_to_wire
 
 log = logging.getLogger(__name__)
@@ -92,42 +90,20 @@ def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, en
     return row_sum(b"rollout.end_sum", (rollout_id, attempt, result_id, completion, ended))
 
 
-def wrong(table: str, row: Sequence[Any]) -> str:
-    """Return which checksum of a row does not agree; an empty text where all do."""
-    try:
-        return LEDGER.tables[table].wrong(row)
-    except Exception:  # a damaged value may be of any type
-        return "a value"
-
-
 def whole_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
     """A rollout with its chats; None when it is not there."""
     row = connection.execute("SELECT * FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
         return None
     kept = _rollout(row)
-    if why := wrong("rollout", row):
+    if why := LEDGER.tables["rollout"].wrong(row):
         kept.damage = f"{why} does not agree in its row of rollout"
     chats = "SELECT * FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY position"
     for chat in connection.execute(chats, (rollout_id, row[1])):
         kept.chats.append(ChatRow._make(chat[1:9]))
-        if not kept.damage and wrong("chat", chat):
+        if not kept.damage and LEDGER.tables["chat"].wrong(chat):
             kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) has another checksum"
     return kept
-
-
-def data_loss(rollout_id: str, attempt: int, result_id: str, damage: str) -> Completion:
-    """The outcome of a rollout of which the ledger has lost something."""
-    return Completion(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        status=CompletionStatus.FAILED,
-        result_id=result_id,
-        finish_reason=DATA_LOSS,
-        failure=Failure(
-            "trainer", f"the ledger's record of the rollout is damaged: {damage}", True, reason=FailureReason.DATA_LOSS
-        ),
-    )
 
 
 def restored(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
@@ -163,12 +139,12 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
     A rollout of such an attachment is sent again, so that its server tells the new one how it ends.
     """
     for row in connection.execute("SELECT * FROM attachment").fetchall():
-        if wrong("attachment", row):
+        if LEDGER.tables["attachment"].wrong(row):
             log.error("the attachment at %r is damaged in the ledger %s, and made anew", row[0], path)
             connection.execute("DELETE FROM attachment WHERE server_key IS ?", row[:1])
             connection.execute(_SEND_AGAIN)
     for row in connection.execute("SELECT * FROM confirmed").fetchall():
-        if wrong("confirmed", row):
+        if LEDGER.tables["confirmed"].wrong(row):
             log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)
             attempt = row[1] if isinstance(row[1], int) else 1
             made = str(row[0]), attempt, str(row[2]), time.time()
@@ -181,7 +157,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
     """The unfinished rollouts with their chats, after those that cannot go on were ended."""
     found: dict[str, LedgerRollout] = {}
     for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
-        why = wrong("rollout", row)
+        why = LEDGER.tables["rollout"].wrong(row)
         if why == "tools_sum":  # they are asked for again
             log.error("the tools of rollout %s are damaged in the ledger %s, and asked for again", row[0], path)
             connection.execute("UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE rollout_id = ?", row[:1])
@@ -203,7 +179,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
     """Rollouts with a damaged chat: what follows it is read from the server's events, where it is needed."""
     for chat in chats:
         name = chat[1]
-        if name not in cut and wrong("chat", chat):
+        if name not in cut and LEDGER.tables["chat"].wrong(chat):
             log.error(
                 "chat %s of rollout %s is damaged in the ledger %s; it and what follows is forgotten",
                 chat[4],
@@ -235,10 +211,9 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
 def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
     """An unfinished rollout that cannot go on becomes an outcome, to be handed out and confirmed."""
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
-    name = f"{rollout_id}/{attempt}".encode("utf-8", "replace")
-    result_id = hashlib.blake2b(name, digest_size=16).hexdigest()
-    data = completion_to_wire(data_loss(rollout_id, attempt, result_id, damage)).SerializeToString()
-    end = result_id, data, time.time()
+    completion = data_loss("ledger", rollout_id, attempt, damage)
+    data = completion_to_wire(completion).SerializeToString()
+    end = completion.result_id, data, time.time()
     connection.execute(
         _QUARANTINE,
         (

@@ -32,6 +32,12 @@ def row_sum(about: bytes, values: Iterable[Any]) -> int:
     return crc32(b"".join(parts))
 
 
+def with_sum(about: bytes, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values and, last, their row_sum."""
+    values = tuple(values)
+    return *values, row_sum(about, values)
+
+
 def event_sum(position: int, sequence: int, number: int, time: float, kind: int, body: bytes) -> int:
     """Return what row_sum gives for an event. There are many events, and this is faster."""
     head = _event(EVENTS, b"#", position, b"#", sequence, b"#", number, b"#", time, b"#", kind, b"b", len(body))

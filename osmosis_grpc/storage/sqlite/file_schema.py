@@ -34,14 +34,16 @@ class Table:
     """Places of the columns that grow: where two versions of a row are found, the higher one is the newer one."""
 
     def wrong(self, row: Row) -> str:
-        """Which checksum does not agree with a row; empty where all do."""
-        for place, about, covered in self._checks:
-            values = [row[at] for at in covered]
-            if row[place] is None:
-                if any(row[at] is not None for at in covered if at in self.optional):
+        """Return the first checksum that does not match a row, or "a value"; an empty text if all match."""
+        try:
+            for place, about, covered in self._checks:
+                if row[place] is None:
+                    if any(row[at] is not None for at in covered if at in self.optional):
+                        return self.columns[place]
+                elif row[place] != row_sum(about, [row[at] for at in covered]):
                     return self.columns[place]
-            elif row[place] != row_sum(about, values):
-                return self.columns[place]
+        except Exception:  # a damaged value may be of any type
+            return "a value"
         return ""
 
     def newer(self, row: Row, other: Row) -> bool:

@@ -136,14 +136,16 @@ class Evidence:
                     yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
 
     def _made_no_progress(self, name: str) -> bool:
-        """Whether as many runs of a rollout got no new reply as end it for good."""
-        first: dict[tuple[object, ...], int] = {}
-        for line in self.by_op["got"]:
-            if line.id == name:
-                first.setdefault(tuple(line.key), line.number)
-        progress = max(first.values(), default=0)
+        """Whether as many runs of a rollout got no new reply as end it for good.
+
+        Progress is the moment at which the trainer sampled the newest reply that the agent saw. The agent may see it
+        much later: runs that are killed early do not get that far.
+        """
+        got = {tuple(line.key) for line in self.by_op["got"] if line.id == name}
+        sampled = (line for line in self.by_op["sampled"] if line.id == name and tuple(line.key[1:]) in got)
+        progress = max((line.number for line in sampled), default=0)
         runs = sum(line.id == name and line.number > progress for line in self.by_op["run"])
-        return runs >= CONVICTED - bool(first)  # the run that got the last reply was killed, too
+        return runs >= CONVICTED - bool(got)  # the run that got the last reply was killed, too
 
     def fails_as_promised(self) -> Iterator[Break]:
         """What cannot go on fails at the server's restart and may be tried again; everything else completes."""

@@ -1,15 +1,15 @@
-"""The Journal port in memory."""
+"""A Journal in memory: it ends with its process."""
 
 import asyncio
 import sys
 import uuid
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from osmosis_grpc.engine.journal import Figures, Trajectories
+from osmosis_grpc.engine.journal_port import Journal, Trajectories
 from osmosis_grpc.types import JournaledRollout, RolloutState, TrajectoryEvent, events
 
 T = TypeVar("T")
@@ -32,24 +32,12 @@ class _Rollout:
     ended: bool = False
 
 
-class MemoryJournal:
-    """Keeps events in pages, in the order of their positions. A page is freed when all its events are forgotten.
-
-    Nothing outlives the process, so there is nothing to recover: the methods for that return nothing.
-    """
-
-    durable = False
-    crashed = False
-    problem = ""
+class MemoryJournal(Journal):
+    """Keeps events in pages, in the order of their positions. A page is freed when all its events are forgotten."""
 
     def __init__(self) -> None:
-        self.journal_id = uuid.uuid4().hex
-        self.on_commit: Callable[[Sequence[Any], bool], None] = lambda tokens, ok: None
-        self.on_problem: Callable[[str], None] = lambda problem: None
-        self.last_position = 0
-        self.forgotten_position = 0
-        self.last_sequence = 0
-        self.live_size = 0
+        super().__init__(uuid.uuid4().hex)
+        self._live_size = 0
         self._newest: list[TrajectoryEvent | None] = [None] * PAGE
         self._pages = {0: self._newest}
         self._left = {0: PAGE - 1}  # positions count from 1
@@ -58,10 +46,13 @@ class MemoryJournal:
         self._entries: dict[int, JournaledRollout] = {}
         """By sequence, in order of acceptance."""
 
+    @property
+    def live_size(self) -> int:
+        return self._live_size
+
     # Writing: each append is committed at once.
 
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
-        """See Journal."""
         self.last_position = position = self.last_position + 1
         index = position % PAGE
         if not index:
@@ -79,34 +70,20 @@ class MemoryJournal:
         rollout.size += size
         if type(event.kind) is events.Ended:
             rollout.ended = True
-            self.live_size -= rollout.size - size
+            self._live_size -= rollout.size - size
         elif not rollout.ended:
-            self.live_size += size
+            self._live_size += size
         return True
 
     def barrier(self, then: Callable[[bool], None]) -> None:
-        """See Journal."""
         then(True)
 
-    def repoint(self, entry: JournaledRollout) -> None:
-        """See Journal. There is nothing to record."""
-
-    def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
-        """See Journal. There is nothing to record."""
-
-    def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
-        """See Journal. The engine keeps it; there is nothing to record."""
-
-    def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
-        """See Journal. There is nothing to record."""
-
     def forget(self, rollout_id: str, attempt: int) -> None:
-        """See Journal."""
         rollout = self._rollouts.pop((rollout_id, attempt), None)
         if rollout is None:
             return
         del self._entries[rollout.entry.sequence]
-        self.live_size -= 0 if rollout.ended else rollout.size
+        self._live_size -= 0 if rollout.ended else rollout.size
         for position in rollout.positions:
             page, index = divmod(position, PAGE)
             self._pages[page][index] = None
@@ -115,22 +92,14 @@ class MemoryJournal:
                 del self._pages[page], self._left[page]
         self.forgotten_position = max(self.forgotten_position, rollout.positions[-1])
 
-    def sweep(self) -> None:
-        """See Journal. The engine forgets each rollout by itself."""
-
-    def close(self) -> None:
-        """See Journal. There is nothing to release."""
-
     # Reading.
 
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        """See Journal."""
         rollout = self._rollouts.get((rollout_id, attempt))
         positions = rollout.positions[after : after + limit] if rollout else ()
         return [event for position in positions if (event := self._pages[position // PAGE][position % PAGE])]
 
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
-        """See Journal."""
         after = max(after, next(iter(self._pages)) * PAGE - 1)
         reached = min(self.last_position, after + STEP)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -143,21 +112,12 @@ class MemoryJournal:
         return found, reached
 
     async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
-        """See Journal. Nothing is decoded here, so it is called at once."""
+        """Call `read` at once: there is nothing to decode."""
         return read(lambda rollout_id, attempt: self.events(rollout_id, attempt, 0, sys.maxsize))
 
     def size(self, rollout_id: str, attempt: int) -> int:
-        """See Journal."""
         rollout = self._rollouts.get((rollout_id, attempt))
         return rollout.size if rollout else 0
-
-    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
-        """See Journal."""
-        return ()
-
-    def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        """See Journal."""
-        return ""
 
     async def entries(
         self,
@@ -169,7 +129,7 @@ class MemoryJournal:
         group_id: str = "",
         unsettled: bool = False,
     ) -> Sequence[JournaledRollout]:
-        """See Journal. It knows no state of a rollout, and returns all of the group."""
+        """Return all rollouts of the owner and the group; this journal does not know their states."""
         found: list[JournaledRollout] = []
         sequences = list(self._entries)
         for count, sequence in enumerate(sequences[bisect_right(sequences, after) :], 1):
@@ -183,27 +143,3 @@ class MemoryJournal:
             if count % STEP == 0:
                 await asyncio.sleep(0)
         return found
-
-    def unsettled(self) -> Sequence[JournaledRollout]:
-        """See Journal."""
-        return ()
-
-    def elapsed(self, entry: JournaledRollout) -> float:
-        """See Journal."""
-        return 0.0
-
-    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        """See Journal."""
-        return ()
-
-    def version(self, digest: str) -> Mapping[str, str]:
-        """See Journal."""
-        return {}
-
-    def has_room(self, owner: str) -> bool:
-        """See Journal. The engine's memory budget is the only limit."""
-        return True
-
-    def figures(self) -> Figures | None:
-        """See Journal."""
-        return None
