@@ -11,7 +11,7 @@ from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer

@@ -226,7 +226,7 @@ async def open_transports(stack: AsyncExitStack):
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(Trainer([server.address], sampler))
-    attached._cache.__class__ = Forgetful
+    attached.scheduler.cache.__class__ = Forgetful
 
     async def through(request):
         async with asyncio.timeout(PATIENCE):

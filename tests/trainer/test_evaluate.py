@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
-from tests.trainer.raw_agent_server import RawAgentServer, referring
 from tests.waiting import ended, until
 
 COMPLETED, FAILED = CompletionStatus.COMPLETED, CompletionStatus.FAILED

@@ -72,6 +72,7 @@ CALLS = {
     "resume": lambda trainer: resolved(trainer.resume()),
     "resume with a version": lambda trainer: resolved(trainer.resume(version=1)),
     "metrics": lambda trainer: resolved(trainer.metrics()),
+    "scheduler": lambda trainer: resolved(trainer.scheduler),
     "servers": lambda trainer: resolved(trainer.servers),
     "group_counts": lambda trainer: resolved(trainer.group_counts),
     "source": lambda trainer: resolved(trainer.source),

@@ -9,12 +9,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, trainer_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.link.client_calls import call
-from osmosis_grpc.trainer import RolloutRequest, Trainer, completions
+from osmosis_grpc.testing.raw.server_frames import complete, referring, status
+from osmosis_grpc.trainer import RolloutRequest, Trainer, completion_recorder
 from osmosis_grpc.types import Completion, CompletionStatus
 from osmosis_grpc.wire.rollout import completion_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import CODE
-from tests.trainer.raw_agent_server import complete, referring, status
 from tests.waiting import until
 
 
@@ -24,7 +24,7 @@ def within(awaitable):
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(completions, "READING_LIMIT", 0.5)
+    monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.5)
 
 
 @pytest.mark.parametrize("events", ["silent", "gone"])
