@@ -15,9 +15,10 @@ from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.legacy_agent import QUESTION, REPLY, OldAgentServer
-from tests.waiting import until
+from tests.waiting import ended, until
 
 SETTINGS = RolloutClientSettings(retry_base_delay=0.1, retry_max_delay=1.0)
 ENGINE = {"outbox_delay": (0.05, 0.2), "retry_delay": (0.05, 0.1), "stop_again_after": (0.05, 0.1)}
@@ -51,7 +52,7 @@ class Deployment:
     loop: HttpAgent
     server: AgentServer
     client: RolloutClient
-    trainer: TrainerServer
+    trainer: CallbackTrainer
     policy: Policy
 
     async def init(self, rollout_id: str = "r1", **more: Any) -> Any:
@@ -71,7 +72,7 @@ class Deployment:
 
     async def wait(self, rollout_id: str = "r1", attempt: int = 0) -> Any:
         async with asyncio.timeout(10):
-            return await self.client.wait(rollout_id, attempt)
+            return await ended(self.client, rollout_id, attempt)
 
     async def asked(self, count: int = 1) -> None:
         await until(lambda: len(self.policy.asked) >= count)
@@ -151,7 +152,7 @@ async def builder(later):
             await slow.enter_async_context(loop)
             server = await enter(AgentServer([loop], port=0, config=ServerConfig(**(ENGINE | config))))
             policy = Policy()
-            trainer = await enter(TrainerServer(policy))
+            trainer = await enter(CallbackTrainer(policy))
             client = await enter(once(server.address))
             deployments.append(Deployment(old, loop, server, client, trainer, policy))
             return deployments[-1]

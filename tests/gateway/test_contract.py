@@ -13,7 +13,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
-from tests.waiting import until
+from tests.waiting import ended, until
 
 QUICK = RolloutClientSettings(retry_base_delay=0.1)
 
@@ -97,7 +97,7 @@ async def test_a_rollout_from_its_init_to_its_result():
 async def test_tokens_are_taken_where_the_trainer_tells_them():
     async with gateway() as (server, trainer, session), RolloutClient(server.address) as client:
         await init(session, trainer.init_body())
-        completion = await client.wait("r1")
+        completion = await ended(client, "r1")
         seen = [event.kind async for event in client.events("r1")]
     sample = completion.samples["main"]
     assert sample.trainable

@@ -6,7 +6,8 @@ import aiohttp
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.test_contract import health
 from tests.processes import serving
 from tests.waiting import until
@@ -24,7 +25,7 @@ async def delivered(session):
 async def five_rollouts(ready, name):
     """Run five rollouts to their delivered end; what /health and GetServerInfo count then."""
     async with (
-        TrainerServer(ToolCallingMock()) as trainer,
+        CallbackTrainer(ToolCallingMock()) as trainer,
         RolloutClient(ready["grpc"]) as client,
         aiohttp.ClientSession(f"http://{ready['http']}") as session,
     ):
