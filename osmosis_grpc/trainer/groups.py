@@ -5,7 +5,6 @@ more open groups than rollouts in flight, and one more that is being started.
 """
 
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
-from osmosis_grpc.trainer.progress import Progress
-from osmosis_grpc.trainer.run import Requests, Run, reason_of
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus
 
@@ -92,46 +90,27 @@ class _Open:
     failed: dict[int, Completion] = field(default_factory=dict)
 
 
-class Grouping:
-    """One call of Trainer.groups(). `counts` is counted up as GroupCounts names it."""
+class GroupRun(Run):
+    """One call of Trainer.groups()."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        group_size: int,
-        max_in_flight: int,
-        colocate_groups: bool,
-        retries: int,
-        on_failure: OnFailure,
-        counts: Counter[str],
-        progress: Progress | None = None,
-    ) -> None:
-        if group_size < MIN_MEMBERS:
-            raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
+    name = "groups"
+    raises_known = True
+
+    def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
+        super().__init__(scheduler, options)
+        self._counts = scheduler.group_counts
+        size = self._size = options.group_size
+        if size < MIN_MEMBERS:
+            raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
-        self._scheduler = scheduler
-        self._size = group_size
-        self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._counts = counts
-        self._hints = on_failure == "drop_group" and group_size > MIN_MEMBERS
+        self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS
         self._open: dict[str, _Open] = {}
-        self._run = Run(
-            scheduler,
-            group_size=group_size,
-            max_in_flight=max_in_flight,
-            colocate_groups=colocate_groups,
-            retries=retries,
-            counts=counts,
-            progress=progress,
-            name="groups",
-            raises_known=True,
-        )
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
-        async with aclosing(self._run.ended(requests)) as ended:
+        async with aclosing(self.ended(requests)) as ended:
             async for request, completion in ended:
                 assert request.group is not None
                 name = request.group.id
@@ -163,7 +142,7 @@ class Grouping:
 
     async def _drop(self, name: str, group: _Open, last: Completion) -> None:
         """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
-        untaken = self._run.abandon(name)
+        untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
         log.warning(

@@ -1,7 +1,7 @@
 """Confirms a completion that a ledger holds."""
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.types import Completion
 
 

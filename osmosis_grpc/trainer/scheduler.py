@@ -2,23 +2,22 @@
 
 import asyncio
 import logging
-import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
-from osmosis_grpc.trainer.completions import Completions
+from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
 from osmosis_grpc.trainer.servers import LOST, Servers
@@ -31,8 +30,6 @@ log = logging.getLogger(__name__)
 TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
-LOST_PAUSES = 0.25, 10.0
-"""Seconds before a lost rollout runs again: after its first loss, and at most."""
 SETTLING = 5.0
 """Seconds that a trainer which closes waits for the outcomes of rollouts that were given up, and for its ledger."""
 
@@ -54,8 +51,10 @@ class Scheduler:
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
+        self.group_counts: Counter[str] = Counter()
+        """The values of Trainer.group_counts."""
         self.servers = Servers(supervisor, config=config, lost=self._lost, stuck=self._stuck, nobody=self._nobody)
-        self._completions = Completions(
+        self._completions = CompletionRecorder(
             cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
         )
         self._max_attempts = config.max_attempts
@@ -214,8 +213,7 @@ class Scheduler:
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
-            first, longest = LOST_PAUSES
-            self.restart(rollout, why, min(longest, first * 2 ** (losses - 1)) * random.uniform(0.5, 1.0))
+            self.restart(rollout, why, rollout.backoff.next())
             return
         name = rollout.request.rollout_id
         self.refused(rollout, Unavailable(f"rollout {name} was lost {losses} times: {'; '.join(rollout.losses)}"))
@@ -319,7 +317,7 @@ class Scheduler:
     # What servers tell.
 
     def completed(self, report: Report) -> None:
-        """See Completions.record."""
+        """See CompletionRecorder.record."""
         refusals: list[CallError] = []
 
         def take() -> None:

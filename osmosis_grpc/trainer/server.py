@@ -25,7 +25,7 @@ from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import Ledger, SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of
@@ -191,7 +191,7 @@ class TrainerServer:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             if self._path is not None:
-                self._ledger = await Ledger.open(self._path, self._ttl, self.supervisor)
+                self._ledger = await SqliteLedger.open(self._path, self._ttl, self.supervisor)
                 stack.push_async_callback(self._ledger.close)
             await stack.enter_async_context(entered(self._policy))
             await self._begin()

@@ -2,41 +2,36 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import Ledger, SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.evaluate import Evaluation
-from osmosis_grpc.trainer.groups import GroupCounts, Grouping, OnFailure, OutcomeGroup
-from osmosis_grpc.trainer.progress import shown
+from osmosis_grpc.trainer.evaluate import Evaluation, EvaluationRun
+from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import Requests, Run, left_over
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import CancelResult, Completion, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
-
-T = TypeVar("T")
 
 TransportName = Literal["attach", "callback"]
 
@@ -100,42 +95,36 @@ class Trainer:
         self._transport_name = transport
         self._policy = policy
         self._ledger_path = ledger
-        self._ledger: Ledger | None = None
-        self._opened_cache: ChatCache | None = None
-        self._opened_scheduler: Scheduler | None = None
-        self._transport: Transport
-        self._supervisor: Supervisor
+        self._scheduler: Scheduler | None = None
+        self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
-        self._group_counts: Counter[str] = Counter()
         self.address = ""
         """Where agent servers reach this trainer, the port as bound; empty if it does not listen."""
 
     @property
-    def _cache(self) -> ChatCache:
-        return _of_open(self._opened_cache)
-
-    @property
-    def _scheduler(self) -> Scheduler:
-        return _of_open(self._opened_scheduler)
+    def scheduler(self) -> Scheduler:
+        """The parts of an open trainer, for tests. Their names may change. Raises RuntimeError before it is open."""
+        if self._scheduler is None:
+            raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
+        return self._scheduler
 
     async def __aenter__(self) -> "Trainer":
         async with AsyncExitStack() as stack:
-            self._supervisor = Supervisor("the trainer")
-            stack.push_async_callback(self._supervisor.close)
+            supervisor = Supervisor("the trainer")
+            stack.push_async_callback(supervisor.close)
+            ledger = None
             if self._ledger_path is not None:
-                self._ledger = await Ledger.open(self._ledger_path, self._config.ttl, self._supervisor)
-                stack.push_async_callback(self._ledger.close)
+                ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
+                stack.push_async_callback(ledger.close)
             await stack.enter_async_context(entered(self._policy))
-            await self._begin()
+            await self._begin(ledger, supervisor)
             self._resources = stack.pop_all()
         return self
 
-    async def _begin(self) -> None:
-        cache = self._opened_cache = ChatCache(self._policy, self._ledger, self._supervisor)
-        scheduler = self._opened_scheduler = Scheduler(
-            cache, self._supervisor, config=self._config, ledger=self._ledger
-        )
-        self._supervisor.add_listener(self._failed)
+    async def _begin(self, ledger: Ledger | None, supervisor: Supervisor) -> None:
+        cache = ChatCache(self._policy, ledger, supervisor)
+        scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
+        supervisor.add_listener(self._failed)
         self._transport = TRANSPORTS[self._transport_name](
             scheduler,
             self._targets,
@@ -150,25 +139,25 @@ class Trainer:
             scheduler.close()
             raise
         self.address = self._transport.address
-        kept = self._ledger.take_restored() if self._ledger is not None else []
+        kept = ledger.take_restored() if ledger is not None else []
         cache.restore(kept, time.monotonic())
         self._transport.add_servers(kept)
-        if self._ledger is not None:
+        if ledger is not None:
             scheduler.restore(kept)
         await self._transport.begin()
-        self._supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
+        supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
 
     def _failed(self, error: BaseException) -> None:
-        self._scheduler.fail(TrainerFailed(self._supervisor.failed_job, error))
+        self.scheduler.fail(TrainerFailed(self.scheduler.supervisor.failed_job, error))
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
-            await self._scheduler.settle()
+            await self.scheduler.settle()
             self._transport.leave()
-            await self._scheduler.servers.part()
+            await self.scheduler.servers.part()
             await self._transport.close()
         finally:
-            self._scheduler.close()
+            self.scheduler.close()
             await self._resources.aclose()
 
     @property
@@ -184,7 +173,7 @@ class Trainer:
                 s.identity.version,
                 s.identity.journal_id,
             )
-            for s in self._scheduler.servers
+            for s in self.scheduler.servers
         ]
 
     async def rollout(
@@ -198,14 +187,14 @@ class Trainer:
         is refused with, InvalidArgument naming the field, AlreadyExists for another request under
         its id, Unavailable when there is no agent server.
         """
-        rollout = self._scheduler.submit(checked(request, changes), affinity_key=affinity_key)
+        rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
             return await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self._scheduler.abandon(rollout)
+                self.scheduler.abandon(rollout)
 
     async def run(
         self,
@@ -225,20 +214,12 @@ class Trainer:
         Raises TypeError and InvalidArgument for a request that cannot be sent, InvalidArgument for an id that comes
         twice.
         """
-        scheduler = self._scheduler
-        with shown(progress, requests, group_size, self._supervisor) as bar:
-            run = Run(
-                scheduler,
-                group_size=group_size,
-                max_in_flight=max_in_flight,
-                colocate_groups=colocate_groups,
-                progress=bar,
-            )
-            async with aclosing(run.ended(requests)) as ended:
-                async for _, completion in ended:
-                    if bar is not None:
-                        bar.refresh()
-                    yield completion
+        options = RunOptions(
+            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
+        )
+        async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
+            async for _, completion in ended:
+                yield completion
 
     async def groups(
         self,
@@ -262,29 +243,22 @@ class Trainer:
         run before (Aborted for one of a lower attempt), LedgerError when the outcomes of a dropped group
         cannot be confirmed.
         """
-        scheduler = self._scheduler
-        with shown(progress, requests, group_size, self._supervisor) as bar:
-            grouping = Grouping(
-                scheduler,
-                group_size=group_size,
-                max_in_flight=max_in_flight,
-                colocate_groups=colocate_groups,
-                retries=retries,
-                on_failure=on_failure,
-                counts=self._group_counts,
-                progress=bar,
-            )
-            async with aclosing(grouping.groups(requests)) as groups:
-                async for group in groups:
-                    if bar is not None:
-                        bar.refresh()
-                    yield group
+        options = RunOptions(
+            group_size=group_size,
+            max_in_flight=max_in_flight,
+            colocate_groups=colocate_groups,
+            retries=retries,
+            progress=progress,
+        )
+        run = GroupRun(self.scheduler, options, on_failure=on_failure)
+        async with aclosing(run.groups(requests)) as groups:
+            async for group in groups:
+                yield group
 
     @property
     def group_counts(self) -> GroupCounts:
         """What became of the groups of groups() so far."""
-        _of_open(self._opened_scheduler)
-        return GroupCounts(**self._group_counts)
+        return GroupCounts(**self.scheduler.group_counts)
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
@@ -297,15 +271,8 @@ class Trainer:
         An id runs once: a later evaluation of the same rows needs other ids. Raises as run() does;
         cancelling it cancels what is not over.
         """
-        run = Run(
-            self._scheduler,
-            group_size=group_size,
-            max_in_flight=max_in_flight,
-            colocate_groups=colocate_groups,
-            changes={"evaluation": True},
-            name="evaluate",
-        )
-        async with aclosing(run.ended(requests)) as ended:
+        options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
+        async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
 
     async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
@@ -315,7 +282,7 @@ class Trainer:
         still run, as they end. What rollout() or run() ask for is theirs; leaving the loop cancels
         nothing. Empty without a ledger.
         """
-        async with aclosing(left_over(self._scheduler)) as completions:
+        async with aclosing(left_over(self.scheduler)) as completions:
             async for completion in completions:
                 yield completion
 
@@ -330,14 +297,14 @@ class Trainer:
         """
         check_selection(rollout_id, group_id, everything=everything)
         cancels = []
-        for rollout in list(self._scheduler.rollouts.values()):
+        for rollout in list(self.scheduler.rollouts.values()):
             group = rollout.request.group
             selected = group is not None and group.id == group_id if group_id else everything
             if not selected and rollout_id != rollout.request.rollout_id:
                 continue
             rollout.cancelled = True
             if rollout.server is None:
-                self._scheduler.end_here(rollout)
+                self.scheduler.end_here(rollout)
             else:  # by its id: a group, or everything, may include rollouts of the owner's other trainers
                 cancels.append(rollout.server.cancel(rollout.request.rollout_id, reason))
         return list(chain.from_iterable(await asyncio.gather(*cancels)))
@@ -352,13 +319,13 @@ class Trainer:
         refused with.
         """
         await asyncio.sleep(0)  # a task that was created just before this one may have it to submit
-        if self._scheduler.failure is not None:
-            raise self._scheduler.failure
-        rollout = self._scheduler.rollouts.get(rollout_id)
+        if self.scheduler.failure is not None:
+            raise self.scheduler.failure
+        rollout = self.scheduler.rollouts.get(rollout_id)
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        servers = [first] if first is not None else self._scheduler.servers.attached
+        servers = [first] if first is not None else self.scheduler.servers.attached
         for server in servers:
             begun = False
             try:
@@ -383,9 +350,9 @@ class Trainer:
             load_weights(step)
             trainer.resume(version=step)
         """
-        self._scheduler.servers.pause()
+        self.scheduler.servers.pause()
         if idle:
-            return self._cache.sampler.idle()
+            return self.scheduler.cache.sampler.idle()
         paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         paused.set_result(None)
         return paused
@@ -398,9 +365,9 @@ class Trainer:
         for a version that is neither text nor a whole number.
         """
         if version is not None:
-            self._cache.sampler.version = version_text(version)
-        self._cache.sampler.resumed()
-        self._scheduler.servers.resume()
+            self.scheduler.cache.sampler.version = version_text(version)
+        self.scheduler.cache.sampler.resumed()
+        self.scheduler.servers.resume()
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
@@ -426,16 +393,16 @@ class Trainer:
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
-        return groups | self._cache.metrics.read(
-            open_rollouts=len(self._scheduler.rollouts),
-            open_chats=self._cache.sampler.in_flight,
-            version=self._cache.sampler.version,
+        return groups | self.scheduler.cache.metrics.read(
+            open_rollouts=len(self.scheduler.rollouts),
+            open_chats=self.scheduler.cache.sampler.in_flight,
+            version=self.scheduler.cache.sampler.version,
         )
 
     @property
     def source(self) -> TrainerMetrics:
         """The same by family, with histograms and the RPCs, as collector() has them."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self._supervisor.failures)
+        return TrainerMetrics(self.scheduler.cache.metrics, self.metrics, self.scheduler.supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
         """Returns these metrics as a collector for prometheus_client, of the extra `server`.
@@ -448,11 +415,4 @@ class Trainer:
         return prometheus(self.source)
 
     def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._config.ttl, keep=self._scheduler.rollouts)
-
-
-def _of_open(part: T | None) -> T:
-    """Returns a part that a trainer has once it is open. Raises RuntimeError before that."""
-    if part is None:
-        raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
-    return part
+        self.scheduler.cache.sweep(time.monotonic() - self._config.ttl, keep=self.scheduler.rollouts)

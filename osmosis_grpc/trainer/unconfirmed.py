@@ -9,7 +9,7 @@ from functools import partial
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.data_loss import data_loss
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt import AttemptCache
 from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, tools_of
 from osmosis_grpc.trainer.receipt import LedgerReceipt
@@ -78,7 +78,7 @@ class UnconfirmedOutcomes:
         log.error(
             "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
             kept.rollout_id,
-            self._ledger.path,
+            self._ledger.name,
             damage,
         )
         return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
+from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.damaged import flip
 from tests.storage.journals import keeping
@@ -33,7 +33,7 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
 
 async def kept_ledger(path: Path) -> None:
     """A ledger with three outcomes of two chats each."""
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     for name in ("a", "b", "c"):
         ledger.record_assignment(
             name, 1, b"init of " + name.encode(), "target 127.0.0.1:9", "", lambda value, error: None

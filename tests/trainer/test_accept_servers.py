@@ -10,10 +10,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.link import dialled_stream
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from tests.server.raw_trainer import Talk
+from tests.server.attached import Talk
 from tests.trainer.deployment import Deployment
-from tests.trainer.raw_agent_server import HEARTBEAT
 
 
 async def test_a_server_that_comes_back_is_known_by_its_journal(listening):
@@ -79,7 +79,7 @@ async def test_a_lost_servers_rollouts_go_to_another(listening):
 
 async def test_a_lost_server_that_comes_back_with_all_its_rollouts_is_of_use_again(serve, policy, stack, monkeypatch):
     redial = functools.partial(dialled_stream.redial, pauses=(0.2, 0.4))
-    monkeypatch.setattr("osmosis_grpc.trainer.transports.dialling.redial", redial)
+    monkeypatch.setattr("osmosis_grpc.trainer.transports.transport.redial", redial)
     servers = [await serve(Talk(), max_concurrent=1, max_queued=0) for _ in range(2)]
 
     async def hold(request: Any) -> Any:

@@ -295,11 +295,11 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
     trainer = await attach_to(policy, await serve(talker()))
     running = start(trainer.rollout(rollout_id="r"))
     await until(lambda: asked == [1])
-    (rollout,) = trainer._scheduler.rollouts.values()
+    (rollout,) = trainer.scheduler.rollouts.values()
     rollout.server._stream = None  # nothing goes out any more
     cancelling = asyncio.ensure_future(trainer.cancel("r"))
     await asyncio.sleep(0)
-    trainer._scheduler.restart(rollout, "the server has forgotten it")
+    trainer.scheduler.restart(rollout, "the server has forgotten it")
     completion = await running
     assert (completion.status, completion.attempt) == (CANCELLED, 1)
     assert asked == [1]

@@ -15,7 +15,7 @@ import pytest
 
 from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
@@ -55,7 +55,7 @@ async def collect(completions):
 
 
 async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     try:
         other = "import asyncio, sys; from osmosis_grpc.trainer import Trainer\n"
         other += "async def main():\n    async with Trainer([], print, ledger=sys.argv[1]): pass\nasyncio.run(main())"
@@ -63,14 +63,14 @@ async def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path):
         assert told.returncode == 1
         assert f"{tmp_path / 'ledger'} is in use by process {os.getpid()}: end that one, or name" in (told.stderr)
         with pytest.raises(LedgerError, match=rf"process {os.getpid()} \(this one\)"):
-            await Ledger.open(tmp_path / "ledger", 60.0)
+            await SqliteLedger.open(tmp_path / "ledger", 60.0)
     finally:
         await ledger.close()
-    await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
+    await (await SqliteLedger.open(tmp_path / "ledger", 60.0)).close()
 
 
 async def test_a_forked_child_does_not_hold_the_ledger(tmp_path):
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     waits, wakes = os.pipe()
     child = os.fork()
     if not child:
@@ -79,7 +79,7 @@ async def test_a_forked_child_does_not_hold_the_ledger(tmp_path):
         os._exit(0)
     try:
         await ledger.close()
-        await (await Ledger.open(tmp_path / "ledger", 60.0)).close()
+        await (await SqliteLedger.open(tmp_path / "ledger", 60.0)).close()
     finally:
         os.close(wakes)
         os.close(waits)
@@ -91,11 +91,11 @@ async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
     with closing(sqlite3.connect(tmp_path / "other")) as connection:
         connection.execute("CREATE TABLE mine (x)")
     with pytest.raises(LedgerError, match="is a database of another program: use another file"):
-        await Ledger.open(tmp_path / "other", 60.0)
+        await SqliteLedger.open(tmp_path / "other", 60.0)
     with pytest.raises(LedgerError, match="cannot be used as a ledger: file is not a database"):
-        await Ledger.open(tmp_path / "text", 60.0)
+        await SqliteLedger.open(tmp_path / "text", 60.0)
     with pytest.raises(LedgerError, match="is a folder: name a file"):
-        await Ledger.open(tmp_path, 60.0)
+        await SqliteLedger.open(tmp_path, 60.0)
     assert rows(tmp_path / "other", "SELECT name FROM sqlite_schema") == [("mine",)]
 
 
@@ -109,7 +109,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
         connection.execute(f"PRAGMA user_version = {version}")
     before = path.read_bytes()
     with pytest.raises(LedgerError) as refused:
-        await Ledger.open(path, 60.0)
+        await SqliteLedger.open(path, 60.0)
     told = (
         f"{path} was written by {age} version (schema {version}, this one reads 3): move it away, or use another file"
     )
@@ -187,11 +187,11 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
     async with Trainer([server.address], halting, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
         await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
-        await until(lambda: len(trainer._scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
-        ids = [s.attachment_id for s in trainer._scheduler.servers]
+        await until(lambda: len(trainer.scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
+        ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
         async with Trainer([server.address], halting, ledger=left) as other:
-            assert [s.attachment_id for s in other._scheduler.servers] == ids
+            assert [s.attachment_id for s in other.scheduler.servers] == ids
             gate.set()
             got = await collect(other.run(requests(3, metadata={"turns": 2})) if ask == "run" else other.unconfirmed())
             assert sorted(completion.rollout_id for completion in got) == ["r0", "r1", "r2"]
@@ -224,7 +224,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
     async with Trainer([(await serve(agent)).address], reply, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
         await asyncio.sleep(0.05)
         left = copied(path)
         running.cancel()
@@ -280,7 +280,7 @@ async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
         waiting = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         waiting.cancel()
-        await until(lambda: "r0" not in trainer._scheduler.rollouts)
+        await until(lambda: "r0" not in trainer.scheduler.rollouts)
     assert rows(path, "SELECT rollout_id FROM confirmed") == [("r0",)]
     async with Trainer([server.address], reply, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
@@ -294,16 +294,16 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         address = trainer.address
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
         await asyncio.sleep(0.05)
-        ids = [s.attachment_id for s in trainer._scheduler.servers]
+        ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
         running.cancel()
-        next(iter(trainer._scheduler.servers))._stream.end(Unavailable("as if killed"))
+        next(iter(trainer.scheduler.servers))._stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
         await trainer._transport._server.stop(0)
         async with Trainer([], reply, listen=address, ledger=left) as other:
-            assert [s.attachment_id for s in other._scheduler.servers] == ids
+            assert [s.attachment_id for s in other.scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
             agent.release()
@@ -389,7 +389,7 @@ async def test_a_receipt_is_copied_and_does_not_travel(serve, tmp_path):
         with pytest.raises(LedgerError, match="in the trainer's process"):
             await replace(completion, receipt=far).confirm()
         await replace(completion, receipt=copy.deepcopy(completion.receipt)).confirm()
-        assert trainer._ledger.unconfirmed == {}
+        assert trainer.scheduler.ledger.unconfirmed == {}
 
 
 async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
@@ -398,7 +398,7 @@ async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
     await asyncio.sleep(0.05)
-    await (await Ledger.open(path, 0.01)).close()
+    await (await SqliteLedger.open(path, 0.01)).close()
     assert rows(path, "SELECT rollout_id FROM rollout") == [(first[1].rollout_id,)]
     assert rows(path, "SELECT rollout_id FROM confirmed") == []
     assert {row[0] for row in rows(path, "SELECT rollout_id FROM chat")} == {first[1].rollout_id}
@@ -409,7 +409,7 @@ async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_p
     async with Trainer([server.address], reply, ledger=path, config=TrainerConfig(ttl=0.2)) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-        await until(lambda: len(trainer._cache._rollouts) == 1)
+        await until(lambda: len(trainer.scheduler.cache._rollouts) == 1)
         await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
 
@@ -432,7 +432,7 @@ async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
 
 
 @contextmanager
-def held_up(ledger: Ledger):
+def held_up(ledger: SqliteLedger):
     """Nothing is committed meanwhile."""
     go_on = threading.Event()
     ledger._writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
@@ -457,13 +457,13 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
     path = tmp_path / "ledger"
     async with Trainer([server.address], policy, ledger=path) as trainer, RolloutClient(server.address) as client:
         await until(lambda: trainer.servers[0].attached)
-        with held_up(trainer._ledger):
+        with held_up(trainer.scheduler.ledger):
             running = asyncio.create_task(trainer.rollout(requests(1)[0]))
             await asyncio.sleep(0.1)
             assert agent.started == [], "the Init waits"
         await until(lambda: agent.started)
-        await until(lambda: trainer._scheduler.rollouts["r0"].opened)
-        with held_up(trainer._ledger):
+        await until(lambda: trainer.scheduler.rollouts["r0"].opened)
+        with held_up(trainer.scheduler.ledger):
             agent.release()
             await until(lambda: asked)
             await asyncio.sleep(0.1)
@@ -474,8 +474,8 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         assert rows(path, "SELECT result_id FROM rollout") == [(completion.result_id,)]
         agent.gate("r9")
         running = asyncio.create_task(trainer.rollout(rollout_id="r9", messages=[USER], metadata={"turns": 0}))
-        await until(lambda: agent.running["r9"] and trainer._scheduler.rollouts["r9"].opened)
-        with held_up(trainer._ledger):
+        await until(lambda: agent.running["r9"] and trainer.scheduler.rollouts["r9"].opened)
+        with held_up(trainer.scheduler.ledger):
             agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
             await asyncio.sleep(0.1)
@@ -487,7 +487,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
 # A disk that is full.
 
 
-def fill(ledger: Ledger, full: bool) -> None:
+def fill(ledger: SqliteLedger, full: bool) -> None:
     """Let the file not grow any more, or grow again: on the ledger's own thread."""
 
     def limit(connection):
@@ -513,7 +513,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
         asked.append(request)
         return long_reply(request)
 
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     try:
         book = ChatCache(policy, ledger)
         fill(ledger, True)
@@ -544,7 +544,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
     async with Trainer([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
-        fill(trainer._ledger, True)
+        fill(trainer.scheduler.ledger, True)
         agent.release()
         with pytest.raises(LedgerError, match=f"the ledger {path} cannot be written"):
             await trainer.rollout(rollout_id="new", messages=[USER | {"content": LONG}])
@@ -554,7 +554,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
         assert refused.failure.retryable
         assert str(path) in refused.failure.message
         assert not running.done()
-        fill(trainer._ledger, False)
+        fill(trainer.scheduler.ledger, False)
         assert (await running).status is COMPLETED
         assert (await trainer.rollout(rollout_id="new", messages=[USER])).status is COMPLETED
 
@@ -564,11 +564,11 @@ async def test_a_limit_of_the_system_on_the_file_is_survived(tmp_path):
     """RLIMIT_FSIZE in a process of its own: writing beyond it is EFBIG, as a full disk is ENOSPC."""
     code = """
 import asyncio, resource, signal, sys
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
+from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def main():
-    ledger = await Ledger.open(sys.argv[1], 60.0)
+    ledger = await SqliteLedger.open(sys.argv[1], 60.0)
     loop = asyncio.get_running_loop()
     def write(n):
         done = loop.create_future()
@@ -582,7 +582,7 @@ async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert await write(9) is None
     await ledger.close()
-    ledger = await Ledger.open(sys.argv[1], 60.0)
+    ledger = await SqliteLedger.open(sys.argv[1], 60.0)
     (row,) = ledger.take_restored()
     assert {1, 9} <= {chat.number for chat in row.chats}, row.chats
     await ledger.close()

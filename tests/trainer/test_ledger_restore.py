@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.replies import reply_of
@@ -46,7 +46,7 @@ class Deployment:
         self.attached = await stack.enter_async_context(
             Trainer([server.address], self.sampler, ledger=folder / "attached")
         )
-        self.attached._cache.__class__ = Listening
+        self.attached.scheduler.cache.__class__ = Listening
         self.called = await stack.enter_async_context(TrainerServer(self.sampler, ledger=folder / "called"))
         self.called._cache.__class__ = Listening
         self.client = await stack.enter_async_context(RolloutClient(server.address))
@@ -61,7 +61,7 @@ class Deployment:
         request = RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": "go"}])
         async with asyncio.timeout(PATIENCE):
             if delta is None:
-                handed, held = await self.attached.rollout(request), self.attached._scheduler.held
+                handed, held = await self.attached.rollout(request), self.attached.scheduler.held
             else:
                 await self.client.init(request, callback=self.called.callback(delta=delta))
                 handed, held = await self.called.completion(name), self.called._inbox.held
@@ -139,14 +139,14 @@ async def stopped_and_not(requests, replies, stop, folder):
     whole = await ask_all(ChatCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"
     seen.clear()
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     try:
         assert await ask_all(ChatCache(policy, ledger), requests[:stop]) == whole[:stop]
     finally:
         await ledger.close()
     assert seen == all_seen[:stop]
     seen.clear()
-    ledger = await Ledger.open(path, 60.0)
+    ledger = await SqliteLedger.open(path, 60.0)
     try:
         book = ChatCache(policy, ledger)
         book.restore(ledger.take_restored(), 0.0)

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
+from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import (
     RolloutClient,
     RolloutRequest,
@@ -20,7 +21,7 @@ from osmosis_grpc.trainer import (
     Trainer,
     TrainerConfig,
     TrainerServer,
-    completions,
+    completion_recorder,
 )
 from osmosis_grpc.trainer import progress as progress_file
 from osmosis_grpc.trainer import unreachable as unreachable_file
@@ -29,7 +30,6 @@ from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
-from tests.trainer.raw_agent_server import complete, init_reply, referring, status
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
@@ -199,7 +199,7 @@ async def read_events(tools, name):
 
 @scenario("trainer.overdue_outcome")
 async def overdue_outcome(tools, name):
-    tools.monkeypatch.setattr(completions, "READING_LIMIT", 0.1)
+    tools.monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.1)
     inject(name)
     with reported(name):
         await (await refer_to_nothing(tools))

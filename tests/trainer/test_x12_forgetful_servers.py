@@ -6,9 +6,9 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
 from osmosis_grpc.types import CompletionStatus
-from tests.trainer.raw_agent_server import accepted
 
 
 async def forget(server, seen):

@@ -7,11 +7,12 @@ import logging
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from osmosis_grpc.storage.data_loss import data_loss
+from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 from osmosis_grpc.wire.rollout import completion_to_wire
@@ -26,47 +27,6 @@ _SEND_AGAIN = """
 UPDATE rollout SET tools = NULL, tools_sum = NULL
 WHERE result_id IS NULL AND server_key NOT IN (SELECT server_key FROM attachment)
 """
-
-
-class ChatRow(NamedTuple):
-    """An answered chat, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    sample: str
-    number: int
-    continues: int
-    """The chat that its tokens continue."""
-    offered: str
-    """What stands for the tools that it offered, in its body."""
-    question: bytes
-    """A ChatRequest."""
-    reply: bytes
-    """A ChatResponse."""
-
-
-@dataclass(slots=True)
-class LedgerRollout:
-    """A rollout, as it stands in the ledger."""
-
-    rollout_id: str
-    attempt: int
-    server_key: str
-    """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
-    affinity_key: str
-    init: bytes | None
-    """An InitRequest; None where a callback was, and once it is confirmed."""
-    tools: bytes | None
-    """A Tools message, once its Init was answered."""
-    result_id: str | None
-    completion: bytes | None
-    """A Completion as it came, until it is confirmed."""
-    confirmed: float | None
-    """When it was, by the wall clock."""
-    chats: list[ChatRow] = field(default_factory=list)
-    """In the order of their answers."""
-    damage: str = ""
-    """What of it is not what was written."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.storage.ledger.ledger_port import Then
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
 from osmosis_grpc.storage.sqlite.locked_file import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -16,8 +17,6 @@ AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
 
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
-Then = Callable[[Any, LedgerError | None], None]
-"""Called on the event loop, with what was read, or why nothing was written."""
 Answer = tuple[Then | None, Any, Exception | None]
 
 

@@ -25,7 +25,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger
+from osmosis_grpc.storage.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned

@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import tools_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
-from osmosis_grpc.storage.ledger.ledger import ChatRow, LedgerRollout
+from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
 from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
 from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
 from osmosis_grpc.wire.message import tools_from_wire

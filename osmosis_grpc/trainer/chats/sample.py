@@ -26,7 +26,7 @@ from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, path
 
 if TYPE_CHECKING:
-    from osmosis_grpc.storage.ledger.ledger import ChatRow
+    from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose]
 """Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""

@@ -15,9 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription, Subscriptions
@@ -37,21 +35,12 @@ REFS = 1000
 class AttachedServer(AgentServerLink):
     """One agent server over attachments."""
 
-    def __init__(
-        self,
-        name: str,
-        owner: Owner,
-        cache: ChatCache,
-        *,
-        delta: bool = True,
-        server_key: str = "",
-        ledger: Ledger | None = None,
-    ) -> None:
-        super().__init__(name, owner, cache, server_key=server_key, ledger=ledger)
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
+        super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
         self._delta = delta
         self._stream: FrameStream | None = None
-        self.chats = OpenChats(cache, self._unopened)
+        self.chats = OpenChats(self.cache, self._unopened)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {

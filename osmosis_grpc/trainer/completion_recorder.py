@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
-from osmosis_grpc.storage.ledger.ledger import ChatRow
+from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.cache import ChatCache
@@ -39,7 +39,7 @@ READING_LIMIT = 60.0
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
-class Completions:
+class CompletionRecorder:
     """Records the completions of all servers.
 
     `rollouts` maps ids to unfinished rollouts. `on_recorded` is called after each one is recorded, `refused` with each

@@ -1,4 +1,4 @@
-"""The trainer's ledger: what it has promised, kept on its disk.
+"""The trainer's ledger in SQLite.
 
 Attachment ids, rollouts with their Init and attempt, every chat that was answered, completions
 until they are confirmed, and for some time after that their ids. Written in the wire's form,
@@ -15,23 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.ledger.rows import (
-    ChatRow,
-    Found,
-    LedgerRollout,
-    assignment_sum,
-    end_sum,
-    restored,
-    whole_rollout,
-)
+from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout, Then
+from osmosis_grpc.storage.ledger.rows import Found, assignment_sum, end_sum, restored, whole_rollout
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.ledger.writer import Statement, Then, Writer
+from osmosis_grpc.storage.ledger.writer import Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import Completion
-
-__all__ = ["ChatRow", "Ledger", "LedgerRollout"]
 
 _ASSIGN = """
 INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)
@@ -80,8 +71,8 @@ _CALLBACKS = "callbacks"
 """The server_key of their secret among the attachments."""
 
 
-class Ledger:
-    """Open from open() to close(), by one process. Used on the event loop's thread."""
+class SqliteLedger:
+    """See Ledger. Open from open() to close(), by one process. Used on the event loop's thread."""
 
     def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
         self.path = file.path
@@ -94,10 +85,15 @@ class Ledger:
         self._writer = Writer(file, supervisor)
 
     @classmethod
-    async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "Ledger":
+    async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
         """Open a ledger file, made if there is none. Raises LedgerError, also when another process has it."""
         file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
         return cls(file, found, supervisor or Supervisor("the ledger"))
+
+    @property
+    def name(self) -> str:
+        """See Ledger."""
+        return str(self.path)
 
     def take_restored(self) -> list[LedgerRollout]:
         """What stood in the file when it was opened, once: unfinished rollouts with their chats, others bare."""
