@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
+from osmosis_grpc.testing.raw.connections import ACCEPT
 from osmosis_grpc.testing.raw.server_frames import accepted, complete, hello
-from osmosis_grpc.testing.raw.stream import ACCEPT
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
