@@ -77,23 +77,14 @@ LAG = Family(
 )
 
 
-class _Agent:
-    """What the ended rollouts of one agent came to."""
-
-    __slots__ = ("durations", "newest_rewards", "rewards")
-
-    def __init__(self) -> None:
-        self.durations, self.rewards = Histogram(ROLLOUT_SECONDS), Histogram(_REWARDS)
-        self.newest_rewards: deque[float] = deque(maxlen=RECENT)
-
-
 class EngineMetrics:
     """The metrics of one engine. Adds itself to the engine's sinks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ends: Counter[tuple[str, ...]] = Counter()
-        self._agents = {name: _Agent() for name in (*engine.runnables, OTHER)}
+        self._durations, self._rewards = Histograms(DURATION, ROLLOUT_SECONDS), Histograms(REWARD, _REWARDS)
+        self._newest_rewards: dict[str, deque[float]] = {}
         self._chats = Histogram(CHAT_SECONDS)
         self._observe_chat = self._chats.observe
         self._tool_names = Names(MAX_TOOLS)
@@ -124,27 +115,23 @@ class EngineMetrics:
         completion = rollout.completion
         if completion is None:
             return
-        name, reason, failure, took = (
-            rollout.agent_loop,
-            completion.finish_reason,
-            completion.failure,
-            completion.metrics,
-        )
-        agent = self._agents.get(name)
-        if agent is None:  # left by a process that hosted another one
-            name, agent = OTHER, self._agents[OTHER]
-        if reason not in FINISH_REASONS:
-            reason = OTHER
-        self._ends[name, completion.status, reason, "" if failure is None else failure.boundary] += 1
-        agent.durations.observe(took.total_latency_ms / 1000)
-        self._prompt_tokens += took.prompt_tokens
-        self._response_tokens += took.response_tokens
+        agent = self._agent(rollout.agent_loop)
+        reason = completion.finish_reason if completion.finish_reason in FINISH_REASONS else OTHER
+        boundary = completion.failure.boundary if completion.failure else ""
+        self._ends[agent, completion.status, reason, boundary] += 1
+        self._durations.of(agent).observe(completion.metrics.total_latency_ms / 1000)
+        self._prompt_tokens += completion.metrics.prompt_tokens
+        self._response_tokens += completion.metrics.response_tokens
         if completion.reward is not None:
-            agent.rewards.observe(completion.reward)
-            agent.newest_rewards.append(completion.reward)
+            self._rewards.of(agent).observe(completion.reward)
+            self._newest_rewards.setdefault(agent, deque(maxlen=RECENT)).append(completion.reward)
         for sample in completion.samples.values():
             if len(sample.segments) > 1:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
+
+    def _agent(self, name: str) -> str:
+        """Returns the label value of an agent; OTHER for one that only an earlier process hosted."""
+        return name if name in self._engine.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
@@ -152,23 +139,18 @@ class EngineMetrics:
         capacity = engine.capacity()
         in_flight = Counter(dict.fromkeys(engine.runnables, 0))
         for agent, count in engine.rollouts.in_flight().items():
-            in_flight[agent if agent in engine.runnables else OTHER] += count
+            in_flight[self._agent(agent)] += count
         yield by_name(IN_FLIGHT, in_flight)
         yield single(RUNNING, capacity.running)
         yield single(QUEUED, capacity.queued)
         yield single(ABANDONED, capacity.abandoned)
         yield ENDED, list(self._ends.items())
-        ended = [(name, agent) for name, agent in self._agents.items() if any(agent.durations.counts)]
-        rewarded = [(name, agent) for name, agent in ended if agent.newest_rewards]
-        yield DURATION, [((name,), agent.durations) for name, agent in ended]
+        yield self._durations.read()
         yield single(CHATS, self._chats)
         yield self._tools.read()
         yield by_name(TOKENS, {"prompt": self._prompt_tokens, "response": self._response_tokens})
-        yield REWARD, [((name,), agent.rewards) for name, agent in rewarded]
-        yield (
-            REWARD_MEAN,
-            [((name,), sum(agent.newest_rewards) / len(agent.newest_rewards)) for name, agent in rewarded],
-        )
+        yield self._rewards.read()
+        yield by_name(REWARD_MEAN, {agent: sum(newest) / len(newest) for agent, newest in self._newest_rewards.items()})
         yield single(BREAKS, self._breaks)
         yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
         yield single(DROPPED, engine.log.dropped)
