@@ -8,7 +8,7 @@ mask 0. So no sampled token is ever under mask 1 twice.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -68,12 +68,15 @@ class _Growing:
         ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
+        versions = tuple(self.versions) if self.versioned else ()
+        return replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+
+    def reference(self) -> Segment:
         return Segment(
-            ids=ids,
-            logprobs=logprobs,
+            ids=_NO_IDS,
+            logprobs=_NO_LOGPROBS,
             mask_runs=tuple(self.runs),
             chats=tuple(self.chats),
-            versions=tuple(self.versions) if self.versioned else (),
             drift_index=self.drift_index,
         )
 
@@ -169,21 +172,8 @@ class Assembler:
         return length
 
     def references(self) -> tuple[Segment, ...]:
-        """The same without tokens, for whoever answered the chats itself."""
-        return (
-            ()
-            if self.reason
-            else tuple(
-                Segment(
-                    ids=_NO_IDS,
-                    logprobs=_NO_LOGPROBS,
-                    mask_runs=tuple(segment.runs),
-                    chats=tuple(segment.chats),
-                    drift_index=segment.drift_index,
-                )
-                for segment in self._segments
-            )
-        )
+        """Returns the segments without their tokens, for a receiver that answered the chats itself."""
+        return () if self.reason else tuple(segment.reference() for segment in self._segments)
 
     def segments(self) -> tuple[Segment, ...]:
         """What to train on: all segments, or none when the sample is not trainable."""

@@ -157,12 +157,7 @@ class Conversation:
 
     def _turn(self, node: Node) -> None:
         """The newest history ends elsewhere."""
-        nodes = []
-        at = node
-        while at.parent is not None:
-            nodes.append(at)
-            at = at.parent
-        nodes.reverse()
+        nodes = _nodes(node)
         self._end = node
         self._line = [each.message for each in nodes]
         self._numeric = [index for index, each in enumerate(nodes) if each.numeric]
@@ -186,12 +181,16 @@ def count_tool_message(message: Message, counts: dict[str, int]) -> None:
 
 def path(node: Node) -> list[Message]:
     """The messages from the first to this one: the tree's own, not to be changed."""
-    messages: list[Message] = []
+    return [each.message for each in _nodes(node)]
+
+
+def _nodes(node: Node) -> list[Node]:
+    """Returns the nodes from the first message to this one."""
+    nodes = []
     while node.parent is not None:
-        messages.append(node.message)
+        nodes.append(node)
         node = node.parent
-    messages.reverse()
-    return messages
+    return nodes[::-1]
 
 
 def _same(one: object, other: object) -> bool:

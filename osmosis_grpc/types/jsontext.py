@@ -36,10 +36,6 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
 
-class _Refused(ValueError):
-    pass
-
-
 def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
     """A deep copy of a JSON value, checked on the way: later changes to `value` do not reach it.
 
@@ -163,20 +159,20 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise _Refused(f"{text} is out of range")
+        raise ValueError(f"{text} is out of range")
     return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise _Refused("a key stands twice in one object")
+        raise ValueError("a key stands twice in one object")
     return value
 
 

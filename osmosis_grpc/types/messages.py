@@ -39,18 +39,13 @@ def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
 
 def check_role(role: Any, field: str) -> None:
     """Refuse a role that no model server knows."""
-    if type(role) is str and role in ROLES:
-        return
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
 
 
 def text_size(messages: Sequence[Message]) -> int:
     """Roughly how many bytes messages take in memory: for budgets, not for limits."""
-    size = 0
-    for message in messages:
-        size += _size(message)
-    return size
+    return sum(map(_size, messages))
 
 
 def _size(value: Any) -> int:

@@ -208,9 +208,3 @@ def _is_finite(value: float) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
-
-
-def check_seconds(value: float | None, name: str) -> None:
-    """Refuse a duration that is not finite and greater than zero; None passes."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise InvalidArgument(name, f"{value:g} s is not a time greater than zero")
