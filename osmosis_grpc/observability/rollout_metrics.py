@@ -5,7 +5,7 @@ No label value comes from a request or a model: agents are those that are regist
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ from osmosis_grpc.observability.metric_families import (
     by_name,
     single,
 )
-from osmosis_grpc.types import RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.types import Capacity, RolloutInfo, TrajectoryEvent, events
 from osmosis_grpc.types.tools import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -38,9 +38,6 @@ _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 _REWARDS = (-10, -1, -0.5, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10)
 
 IN_FLIGHT = Family("osmosis_rollouts_in_flight", "gauge", "Rollouts that are accepted and have not ended.", ("agent",))
-RUNNING = Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs.")
-QUEUED = Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot.")
-ABANDONED = Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot.")
 ENDED = Family(
     "osmosis_rollouts_total",
     "counter",
@@ -66,15 +63,37 @@ BREAKS = Family(
 REJECTED = Family(
     "osmosis_admission_rejected_total", "counter", "Inits that were refused, by the name of the gRPC status.", ("code",)
 )
-DROPPED = Family(
-    "osmosis_trajectory_events_dropped_total", "counter", "Events that could not be written to the journal."
-)
-ATTEMPTS = Family("osmosis_callback_attempts_total", "counter", "Attempts to deliver an outcome to its trainer.")
-UNDELIVERED = Family("osmosis_outcomes_undelivered", "gauge", "Outcomes on their way to their trainer.")
-EXPIRED = Family("osmosis_outcomes_expired_total", "counter", "Outcomes that were given up undelivered.")
 LAG = Family(
     "osmosis_event_loop_lag_seconds", "histogram", "How late the event loop ran a callback, a few times a second."
 )
+
+_READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...] = (
+    (Family("osmosis_rollouts_running", "gauge", "Rollouts whose agent runs."), lambda e, capacity: capacity.running),
+    (Family("osmosis_queue_length", "gauge", "Rollouts that wait for a slot."), lambda e, capacity: capacity.queued),
+    (
+        Family("osmosis_agents_abandoned", "gauge", "Agents that did not stop and still take a slot."),
+        lambda e, capacity: capacity.abandoned,
+    ),
+    (
+        Family(
+            "osmosis_trajectory_events_dropped_total", "counter", "Events that the journal could not write."
+        ),
+        lambda engine, c: engine.log.dropped,
+    ),
+    (
+        Family("osmosis_callback_attempts_total", "counter", "Attempts to deliver an outcome to its trainer."),
+        lambda engine, c: engine.outbox.attempts,
+    ),
+    (
+        Family("osmosis_outcomes_undelivered", "gauge", "Outcomes on their way to their trainer."),
+        lambda e, capacity: capacity.undelivered,
+    ),
+    (
+        Family("osmosis_outcomes_expired_total", "counter", "Outcomes that were given up undelivered."),
+        lambda e, capacity: capacity.expired,
+    ),
+)
+"""Metrics without labels that the engine keeps, and how to read each."""
 
 
 class EngineMetrics:
@@ -141,9 +160,6 @@ class EngineMetrics:
         for agent, count in engine.rollouts.in_flight().items():
             in_flight[self._agent(agent)] += count
         yield by_name(IN_FLIGHT, in_flight)
-        yield single(RUNNING, capacity.running)
-        yield single(QUEUED, capacity.queued)
-        yield single(ABANDONED, capacity.abandoned)
         yield ENDED, list(self._ends.items())
         yield self._durations.read()
         yield single(CHATS, self._chats)
@@ -153,11 +169,8 @@ class EngineMetrics:
         yield by_name(REWARD_MEAN, {agent: sum(newest) / len(newest) for agent, newest in self._newest_rewards.items()})
         yield single(BREAKS, self._breaks)
         yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
-        yield single(DROPPED, engine.log.dropped)
-        yield single(ATTEMPTS, engine.outbox.attempts)
-        yield single(UNDELIVERED, capacity.undelivered)
-        yield single(EXPIRED, capacity.expired)
         yield single(LAG, self._lag)
+        yield from (single(family, read(engine, capacity)) for family, read in _READ_AT_A_SCRAPE)
 
 
 def _name(tool: ToolDict) -> object:
