@@ -160,6 +160,7 @@ class EngineMetrics:
         for agent, count in engine.rollouts.in_flight().items():
             in_flight[self._agent(agent)] += count
         yield by_name(IN_FLIGHT, in_flight)
+        yield from (single(family, read(engine, capacity)) for family, read in _READ_AT_A_SCRAPE)
         yield ENDED, list(self._ends.items())
         yield self._durations.read()
         yield single(CHATS, self._chats)
@@ -170,7 +171,6 @@ class EngineMetrics:
         yield single(BREAKS, self._breaks)
         yield by_name(REJECTED, {_CODES[code]: count for code, count in engine.acceptance.rejected.items()})
         yield single(LAG, self._lag)
-        yield from (single(family, read(engine, capacity)) for family, read in _READ_AT_A_SCRAPE)
 
 
 def _name(tool: ToolDict) -> object:
