@@ -12,8 +12,9 @@ import pytest
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.storage.journal.schema import JOURNAL
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import RolloutState
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process
 
 AGENTS = """
@@ -98,7 +99,7 @@ async def record(address):
     async with Trainer([address], policy) as trainer:
         for attempt in (1, 2):
             await trainer.rollout(rollout_id="attached", agent_loop="steady", attempt=attempt, messages=QUESTION)
-    async with TrainerServer(policy) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(address) as client:
 
         async def start(name, agent_loop):
             await client.init(rollout_id=name, agent_loop=agent_loop, messages=QUESTION, callback=trainer.callback())

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, server_process
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
@@ -68,7 +69,7 @@ def folder(tmp_path):
 
 
 async def roll(address, **request):
-    async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
         await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback(), **request)
         return await asyncio.wait_for(trainer.completion("r"), 20)
 
@@ -208,7 +209,7 @@ def test_log_folder(folder):
 async def _drained(folder, agent_loop, *arguments):
     """A rollout runs; SIGTERM; its completion and the exit code."""
     with server_process("-m", "agents:agents", *arguments, cwd=folder) as (process, address):
-        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop=agent_loop, callback=trainer.callback())
             await asyncio.sleep(0.3)  # the agent has begun
             process.send_signal(signal.SIGTERM)
@@ -234,7 +235,7 @@ async def test_sigterm_ends_the_process_whatever_the_agent_does(folder, agent_lo
 
 async def test_a_second_signal_stops_at_once(folder):
     with server_process("-m", "agents:agents", "--drain-timeout", "600", cwd=folder) as (process, address):
-        async with TrainerServer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
+        async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop="hanging", callback=trainer.callback())
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stdout.readline())["event"] == "draining"

@@ -16,6 +16,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
 from osmosis_grpc.types import CompletionStatus, events
 from tests.processes import ROOT, server_process
+from tests.waiting import ended
 
 COMPLETED = CompletionStatus.COMPLETED
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -285,5 +286,5 @@ async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, 
     assert err.count(b"Traceback") == 1
     assert b"osmosis_grpc/" not in err, err.decode()
     async with RolloutClient(target) as client:
-        outcome = await asyncio.wait_for(client.wait(f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
+        outcome = await asyncio.wait_for(ended(client, f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
     assert outcome.status is CompletionStatus.CANCELLED

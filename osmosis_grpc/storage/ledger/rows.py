@@ -57,12 +57,12 @@ def whole_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRoll
         return None
     kept = _rollout(row)
     if why := LEDGER.tables["rollout"].wrong(row):
-        kept.damage = f"{why} does not agree in its row of rollout"
+        kept.damage = f"{why} does not match in its row of rollout"
     chats = "SELECT * FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY position"
     for chat in connection.execute(chats, (rollout_id, row[1])):
         kept.chats.append(ChatRow._make(chat[1:9]))
         if not kept.damage and LEDGER.tables["chat"].wrong(chat):
-            kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) has another checksum"
+            kept.damage = f"chat {chat[4]} of sample {chat[3]} (row {chat[0]}) does not match its checksum"
     return kept
 
 
@@ -124,12 +124,12 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
             row = (*row[:5], None, *row[6:])
         elif why:
             log.error(
-                "rollout %s is damaged in the ledger %s: %s does not agree; it ends FAILED (DATA_LOSS)",
+                "rollout %s is damaged in the ledger %s: %s does not match; it ends FAILED (DATA_LOSS)",
                 row[0],
                 path,
                 why,
             )
-            _quarantine(connection, row, f"{why} does not agree in its row of rollout")
+            _quarantine(connection, row, f"{why} does not match in its row of rollout")
             continue
         found[row[0]] = _rollout(row)
     chats = connection.execute(
