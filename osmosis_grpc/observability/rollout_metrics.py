@@ -75,9 +75,7 @@ _READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...
         lambda e, capacity: capacity.abandoned,
     ),
     (
-        Family(
-            "osmosis_trajectory_events_dropped_total", "counter", "Events that the journal could not write."
-        ),
+        Family("osmosis_trajectory_events_dropped_total", "counter", "Events that the journal could not write."),
         lambda engine, c: engine.log.dropped,
     ),
     (
