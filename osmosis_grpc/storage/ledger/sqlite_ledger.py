@@ -82,7 +82,8 @@ class SqliteLedger:
         self._position = found.last_position
         """Of the chat that was answered last."""
         self.unconfirmed |= {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(file, supervisor)
+        self.writer = Writer(file, supervisor)
+        """The thread that reads and writes the file."""
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
@@ -115,7 +116,7 @@ class SqliteLedger:
         attachment_id, _ = self._attachments[server_key]
         self._attachments[server_key] = attachment_id, journal_id
         row = server_key, attachment_id, journal_id, time.time()
-        self._writer.write([(_SEE, (*row, row_sum(b"attachment.checksum", row)))])
+        self.writer.write([(_SEE, (*row, row_sum(b"attachment.checksum", row)))])
 
     def callback_run(self) -> str:
         """The id of the run that callbacks name; it stays as long as anything of theirs stands here."""
@@ -137,17 +138,17 @@ class SqliteLedger:
         """A rollout is about to be sent."""
         self.unconfirmed.pop(rollout_id, None)
         row = rollout_id, attempt, server_key, affinity_key, init
-        self._writer.write([(_ASSIGN, (*row, assignment_sum(row))), *_lower(rollout_id, attempt)], then)
+        self.writer.write([(_ASSIGN, (*row, assignment_sum(row))), *_lower(rollout_id, attempt)], then)
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
         """Its Init was answered."""
         check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
-        self._writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
+        self.writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
 
     def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
         """A chat was answered. `enter` where its attempt is new here."""
         statements = self._entering(kept.rollout_id, kept.attempt) if enter else []
-        self._writer.write([*statements, self._chat(kept)], then)
+        self.writer.write([*statements, self._chat(kept)], then)
 
     def complete(
         self,
@@ -172,7 +173,7 @@ class SqliteLedger:
         statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
         if confirmed:
             statements += _confirming(*name)
-        self._writer.write(statements, then)
+        self.writer.write(statements, then)
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
         """A completion has been used: its chats are deleted. Idempotent. Raises LedgerError."""
@@ -184,7 +185,7 @@ class SqliteLedger:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
 
-        self._writer.write(_confirming(rollout_id, attempt, result_id), committed)
+        self.writer.write(_confirming(rollout_id, attempt, result_id), committed)
         await future
 
     def _entering(self, rollout_id: str, attempt: int) -> list[Statement]:
@@ -202,7 +203,7 @@ class SqliteLedger:
 
     def drop(self, rollout_id: str, attempt: int) -> None:
         """A rollout is over, and no completion comes."""
-        self._writer.write([(_DROP, (rollout_id, attempt)), (_ORPHANS, (rollout_id,))])
+        self.writer.write([(_DROP, (rollout_id, attempt)), (_ORPHANS, (rollout_id,))])
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """Nothing was heard of these for long; completions that are not confirmed stay."""
@@ -211,7 +212,7 @@ class SqliteLedger:
             name = (rollout_id,)
             statements += [(_FORGET, name), (_FORGET_CONFIRMED, name), (_ORPHANS, name)]
         if statements:
-            self._writer.write(statements)
+            self.writer.write(statements)
 
     def fetch(self, rollout_id: str, then: Then) -> None:
         """Read a LedgerRollout with its chats; None when it is not there."""
@@ -219,17 +220,17 @@ class SqliteLedger:
         def read(connection: sqlite3.Connection) -> LedgerRollout | None:
             return whole_rollout(connection, rollout_id)
 
-        self._writer.read(read, then)
+        self.writer.read(read, then)
 
     async def written(self) -> None:
         """Wait until the ledger has tried to commit everything that was asked before."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writer.write((), lambda _, error: None if future.done() else future.set_result(None))
+        self.writer.write((), lambda _, error: None if future.done() else future.set_result(None))
         await future
 
     async def close(self) -> None:
         """Commit what waits, and let the file go."""
-        await self._writer.close()
+        await self.writer.close()
 
 
 def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
