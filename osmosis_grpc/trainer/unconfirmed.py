@@ -31,10 +31,6 @@ class UnconfirmedOutcomes:
         """Whether there is an unconfirmed completion of this attempt or a higher one."""
         return self._ledger.unconfirmed.get(rollout_id, 0) >= attempt
 
-    def waiting(self) -> Iterator[str]:
-        """Whose completion an earlier process left and nobody has asked for, oldest first."""
-        return (rollout_id for rollout_id in self.left if self.holds(rollout_id, 1))
-
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
         """Read a completion. Raises AlreadyExists for one of another request, LedgerError."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
