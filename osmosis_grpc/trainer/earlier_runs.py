@@ -1,6 +1,6 @@
-"""Warns of outcomes that come from an earlier run: at the first, and with the total in the end.
+"""Logs a warning for the first outcome that comes from an earlier run, and the total at the end.
 
-A warning reaches stderr also where logging is not configured: Python's handler of last resort writes it.
+The warning reaches stderr without logging configuration, too: Python's handler of last resort writes it.
 """
 
 import logging
@@ -19,11 +19,11 @@ class EarlierOutcomes:
     def _begin(self) -> None:
         self._outcomes = self._earlier = self._reported = self._attempt = 0
         self._server_restarted = False
-        """Whether one of them ended in another process of the server."""
+        """Whether one of them ended in an earlier process of the server."""
         self._changes: dict[str, str] = {}
 
     def count(self, completion: Completion) -> None:
-        """Count an outcome that is handed out; the first one from an earlier run is warned of at once."""
+        """Count an outcome. Logs a warning at the first one from an earlier run."""
         self._outcomes += 1
         earlier = completion.from_journal
         if earlier is None:
@@ -38,7 +38,7 @@ class EarlierOutcomes:
             self._warn()
 
     def report(self) -> None:
-        """Warn of what was counted since the last warning, and count anew."""
+        """Log the total if it has grown since the last warning, and start again at zero."""
         if self._earlier > self._reported:
             self._warn()
         self._begin()

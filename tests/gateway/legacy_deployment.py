@@ -5,12 +5,11 @@ import contextlib
 import gc
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
-import grpc
 import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
@@ -30,6 +29,7 @@ class Policy:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.answered = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.reply: dict[str, Any] = REPLY
@@ -38,6 +38,7 @@ class Policy:
     async def __call__(self, request: Any) -> Any:
         self.asked.append(request)
         await self.gate.wait()
+        self.answered += 1
         if self.faults:
             raise self.faults.pop(0)
         return answer(request, self.reply, tokens=3)
@@ -76,6 +77,10 @@ class Deployment:
     async def asked(self, count: int = 1) -> None:
         await until(lambda: len(self.policy.asked) >= count)
 
+    async def open_chats(self, count: int = 1) -> None:
+        """Wait until so many chats of the old agents are open."""
+        await until(lambda: self.loop.open_chats == count)
+
     async def held(self) -> asyncio.Task[Any]:
         """r1 runs, and its first chat is with the trainer."""
         self.policy.gate.clear()
@@ -94,7 +99,7 @@ class Deployment:
 
     def idle(self) -> bool:
         capacity = self.server.engine.capacity()
-        return not (self.loop._relays or self.loop._keys or capacity.running or capacity.queued)
+        return not (self.loop.runs or capacity.running or capacity.queued)
 
     async def fine_afterwards(self) -> None:
         """Nothing is kept, and the next rollout works."""
@@ -105,11 +110,11 @@ class Deployment:
         await self.finish("good")
 
 
-def once(client: RolloutClient) -> RolloutClient:
-    """The client without the channel's own tries: a test counts what one Init does."""
-    client._channel = grpc.aio.insecure_channel(client.target, options=[*client_options(), ("grpc.enable_retries", 0)])
-    client._stub = services_pb2_grpc.RolloutServiceStub(client._channel)
-    return client
+def once(target: str) -> RolloutClient:
+    """Return a client whose channel does not retry: a test counts the posts of one Init."""
+    options = client_options(grpc__enable_retries=0)
+    with patch("osmosis_grpc.trainer.client.client_options", lambda: options):
+        return RolloutClient(target)
 
 
 def left_over(*more: str) -> list[str]:
@@ -138,16 +143,17 @@ async def builder(later):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as slow:
 
-        async def made(*, script=None, hosted=None, **config) -> Deployment:
+        async def made(*, script=None, hosted=None, old=None, **config) -> Deployment:
             enter = stack.enter_async_context
-            old = await slow.enter_async_context(OldAgentServer())
-            old.script = script
+            if old is None:
+                old = await slow.enter_async_context(OldAgentServer())
+                old.script = script
             loop = HttpAgent(old.url, **({"settings": SETTINGS} | (hosted or {})))
             await slow.enter_async_context(loop)
             server = await enter(AgentServer([loop], port=0, config=ServerConfig(**(ENGINE | config))))
             policy = Policy()
             trainer = await enter(CallbackTrainer(policy))
-            client = await enter(once(RolloutClient(server.address)))
+            client = await enter(once(server.address))
             deployments.append(Deployment(old, loop, server, client, trainer, policy))
             return deployments[-1]
 

@@ -108,7 +108,7 @@ async def test_tokens_are_taken_where_the_trainer_tells_them():
 
 async def test_no_reward_and_no_tokens_are_left_out():
     async with gateway() as (_, trainer, session):
-        trainer._tokens = False
+        trainer.tokens = False
         await init(session, trainer.init_body(metadata={}))
         done = await trainer.completed()
     assert "reward" not in done
@@ -249,9 +249,11 @@ async def test_a_result_stays_on_record_until_it_is_delivered():
     async with gateway(client=client) as (server, trainer, session):
         trainer.complete_statuses = [500] * 7  # more than the quick tries of one round
         await init(session, trainer.init_body())
-        async with asyncio.timeout(10):
-            while (await health(session))["undelivered"] == 0:
-                await asyncio.sleep(0.01)
+
+        async def undelivered():
+            return (await health(session))["undelivered"]
+
+        await until(undelivered)
         async with RolloutClient(server.address) as grpc:
             rows = [row async for row in grpc.rollouts(undelivered=True)]
         await trainer.completed()

@@ -109,9 +109,7 @@ WAITS = st.lists(st.integers(0, 9), max_size=4)
 @example([A, A, A], {2: "drift"}, [], "attach")
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, [], "attach")
 @example([A, Together((A, A, A)), A], {}, [3, 2, 1, 0], "attach")
-@example(
-    [A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], "full"
-)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, [], "full")
 @example([A, Ask("main", ("is it?",), judge=True), A], {}, [], "deltas")
 def test_a_completion_from_the_ledger_is_the_one_that_was_handed_out(deployment, plan, odd, waits, way):
     runner, home = deployment
@@ -165,9 +163,7 @@ async def stopped_and_not(requests, replies, stop, folder):
 @given(LOOPS, ODDITIES, WAYS, st.integers(0, 9))
 @example([A, A, A, A], {2: "drift"}, "attach", 2)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, "attach", 3)
-@example(
-    [A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, "full", 2
-)
+@example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, "full", 2)
 def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, way, stop):
     runner, home = deployment
     runner.run(home.play(plan, odd, (), way))

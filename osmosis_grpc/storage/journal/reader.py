@@ -289,7 +289,7 @@ class Reader:
             raise schema.Damaged(f"event {position} is not in the journal")
         row = EventRow._make(found)
         if not row.sound:
-            raise schema.Damaged(f"event {row.number} (row {position}) has another checksum")
+            raise schema.Damaged(f"event {row.number} (row {position}) does not match its checksum")
         return row
 
 

@@ -55,7 +55,7 @@ class AttachedServer(AgentServerLink):
             "draining": self._on_draining,
             "heartbeat": lambda _: None,
         }
-        """What to do with a frame, by its kind."""
+        """The handler of each kind of frame."""
 
     @property
     def attached(self) -> bool:
@@ -79,7 +79,7 @@ class AttachedServer(AgentServerLink):
         )
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
-        """Use this stream, on which both hellos were said, and send again what was not answered."""
+        """Use a stream after both hellos, and send again every unanswered frame."""
         if self._stream is not None:
             self._stream.end(Aborted("another stream of this server took over"))
         self._stream = stream
@@ -93,13 +93,13 @@ class AttachedServer(AgentServerLink):
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
             self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
-        room = self.window - len(opened) - len(self.leaving)
+        slots = self.window - len(opened) - len(self.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
-            room -= 1
-            if room >= 0:
+            slots -= 1
+            if slots >= 0:
                 self.send_init(rollout)
             else:
-                self.owner.restart(rollout, "the server has less room than before")
+                self.owner.restart(rollout, "the server has fewer slots than before")
         self.cancels.resend_all()
         self.subscriptions.resend_all()
         self.owner.changed()
@@ -163,7 +163,7 @@ class AttachedServer(AgentServerLink):
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
-        """Whether the answer to a rollout's Init is still to come."""
+        """Returns whether a rollout waits for the answer to its Init."""
         rollout = self.rollouts.get(key)
         return rollout is not None and not rollout.opened
 
@@ -175,7 +175,7 @@ class AttachedServer(AgentServerLink):
         if self._stream is not None:
             self._stream.answer(trainer_frame(kind, message))
 
-    # What the server sends.
+    # Frames of the server.
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
         found = [self.rollouts.get((ref.rollout_id, ref.attempt)) for ref in message.rollouts]
