@@ -7,6 +7,7 @@ import pickle
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -190,7 +191,7 @@ async def test_rollouts_that_run_are_joined_over_a_kill_with_the_same_attachment
     async with Trainer([server.address], halting, ledger=path) as trainer:
         running = asyncio.create_task(collect(trainer.run(requests(3, metadata={"turns": 2}))))
         await until(lambda: len(asked) == 3 and sum(agent.running.values()) == 3)
-        await until(lambda: len(trainer.scheduler.cache._rollouts["r0"]._samples["main"].asked) == 2)
+        await until(lambda: len(trainer.scheduler.cache.rollout("r0", 1, time.monotonic()).samples["main"].asked) == 2)
         ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
         async with Trainer([server.address], halting, ledger=left) as other:
@@ -257,7 +258,7 @@ async def test_a_target_that_is_no_longer_named_is_left_at_once(serve, tmp_path)
         assert (completion.status, completion.attempt) == (COMPLETED, 2)
 
 
-async def test_no_server_after_the_start_is_told_to_whoever_waits(serve, tmp_path):
+async def test_every_waiting_call_raises_unavailable_without_a_server_after_the_start(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
@@ -368,7 +369,7 @@ async def test_the_sweep_forgets_what_is_confirmed_and_nothing_else(serve, tmp_p
     async with Trainer([server.address], reply, ledger=path, config=TrainerConfig(ttl=0.2)) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-        await until(lambda: len(trainer.scheduler.cache._rollouts) == 1)
+        await until(lambda: not trainer.scheduler.cache.knows(first[0].rollout_id))
         await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
 
@@ -394,7 +395,7 @@ async def test_the_room_of_what_was_confirmed_is_used_again(tmp_path, serve):
 def held_up(ledger: SqliteLedger):
     """Nothing is committed meanwhile."""
     go_on = threading.Event()
-    ledger._writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
+    ledger.writer.read(lambda connection: go_on.wait(PATIENCE), lambda value, error: None)
     try:
         yield
     finally:
@@ -453,7 +454,7 @@ def fill(ledger: SqliteLedger, full: bool) -> None:
         (count,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {count if full else 1 << 30}").fetchone()
 
-    ledger._writer.read(limit, lambda value, error: None)
+    ledger.writer.read(limit, lambda value, error: None)
 
 
 LONG = "x" * 100_000
