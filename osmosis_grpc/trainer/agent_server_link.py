@@ -177,7 +177,7 @@ class AgentServerLink(ABC):
         self.rollouts: dict[RolloutKey, Rollout] = {}
         """Rollouts that were sent there and have not ended."""
         self.leaving: set[RolloutKey] = set()
-        """Rollouts that run elsewhere now and may still run there, too."""
+        """Attempts that may still run there although the rollout runs elsewhere now."""
         self.pinned: dict[str, Pin] = {}
         """By affinity key."""
         self.problem: CallError | None = None

@@ -16,17 +16,17 @@ class Evaluation:
 
     @property
     def n(self) -> int:
-        """How many rollouts were run."""
+        """The number of rollouts."""
         return len(self.outcomes)
 
     @property
     def failed(self) -> int:
-        """How many did not complete. They have no reward, and none counts as 0."""
+        """The number of rollouts that did not complete. They do not count in the mean."""
         return sum(outcome.status is not CompletionStatus.COMPLETED for outcome in self.outcomes)
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rewards there are; None where there is none."""
+        """The mean reward; None without a reward."""
         rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 

@@ -1,4 +1,4 @@
-"""Many rollouts at a time: what Trainer.run() and Trainer.groups() are built on."""
+"""Many rollouts at a time: Trainer.run(), and the base of groups() and evaluate()."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, Completion]
 
 REMEMBERED = 65_536
-"""Requests that a run remembers, so that it refuses a request that comes a second time."""
+"""Requests that a run remembers, to refuse a second request with the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Run:
                     raise finished
                 if finished is None:
                     fed = True
-                elif finished in self._started:  # else its group was abandoned
+                elif finished in self._started:  # otherwise its group was abandoned
                     completion = self._over(finished)
                     if not self._start_again(finished, completion):
                         self._slots.release()
@@ -113,9 +113,9 @@ class Run:
                 self._leave(rollout)
 
     def abandon(self, group_id: str) -> list[Completion]:
-        """Cancel what runs of a group, and start no more of it. A slot is free once its rollout is over.
+        """Cancel the running members of a group and start no further ones. A slot is free after its rollout has ended.
 
-        Returns the completions of the group that had come and were not yielded.
+        Returns the completions of the group that were not yielded.
         """
         untaken: list[Completion] = []
         if self._feeding == group_id:
@@ -140,7 +140,7 @@ class Run:
                         self._slots.release()
                         break
                     self._start(member)
-        except Exception as error:  # what the caller gave, or what its iterator raised: not a failure of this job
+        except Exception as error:  # a wrong request, or an error of the caller's iterator: not a failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
@@ -158,7 +158,7 @@ class Run:
         return request
 
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout. It has a slot until its end is taken. Raises AlreadyExists, Aborted with `raises_known`."""
+        """Start a rollout; it keeps its slot until its completion is taken. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
             rollout = self._scheduler.submit(request, affinity_key=affinity_key)
@@ -170,7 +170,7 @@ class Run:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
-            rollout.done.exception()  # it may be that nobody takes it
+            rollout.done.exception()  # the run may have ended
         rollout.waiters += 1
         self._started[rollout] += 1
         if self._progress is not None:
@@ -178,7 +178,7 @@ class Run:
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
 
     def _start_again(self, rollout: Rollout, completion: Completion) -> bool:
-        """Start a failed rollout with a higher attempt, in its slot, while it has retries left."""
+        """Start a failed rollout with a higher attempt in the same slot. Returns False if it has no retries left."""
         rollout_id = completion.rollout_id
         if self._tries[rollout_id] >= self._options.retries or not _may_succeed(rollout, completion):
             del self._tries[rollout_id]
@@ -191,7 +191,7 @@ class Run:
         return True
 
     def _over(self, rollout: Rollout) -> Completion:
-        """A rollout's completion; a refusal as one that FAILED."""
+        """Stop waiting for an ended rollout. Returns its completion."""
         self._started[rollout] -= 1
         if not self._started[rollout]:
             del self._started[rollout]
@@ -199,27 +199,27 @@ class Run:
         return _ended(rollout)
 
     def _leave(self, rollout: Rollout) -> None:
-        """Wait for a rollout no longer. The scheduler cancels it when nobody else waits."""
+        """Stop waiting for a rollout. The scheduler cancels it if no other caller waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._scheduler.abandon(rollout)
 
 
 def reason_of(completion: Completion) -> str:
-    """Returns why a rollout is not trained on, with the exception's type and place where an agent raised one."""
+    """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
     failure = completion.failure
     if failure is None:
         return completion.not_trainable_reason
-    place = f"at {failure.file}:{failure.line}" if failure.file else ""
-    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", place]))
+    line = f"at {failure.file}:{failure.line}" if failure.file else ""
+    raised = " ".join(filter(None, [failure.causes[0].type if failure.causes else "", line]))
     return completion.not_trainable_reason + (f" ({raised})" if raised else "")
 
 
 def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
-    """Whether a rollout did not complete and may complete when it is tried again.
+    """Returns whether a rollout that did not complete may complete in another attempt.
 
-    An agent's failure may depend on what the policy replied, so its `retryable` is not asked. A
-    refusal has to be retryable. What somebody cancelled is not tried again.
+    An agent's failure may depend on the policy's replies, so its `retryable` does not matter. A refusal has to be
+    retryable. A cancelled rollout is not run again.
     """
     if completion.status in (CompletionStatus.COMPLETED, CompletionStatus.CANCELLED):
         return False
@@ -248,7 +248,7 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
-    """A request as the members of its group."""
+    """Returns a request as the members of its group."""
     if group_size == 1:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
@@ -273,16 +273,16 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 
 def _ended(rollout: Rollout) -> Completion:
-    """The completion of a rollout that is over; a refusal as one that FAILED."""
+    """Returns the completion of an ended rollout; for a refusal a FAILED one."""
     error = rollout.done.exception()
     return rollout.done.result() if error is None else _refused(rollout.request, error)
 
 
 def _refused(request: RolloutRequest, error: BaseException) -> Completion:
-    """A refusal as a completion."""
-    mine = isinstance(error, OsmosisValidationError | LedgerError)
+    """Returns a refusal as a completion."""
+    own = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure(
-        "trainer" if mine else "server",
+        "trainer" if own else "server",
         f"refused: {error}",
         getattr(error, "retryable", False),
         reason=FailureReason.REFUSED,

@@ -26,6 +26,9 @@ class LegacyTrainer:
         self.in_flight = self.most_in_flight = 0
         self.peers = set()
         self.latency = 0.0
+        self.gate = asyncio.Event()
+        """Chats wait until it is set."""
+        self.gate.set()
         self.tokens = tokens
         """Whether replies carry tokens."""
         self.times = []
@@ -85,6 +88,7 @@ class LegacyTrainer:
         self.in_flight += 1
         self.most_in_flight = max(self.in_flight, self.most_in_flight)
         try:
+            await self.gate.wait()
             if self.latency:
                 await asyncio.sleep(self.latency)  # as a model takes
             if self.chat_faults:

@@ -120,7 +120,8 @@ def once(target: str) -> RolloutClient:
 def left_over(*more: str) -> list[str]:
     """Tasks of ours that go on."""
     ours = ("Relay.", "_outcome", "settled", "HttpAgent", "run_asgi", "plays", *more)
-    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if not task.done()]
+    work = [task.get_coro() for task in asyncio.all_tasks() if not task.done()]
+    names = [getattr(coroutine, "__qualname__", "") for coroutine in work]  # grpc's generators have none
     return [name for name in names if any(part in name for part in ours) and name != "Engine._run"]
 
 

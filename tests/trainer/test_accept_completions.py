@@ -115,7 +115,7 @@ async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listen
 
 
 async def test_completions_that_wait_for_events_are_bounded_for_each_server(listening, monkeypatch):
-    monkeypatch.setattr(completion_recorder, "READING_ROOM", 2 * completion_recorder.READING_COST + 4096)
+    monkeypatch.setattr(completion_recorder, "READING_BYTES", 2 * completion_recorder.READING_COST + 4096)
     deployment = await listening()
     server, other = await deployment.server(), await deployment.server()
     await server.attach()

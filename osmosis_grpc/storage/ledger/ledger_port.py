@@ -1,6 +1,6 @@
-"""The Ledger port: what a trainer asks of the place where it keeps its promises.
+"""The Ledger port: where a trainer stores rollouts, answered chats and completions, to continue after a restart.
 
-`SqliteLedger` implements it. Another backend is one more class with these methods.
+`SqliteLedger` implements it. Another backend is one file: a subclass of Ledger.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ Then = Callable[[Any, LedgerError | None], None]
 
 
 class ChatRow(NamedTuple):
-    """An answered chat, as it stands in the ledger."""
+    """One row of an answered chat."""
 
     rollout_id: str
     attempt: int
@@ -24,7 +24,7 @@ class ChatRow(NamedTuple):
     continues: int
     """The chat that its tokens continue."""
     offered: str
-    """What stands for the tools that it offered, in its body."""
+    """What replaces the tools that it offered, in its body."""
     question: bytes
     """A ChatRequest."""
     reply: bytes
@@ -33,26 +33,26 @@ class ChatRow(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerRollout:
-    """A rollout, as it stands in the ledger."""
+    """One rollout of the ledger."""
 
     rollout_id: str
     attempt: int
     server_key: str
-    """Where it was sent: "target HOST:PORT" or "journal ID"; empty where a callback was."""
+    """Its server: "target HOST:PORT" or "journal ID"; empty for a callback."""
     affinity_key: str
     init: bytes | None
-    """An InitRequest; None where a callback was, and once it is confirmed."""
+    """An InitRequest; None for a callback, and after the confirmation."""
     tools: bytes | None
-    """A Tools message, once its Init was answered."""
+    """A Tools message; None before the answer to its Init."""
     result_id: str | None
     completion: bytes | None
-    """A Completion as it came, until it is confirmed."""
+    """A Completion as it was received; None before that and after the confirmation."""
     confirmed: float | None
-    """When it was, by the wall clock."""
+    """The time of the confirmation, by the wall clock; None before it."""
     chats: list[ChatRow] = field(default_factory=list)
     """In the order of their answers."""
     damage: str = ""
-    """What of it is not what was written."""
+    """What is damaged in its rows; empty if nothing is."""
 
 
 class Ledger(Protocol):

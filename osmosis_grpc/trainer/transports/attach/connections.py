@@ -1,4 +1,4 @@
-"""A trainer's streams. The trainer dials some agent servers; other agent servers dial the trainer."""
+"""The attach transport: the trainer opens streams to the named servers, and other servers open streams to it."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 JOURNAL = "journal "
 """Begins the ledger's key of a server that dials in."""
 MAX_DIALLED = 1024
-"""Agent servers that may dial in."""
+"""How many agent servers may dial in."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 

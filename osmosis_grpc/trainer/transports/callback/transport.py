@@ -68,7 +68,7 @@ class CallbackTransport(Transport[CalledServer]):
             delta=self._config.delta,
         )
 
-    # What agent servers call.
+    # Calls of the agent servers.
 
     async def chat(self, request: ChatRequest) -> bytes:
         """See Receiver. Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
