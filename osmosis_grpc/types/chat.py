@@ -95,7 +95,7 @@ class ChatResponse(ArrayEquality):
     """Its serialized form, if the receiver asked to keep it."""
 
     def check(self, *, arrays: bool = True) -> None:
-        """Raises InvalidArgument for a reply whose parts do not agree. Without `arrays` the arrays are not checked again."""
+        """Raises InvalidArgument for a reply whose parts do not agree. `arrays`: check the arrays, too."""
         if not isinstance(self.message, dict):
             raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
         if self.tokens is not None and not isinstance(self.tokens, TokenBlock):
