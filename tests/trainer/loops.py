@@ -189,12 +189,12 @@ class Forgetful(ChatCache):
 
     def chat(self, request, now):
         key = (request.sample, request.number)
-        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self._told:
-            self._told.add(key)
+        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self.sent:
+            self.sent.add(key)
             raise UnknownChat(request.sample, request.continues)
         return super().chat(request, now)
 
-    _told: set = set()  # noqa: RUF012 - replaced before every use
+    sent: set = set()  # noqa: RUF012 - replaced before every use
 
 
 @dataclass

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from tests.processes import run
+from tests.waiting import wait_until
 
 AGENT = """
 from helpers import REWARD
@@ -143,10 +143,7 @@ class Folder:
 
     def server_warns(self, text: str) -> None:
         """Wait for a line in the server's log."""
-        give_up = time.monotonic() + 20
-        while text not in self.log():
-            assert time.monotonic() < give_up, self.log()
-            time.sleep(0.05)
+        wait_until(lambda: text in self.log(), text)
 
     def log(self) -> str:
         """What the server has logged."""

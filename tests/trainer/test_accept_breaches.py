@@ -39,7 +39,7 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         assert len(deployment.trainer.servers) == 1, "it is no server of the trainer's"
 
 
-async def test_a_mistake_that_crosses_the_trainers_hello_is_told_too(listening):
+async def test_a_mistake_that_crosses_the_trainers_hello_is_reported_to_the_server(listening):
     deployment = await listening()
     for turns in range(12):  # of the event loop, in which the hello is on its way
         server = await deployment.server()

@@ -70,7 +70,7 @@ async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(
                     await trainer.rollout(rollout_id="r")
                     break
                 except AlreadyExists:
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.5)  # more than the ttl
     assert "a mistake on purpose" in caplog.text
 
 

@@ -65,7 +65,7 @@ def test_u06_a_sync_policy_has_one_call_at_a_time_on_one_thread(target):
         calls[0] += 1
         most[0] = max(most[0], calls[0])
         threads.add(threading.current_thread())
-        time.sleep(0.005)
+        time.sleep(0.005)  # a second call would begin now
         calls[0] -= 1
         return answer(request, "#### 3", tokens=2)
 
@@ -108,7 +108,7 @@ def test_u06_requests_come_from_an_iterator_that_blocks_and_uses_the_trainer(tar
         for request in requests("lazy", 4):
             thread.append(threading.current_thread())
             trainer.rollout(request, rollout_id=f"{request.rollout_id}-first")
-            time.sleep(0.01)
+            time.sleep(0.01)  # the iterator blocks
             yield request
 
     with SyncTrainer([target], EchoPolicy()) as trainer:

@@ -57,7 +57,7 @@ async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
     await server.send(outcome)
     await server.stream.next("subscribe")
     await server.stream.cut()
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1.5)  # three times the limit
     assert not done.done()
     await server.attach()
     await server.send(complete(request))

@@ -78,7 +78,8 @@ class SqliteLedger(Ledger):
         self._position = found.last_position
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self._writer = Writer(file, supervisor)
+        self.writer = Writer(file, supervisor)
+        """The thread that reads and writes the file."""
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
@@ -107,7 +108,7 @@ class SqliteLedger(Ledger):
         attachment_id, _ = self._attachments[server_key]
         self._attachments[server_key] = attachment_id, journal_id
         row = server_key, attachment_id, journal_id, time.time()
-        self._writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
+        self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
 
     def callback_run(self) -> str:
         return self._renewed(_RUN)
@@ -129,15 +130,15 @@ class SqliteLedger(Ledger):
         self.unconfirmed.pop(rollout_id, None)
         row = rollout_id, attempt, server_key, affinity_key, init
         assign = _ASSIGN, with_sum(b"rollout.assignment_sum", row)
-        self._writer.write([assign, *_drop_lower(rollout_id, attempt)], then)
+        self.writer.write([assign, *_drop_lower(rollout_id, attempt)], then)
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
         check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
-        self._writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
+        self.writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
 
     def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
         statements = self._enter(kept.rollout_id, kept.attempt) if enter else []
-        self._writer.write([*statements, self._chat(kept)], then)
+        self.writer.write([*statements, self._chat(kept)], then)
 
     def complete(
         self,
@@ -157,7 +158,7 @@ class SqliteLedger(Ledger):
         statements.append((_COMPLETE, (*end, end_sum(rollout_id, attempt, *end), rollout_id, attempt)))
         if confirmed:
             statements += _confirm(*name)
-        self._writer.write(statements, then)
+        self.writer.write(statements, then)
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -168,7 +169,7 @@ class SqliteLedger(Ledger):
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
 
-        self._writer.write(_confirm(rollout_id, attempt, result_id), committed)
+        self.writer.write(_confirm(rollout_id, attempt, result_id), committed)
         await future
 
     def _enter(self, rollout_id: str, attempt: int) -> list[Statement]:
@@ -184,7 +185,7 @@ class SqliteLedger(Ledger):
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        self._writer.write([(_DROP, (rollout_id, attempt)), (_ORPHANS, (rollout_id,))])
+        self.writer.write([(_DROP, (rollout_id, attempt)), (_ORPHANS, (rollout_id,))])
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         statements: list[Statement] = []
@@ -192,19 +193,19 @@ class SqliteLedger(Ledger):
             name = (rollout_id,)
             statements += [(_FORGET, name), (_FORGET_CONFIRMED, name), (_ORPHANS, name)]
         if statements:
-            self._writer.write(statements)
+            self.writer.write(statements)
 
     def fetch(self, rollout_id: str, then: Then) -> None:
-        self._writer.read(partial(read_rollout, rollout_id=rollout_id), then)
+        self.writer.read(partial(read_rollout, rollout_id=rollout_id), then)
 
     async def written(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writer.write((), lambda _, error: None if future.done() else future.set_result(None))
+        self.writer.write((), lambda _, error: None if future.done() else future.set_result(None))
         await future
 
     async def close(self) -> None:
         """Commit everything that waits, and release the file."""
-        await self._writer.close()
+        await self.writer.close()
 
 
 def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:

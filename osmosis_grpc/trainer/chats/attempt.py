@@ -56,7 +56,7 @@ class AttemptCache:
         self.tools: Sequence[ToolDict] | None = None
         """The tools of chats that name none; None if unknown."""
         self._tools_digest: str | None = None
-        self._samples: dict[str, SampleState] = {}
+        self.samples: dict[str, SampleState] = {}
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
@@ -69,9 +69,9 @@ class AttemptCache:
             raise FailedPrecondition(
                 f"rollout {request.rollout_id} has ended", kind="ENDED", subject=request.rollout_id
             )
-        sample = self._samples.get(request.sample)
+        sample = self.samples.get(request.sample)
         if sample is None:
-            sample = self._samples[request.sample] = SampleState(request.sample)
+            sample = self.samples[request.sample] = SampleState(request.sample)
         if request.continues and not request.prefix_len:
             position = sample.tree.insert_after(request.continues, request.messages)
             if position is None:
@@ -186,12 +186,12 @@ class AttemptCache:
         refers = [completion.begins, *(sample.begins for sample in completion.samples.values())]
         for ref in refers:
             if ref is not None and not ref.prefix_len:
-                kept = self._samples.get(ref.sample)
+                kept = self.samples.get(ref.sample)
                 if kept is None or kept.tree.reply(ref.number) is None:
                     return True
         for name, sample in completion.samples.items():
             numbers = {n for segment in sample.segments if segment.referred for n in segment.chats}
-            if numbers and (name not in self._samples or not self._samples[name].holds(numbers)):
+            if numbers and (name not in self.samples or not self.samples[name].holds(numbers)):
                 return True
         return False
 
@@ -205,40 +205,40 @@ class AttemptCache:
             elif isinstance(kind, events.ChatRequested):
                 requested[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) and (kind.sample, kind.number) in requested:
-                sample = self._samples.setdefault(kind.sample, SampleState(kind.sample))
+                sample = self.samples.setdefault(kind.sample, SampleState(kind.sample))
                 sample.restore(requested[kind.sample, kind.number], kind.response)
-        for name, sample in self._samples.items():
+        for name, sample in self.samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
 
     def learn(self, chats: Iterable[ChatRow]) -> None:
         """Add the chats from the ledger, in the order of their answers."""
-        learn(self._samples, chats)
+        learn(self.samples, chats)
 
     def kept(self, rollout_id: str) -> list[ChatRow]:
         """Returns all answered chats as rows of the ledger."""
-        return list(all_chats(rollout_id, self.attempt, self._samples))
+        return list(all_chats(rollout_id, self.attempt, self.samples))
 
     def complete(self, completion: Completion) -> Completion:
         """Set the result. Returns the completion with its references resolved and its samples assembled."""
         self.result_id = completion.result_id
         samples = {
-            name: self._samples.setdefault(name, SampleState(name)).report(
+            name: self.samples.setdefault(name, SampleState(name)).report(
                 reported, f"samples[{name}].segments" in completion.omitted
             )
             for name, reported in completion.samples.items()
         }
         begins, messages = completion.begins, completion.messages
-        if begins is not None and begins.sample in self._samples:
-            begins, messages = self._samples[begins.sample].whole(begins, messages)
+        if begins is not None and begins.sample in self.samples:
+            begins, messages = self.samples[begins.sample].whole(begins, messages)
         return replace(completion, samples=samples, begins=begins, messages=messages)
 
     def close(self) -> None:
         """Stop every sampling and drop the chats."""
-        for sample in self._samples.values():
+        for sample in self.samples.values():
             for asked in list(sample.asked.values()):
                 if asked.task is not None:
                     asked.task.cancel()
-        self._samples.clear()
+        self.samples.clear()
 
 
 def unwritten() -> Unavailable:

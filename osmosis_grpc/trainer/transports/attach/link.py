@@ -39,7 +39,8 @@ class AttachedServer(AgentServerLink):
         super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
         self._delta = delta
-        self._stream: FrameStream | None = None
+        self.stream: FrameStream | None = None
+        """The newest stream; None while there is none."""
         self.chats = OpenChats(self.cache, self._unopened)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
@@ -60,7 +61,7 @@ class AttachedServer(AgentServerLink):
     @property
     def attached(self) -> bool:
         """Whether there is a stream."""
-        return self._stream is not None
+        return self.stream is not None
 
     def greeting(self, granted: int) -> bytes:
         """Returns the trainer's hello, which grants so many open chats."""
@@ -80,9 +81,9 @@ class AttachedServer(AgentServerLink):
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
         """Use a stream after both hellos, and send again every unanswered frame."""
-        if self._stream is not None:
-            self._stream.end(Aborted("another stream of this server took over"))
-        self._stream = stream
+        if self.stream is not None:
+            self.stream.end(Aborted("another stream of this server took over"))
+        self.stream = stream
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_uuid, hello.version, tuple(map(str, hello.agent_loops)))
         )
@@ -106,15 +107,15 @@ class AttachedServer(AgentServerLink):
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
         """Record that a stream has ended."""
-        if self._stream is stream:
-            self._stream = None
+        if self.stream is stream:
+            self.stream = None
             self.chats.leave()
             self.problem = problem
 
     def send_init(self, rollout: Rollout) -> None:
         """See AgentServerLink."""
-        if self._stream is not None and rollout.written:
-            self._stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
+        if self.stream is not None and rollout.written:
+            self.stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
         """See AgentServerLink."""
@@ -144,8 +145,8 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         """See AgentServerLink."""
-        if self._stream is not None:
-            self._stream.leave()
+        if self.stream is not None:
+            self.stream.leave()
 
     def close(self, error: Exception) -> None:
         """See AgentServerLink."""
@@ -168,12 +169,12 @@ class AttachedServer(AgentServerLink):
         return rollout is not None and not rollout.opened
 
     def _send(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.send(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.send(trainer_frame(kind, message))
 
     def _answer(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.answer(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.answer(trainer_frame(kind, message))
 
     # Frames of the server.
 
