@@ -87,14 +87,17 @@ class Rollouts:
         return record is not None and record.owner == owner and record.accepted.done()
 
     def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
-        """Whether this chat was ever asked; of an ended rollout nobody remembers, and so it was."""
+        """Return whether this chat was ever asked; True for an ended rollout, which does not keep its chats."""
         try:
             record = self._context.table.find(rollout_id, attempt)
-        except Unavailable:  # the journal cannot be read: nobody can tell it from an ended one
+        except Unavailable:  # the journal cannot be read: it may have ended
             return True
         if record is None or record.owner != owner:
             return False
-        return record.run.session is None or 0 < number <= record.run.session.asked(sample)
+        if record.run.session is None:
+            return True
+        state = record.run.session.samples.get(sample)
+        return state is not None and 0 < number <= state.chats
 
     def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
         """Whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""

@@ -349,7 +349,7 @@ def _timed_out(record: Record) -> Termination:
     request, run = record.init.request, record.run
     limit = request.agent_timeout or run.timeout or 0.0
     doing, turns = record.activity().description, request.max_turns
-    asked = run.session.turns if run.session is not None else 0
+    asked = run.session.samples.turns() if run.session is not None else 0
     message = f"the agent_timeout of {limit:g} s ran out"
     boundary: Boundary = "agent"
     if 0 < turns < asked:
