@@ -10,14 +10,14 @@ import inspect
 import os
 import re
 import reprlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from osmosis_grpc.agent.awaited_tools import await_tools
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
-from osmosis_grpc.supervise import OnFailure, future, job
 from osmosis_grpc.types import RolloutRequest, jsontext
 from osmosis_grpc.types.completion import clip, describe
 from osmosis_grpc.types.stack_frames import own_lines
@@ -26,8 +26,6 @@ from osmosis_grpc.types.tools import dump_model
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]
 """A file and a line from 1; both None for what has no source."""
-
-GET_TOOLS = job("agent.validate_tools", OnFailure.RAISE)
 
 GET_TOOLS_TIMEOUT = 10.0
 """Seconds that an async get_tools may take: as long as a server waits."""
@@ -266,7 +264,7 @@ def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Findin
                 if inspect.iscoroutine(tools):
                     tools.close()
                 return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
-            tools = asyncio.run(_settle(tools))
+            tools = asyncio.run(await_tools(tools, GET_TOOLS_TIMEOUT))
     except (Exception, SystemExit) as error:
         return make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
     if tools is None:
@@ -287,15 +285,6 @@ def _loop_runs() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-async def _settle(tools: Awaitable[Any]) -> Any:
-    task = future(GET_TOOLS, tools)
-    done, _ = await asyncio.wait({task}, timeout=GET_TOOLS_TIMEOUT)
-    if not done:
-        task.cancel()
-        raise TimeoutError(f"it took longer than {GET_TOOLS_TIMEOUT:g} s")
-    return task.result()
 
 
 class _Missing:
