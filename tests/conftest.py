@@ -15,7 +15,7 @@ import uvicorn.server
 from osmosis_grpc.link import channel_options
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import TrainerServer
+from tests.callback_trainer import CallbackTrainer
 
 os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -61,8 +61,8 @@ def serve(stack: AsyncExitStack) -> Callable[..., Any]:
 def train(stack: AsyncExitStack) -> Callable[..., Any]:
     """Starts a trainer with a policy on a free port."""
 
-    async def start(policy: Any, **options: Any) -> TrainerServer:
-        return await stack.enter_async_context(TrainerServer(policy, **options))
+    async def start(policy: Any, **options: Any) -> CallbackTrainer:
+        return await stack.enter_async_context(CallbackTrainer(policy, **options))
 
     return start
 

@@ -101,6 +101,16 @@ class HttpAgent:
             relay.close()
         await self._stack.aclose()
 
+    @property
+    def runs(self) -> int:
+        """How many runs have not ended."""
+        return len(self._keys)
+
+    @property
+    def open_chats(self) -> int:
+        """How many chats wait for a reply, or have one that was not received."""
+        return sum(len(relay.pending) for relay in self._relays.values())
+
     async def tools(self, request: RolloutRequest) -> list[ToolDict]:
         legacy_id = request.rollout_id if request.attempt == 1 else f"{request.rollout_id}~{request.attempt}"
         if len(legacy_id) > MAX_ID_CHARS:

@@ -32,7 +32,14 @@ class ClientOptions(Declared):
         ),
     ] = 2
     retry_base_delay: Annotated[
-        float, Option("Calls over HTTP", "", "The first backoff between retries.", commands=BOTH, bounds=(0.1, 60))
+        float,
+        Option(
+            "Calls over HTTP",
+            "",
+            "The first backoff between retries. Each is shortened at random by up to a half.",
+            commands=BOTH,
+            bounds=(0.1, 60),
+        ),
     ] = 1.0
     retry_max_delay: Annotated[
         float, Option("Calls over HTTP", "", "The longest backoff between retries.", commands=BOTH, bounds=(1, 300))

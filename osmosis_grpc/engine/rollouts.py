@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.resolve_references import resolve_from_journal
 from osmosis_grpc.errors import NotFound, Unavailable
@@ -49,10 +50,8 @@ class Rollouts:
         """Return the owner's rollouts after a sequence number, and the number to continue from; 0 after the last."""
         rows: list[RolloutInfo] = []
         last = 0
-        found = self._context.table.after(
-            after, owner, limit + 1, states=states, group_id=group_id, unsettled=undelivered
-        )
-        async for record in found:
+        where = RolloutFilter(states, group_id, unsettled=undelivered)
+        async for record in self._context.table.after(after, owner, limit + 1, where):
             group = record.init.request.group
             if not record.accepted.done() or (states and record.state not in states):
                 continue

@@ -94,30 +94,48 @@ class _Method:
 
 
 class _Answering(Call):
-    """A call that is being answered, and its context. It counts the bytes that are read and written."""
+    """A call that is being answered, and its context. It counts the bytes that are read and written.
 
-    __slots__ = ("_context", "_done", "_read", "_write")
+    As a context manager it checks the guard before the body, and ends the call with the status of what the body raises.
+    """
+
+    __slots__ = ("_context", "_guard", "_read", "_write")
 
     def __init__(self, method: _Method, context: Any) -> None:
         super().__init__(method.calls, method.name)
         self._context = context
-        self._read, self._write = method.read, method.write
-        self._done = False
+        self._guard, self._read, self._write = method.guard, method.read, method.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
+    async def __aenter__(self) -> "_Answering":
+        try:
+            if self._guard is not None:
+                self._guard(self._context)
+        except Exception as error:
+            await self.__aexit__(type(error), error, None)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, Exception):
+                await _abort(self._context, error)
+        finally:
+            code = None if error is None else self._context.code()
+            self.end("OK" if error is None else "CANCELLED" if code is None else code.name)
+
     async def read(self) -> Any:
-        """The next message, or grpc.aio.EOF."""
+        """Returns the next message, or grpc.aio.EOF."""
         data = await self._context.read()
         return data if data is grpc.aio.EOF else self.request(data)
 
     async def write(self, message: Any) -> None:
-        """Send a message."""
+        """Sends a message."""
         await self._context.write(self.response(message))
 
     def request(self, data: Any) -> Any:
-        """A request as a message, or an iterator of them as one of messages."""
+        """Returns a request as a message, or an iterator of requests as an iterator of messages."""
         if hasattr(data, "__aiter__"):
             return self._requests(data)
         self.received += len(data)
@@ -125,22 +143,13 @@ class _Answering(Call):
 
     async def _requests(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for data in requests:
-            yield self.request(data)
+            yield decoded(self.request(data))
 
     def response(self, message: Any) -> bytes:
-        """A response as bytes; what is bytes already is sent as it is."""
+        """Returns a response as bytes. A response that is bytes already is sent as it is."""
         data: bytes = message if type(message) is bytes else self._write(message)
         self.sent += len(data)
         return data
-
-    def done(self) -> None:
-        """The call is answered."""
-        self._done = True
-
-    def over(self) -> None:
-        """The handler ends: the call was answered, aborted, or else cancelled."""
-        code = None if self._done else self._context.code()
-        self.end("OK" if self._done else "CANCELLED" if code is None else code.name)
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -161,72 +170,38 @@ def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[byte
 
 
 def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], method: _Method) -> Callable[[Any, Any], Awaitable[Any]]:
-    guard = method.guard
-
     async def handle(data: Any, context: Any) -> Any:
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
-            response = call.response(await behavior(decoded(call.request(data)), context))
-            call.done()
-            return response
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
+        async with _Answering(method, context) as call:
+            return call.response(await behavior(decoded(call.request(data)), context))
 
     return handle
 
 
 def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable[[Any, Any], Any]:
-    guard = method.guard
-
-    async def begun(data: Any, context: Any) -> None:
+    async def with_context(data: Any, context: Any) -> None:
         """For a behaviour that reads and writes its context by itself."""
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
+        async with _Answering(method, context) as call:
             # With its first message, grpc.aio would send metadata again when that write was given up for an error,
             # which Core refuses: the caller would never get the status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
-            call.done()
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
 
     async def handle(data: Any, context: Any) -> AsyncIterator[Any]:
-        call = _Answering(method, context)
-        try:
-            if guard is not None:
-                guard(context)
-            async with aclosing(behavior(decoded(call.request(data)), context)) as responses:
-                async for response in responses:
-                    yield call.response(response)
-            call.done()
-        except Exception as error:
-            await _abort(context, error)
-        finally:
-            call.over()
+        async with (
+            _Answering(method, context) as call,
+            aclosing(behavior(decoded(call.request(data)), context)) as responses,
+        ):
+            async for response in responses:
+                yield call.response(response)
 
-    return begun if inspect.iscoroutinefunction(behavior) else handle
+    return with_context if inspect.iscoroutinefunction(behavior) else handle
 
 
 def decoded(request: Any) -> Any:
-    """Returns the message or the iterator of messages. Raises InvalidArgument for bytes that are not a message."""
+    """Returns the message. Raises InvalidArgument for bytes that are not a message."""
     if isinstance(request, _Undecodable):
         raise InvalidArgument("", f"the bytes are not a message of this method's type: {request.problem}")
-    if hasattr(request, "__aiter__"):
-        return _each_decoded(request)
     return request
-
-
-async def _each_decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield decoded(request)
 
 
 def metadata_value(context: Any, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is sound in a journal or a ledger and what is not, for those who only look."""
+"""Examines a journal or a ledger without changing it: counts sound rows, and lists damaged ones."""
 
 import sqlite3
 import tempfile
@@ -16,29 +16,29 @@ from osmosis_grpc.storage.sqlite.salvage import read_out
 
 
 class Finding(NamedTuple):
-    """Something damaged."""
+    """One damaged row."""
 
     rollout_id: str
-    """Empty where a row belongs to none."""
+    """Empty if the row belongs to no rollout."""
     attempt: int
     table: str
     row: str
-    """What names the row in its table."""
+    """The key of the row in its table."""
     what: str
 
 
 @dataclass
 class Examined:
-    """A file that was looked at."""
+    """The result for one file."""
 
     kind: str
     path: Path
     structure: str = ""
-    """What is wrong with the file itself; empty where nothing is."""
+    """What is damaged in the structure of the file; empty if nothing is."""
     lost: int = 0
-    """Rows that cannot be read."""
+    """How many rows cannot be read."""
     sound: Counter[str] = field(default_factory=Counter)
-    """Rows, by table."""
+    """How many rows are sound, by table."""
     damaged: list[Finding] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class Examined:
 
 
 def examine(path: Path, schema: Schema) -> Examined:
-    """Look at a file, also while a process has it. Raises schema.error, OSError, sqlite3.Error."""
+    """Examine a file, also while a process has it open. Raises schema.error, OSError, sqlite3.Error."""
     found = Examined(schema.kind, path)
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -61,7 +61,7 @@ def examine(path: Path, schema: Schema) -> Examined:
                 if not found.structure:
                     _rows(database, schema, found)
                     return found
-        with tempfile.TemporaryDirectory() as folder:  # what can be read is what the next start will read
+        with tempfile.TemporaryDirectory() as folder:  # the next start reads the same rows
             fresh = Path(folder) / path.name
             salvaged = read_out(pages, fresh, schema)
             found.lost = pages.lost
@@ -76,7 +76,7 @@ def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None
         for row in database.execute(f"SELECT * FROM {table.name} NOT INDEXED"):  # noqa: S608
             wrong = table.wrong(row)
             if wrong:
-                found.damaged.append(_finding(database, table, row, f"{wrong} does not agree"))
+                found.damaged.append(_finding(database, table, row, f"{wrong} does not match"))
             else:
                 found.sound[table.name] += 1
         found.sound[table.name] += 0
@@ -101,7 +101,7 @@ def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) ->
 
 
 def _trails(database: sqlite3.Connection, found: Examined) -> None:
-    """Events that are missing: each rollout's are numbered from 1 on."""
+    """Find missing events: the events of each rollout have the numbers from 1 on."""
     trails: dict[int, Trail] = {}
     for event in map(EventRow._make, database.execute("SELECT * FROM events ORDER BY position")):
         trails.setdefault(event.sequence, Trail()).add(event)

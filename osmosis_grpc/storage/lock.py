@@ -1,4 +1,4 @@
-"""One process for a file or a folder: a lock that names its holder and dies with it."""
+"""A lock file that allows one process at a time. It contains the id of its holder, and ends with the holder."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Locked(Exception):
-    """Somebody else holds the lock. `holder` follows "in use by process": an id, or that it is not known."""
+    """Another holder has the lock. `holder` completes the text "in use by process": an id, or "of unknown id"."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -16,13 +16,13 @@ class Locked(Exception):
 
 
 class LockLost(Exception):
-    """The lock's file was removed or replaced, so another process may hold a lock of the same name by now."""
+    """The lock's file was removed or replaced, so another process may have a lock of the same name."""
 
 
 class Lock:
-    """Held from its making to close(), or to the process's end, however that comes. Raises Locked, OSError.
+    """Holds the lock until close() or the end of the process. Raises Locked, OSError.
 
-    A child that the process forks does not hold it.
+    A forked child of the process does not hold it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class Lock:
         _held.add(self)
 
     def check(self) -> None:
-        """Raise LockLost when the path no longer leads to the file that is locked."""
+        """Raise LockLost if the path no longer names the locked file."""
         mine = os.fstat(self._file)
         try:
             found = os.stat(self._path)
@@ -51,19 +51,19 @@ class Lock:
             raise LockLost(f"the lock {self._path} was replaced: {_OTHERS}")
 
     def close(self) -> None:
-        """Let others in. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked child may not have come to leave it yet
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked child may still have the file open
             self.leave()
 
     def leave(self) -> None:
-        """In a forked child: the lock is the parent's, and ends with it."""
+        """Close the file without a release: called in a forked child, whose parent holds the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
 
-_OTHERS = "another process may write here now, so this one stops; let no cleaner of old files touch this folder"
+_OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 

@@ -13,13 +13,16 @@ from typing import Any, Protocol
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
-from osmosis_grpc.storage.ledger.ledger import Ledger
-from osmosis_grpc.supervise import Job
+from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.supervise import Backoff, Job, Supervisor
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.message import tools_from_wire
+
+LOST_PAUSES = 0.25, 10.0
+"""Seconds before a lost rollout runs again: after its first loss, and at most."""
 
 RolloutKey = tuple[str, int]
 """A rollout's id and attempt."""
@@ -50,6 +53,8 @@ class Rollout:
     """Whether the ledger has it, perhaps with a lower attempt."""
     losses: list[str] = field(default_factory=list)
     """Why each lost attempt was lost."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(*LOST_PAUSES))
+    """The pauses before it runs again after a loss."""
 
     async def wait_until_opened(self) -> None:
         """Wait until its Init is answered or the rollout ends. Raises the CallError that it is refused with."""
@@ -104,7 +109,11 @@ def job_failed(job: Job, error: BaseException) -> Internal:
 
 
 class Owner(Protocol):
-    """The calls of a link to its owner, the scheduler."""
+    """The scheduler, as a link uses it."""
+
+    cache: ChatCache
+    ledger: Ledger | None
+    supervisor: Supervisor
 
     def changed(self) -> None:
         """Send waiting rollouts: a server may have a free slot."""
@@ -149,9 +158,7 @@ class AgentServerLink(ABC):
     again after a break.
     """
 
-    def __init__(
-        self, name: str, owner: Owner, cache: ChatCache, *, server_key: str = "", ledger: Ledger | None = None
-    ) -> None:
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "") -> None:
         self.name = name
         """Its target, or the address that it dialled from."""
         self.credential = ""
@@ -159,8 +166,8 @@ class AgentServerLink(ABC):
         self.server_key = server_key
         """The ledger's key for this server; empty when the ledger does not know it."""
         self.owner = owner
-        self.cache = cache
-        self.ledger = ledger
+        self.cache = owner.cache
+        ledger = self.ledger = owner.ledger
         kept, journal_id = ledger.attachment(server_key) if ledger is not None and server_key else ("", "")
         self.kept_attachment_id = kept
         self.identity = ServerIdentity(journal_id=journal_id)
@@ -170,7 +177,7 @@ class AgentServerLink(ABC):
         self.rollouts: dict[RolloutKey, Rollout] = {}
         """Rollouts that were sent there and have not ended."""
         self.leaving: set[RolloutKey] = set()
-        """Rollouts that run elsewhere now and may still run there, too."""
+        """Attempts that may still run there although the rollout runs elsewhere now."""
         self.pinned: dict[str, Pin] = {}
         """By affinity key."""
         self.problem: CallError | None = None

@@ -1,4 +1,4 @@
-"""The settings of a trainer that are neither addresses, nor secrets, nor files."""
+"""The configuration of a trainer, except for addresses, secrets and files."""
 
 from dataclasses import dataclass
 
@@ -11,24 +11,23 @@ class TrainerConfig:
     """How a Trainer treats rollouts, chats and servers. Raises ValueError for a number that is not positive."""
 
     lost_after: float = 120.0
-    """Seconds after which a server that cannot be reached is lost: its rollouts run elsewhere, with a higher attempt.
-    If no server can be reached for so long, rollouts end with Unavailable."""
+    """Seconds after which an unreachable server is lost. Its rollouts run on other servers, with a higher attempt.
+    Rollouts end with Unavailable if no server can be reached for so long."""
     max_attempts: int = MAX_ATTEMPTS
-    """A rollout ends with Unavailable when servers have lost so many of its attempts. The pause between two attempts
-    grows."""
+    """A rollout ends with Unavailable after so many lost attempts. The pauses between them grow."""
     max_open_chats: int = MAX_OPEN_CHATS
-    """How many chats may be open. Attached servers share it evenly; each may have at least one open."""
+    """How many chats may be open. Attached servers share them evenly; each gets at least one."""
     delta: bool = True
     """Whether a chat refers to earlier chats instead of repeating its whole history."""
     ttl: float = 7200.0
-    """Seconds after which a rollout is forgotten that no server has mentioned. Use twice the server's record TTL or
-    more."""
+    """Seconds after which the trainer forgets a rollout that no server mentions. Use at least twice the server's record
+    TTL."""
     longest_pause: float = 10.0
-    """Seconds: the pauses between two tries to reach a server grow up to this."""
+    """Seconds: the longest pause between two connection attempts."""
     callback_target: str = ""
-    """With callbacks: HOST:PORT at which agent servers reach this trainer; by default where it listens."""
+    """With callbacks: HOST:PORT at which agent servers reach this trainer; by default the address where it listens."""
     callback_server_name: str = ""
-    """With callbacks over TLS: the name in this trainer's certificate, if it is not the host that servers call."""
+    """With callbacks over TLS: the name in this trainer's certificate, if it is not the host of the target."""
 
     def __post_init__(self) -> None:
         for name in ("lost_after", "max_open_chats", "ttl", "longest_pause", "max_attempts"):
@@ -38,5 +37,5 @@ class TrainerConfig:
 
     @property
     def pauses(self) -> tuple[float, float]:
-        """Seconds: the first and the longest pause between two tries to reach a server."""
+        """Seconds: the first and the longest pause between two connection attempts."""
         return min(0.25, self.longest_pause), self.longest_pause

@@ -1,17 +1,13 @@
-"""Warns of outcomes that come from an earlier run: at the first, and with the total in the end.
+"""Logs a warning for the first outcome that comes from an earlier run, and the total at the end.
 
-A warning reaches stderr also where logging is not configured: Python's handler of last resort writes it.
+The warning reaches stderr without logging configuration, too: Python's handler of last resort writes it.
 """
 
 import logging
-from collections import OrderedDict
 
-from osmosis_grpc.types import Completion, EarlierRun
+from osmosis_grpc.types import Completion
 
 log = logging.getLogger(__name__)
-
-REMEMBERED = 16_384
-"""Rollouts of which a client remembers that an Init of its own found them ended."""
 
 
 class EarlierOutcomes:
@@ -23,11 +19,11 @@ class EarlierOutcomes:
     def _begin(self) -> None:
         self._outcomes = self._earlier = self._reported = self._attempt = 0
         self._server_restarted = False
-        """Whether one of them ended in another process of the server."""
+        """Whether one of them ended in an earlier process of the server."""
         self._changes: dict[str, str] = {}
 
     def count(self, completion: Completion) -> None:
-        """Count an outcome that is handed out; the first one from an earlier run is warned of at once."""
+        """Count an outcome. Logs a warning at the first one from an earlier run."""
         self._outcomes += 1
         earlier = completion.from_journal
         if earlier is None:
@@ -42,7 +38,7 @@ class EarlierOutcomes:
             self._warn()
 
     def report(self) -> None:
-        """Warn of what was counted since the last warning, and count anew."""
+        """Log the total if it has grown since the last warning, and start again at zero."""
         if self._earlier > self._reported:
             self._warn()
         self._begin()
@@ -57,20 +53,3 @@ class EarlierOutcomes:
             self._attempt,
             "".join(f"; {change}" for change in self._changes.values()),
         )
-
-
-class EndedBefore:
-    """What the answers to a client's Inits said of rollouts that had ended in an earlier run."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], EarlierRun] = OrderedDict()
-
-    def add(self, rollout_id: str, attempt: int, earlier: EarlierRun) -> None:
-        """Remember one; the oldest is forgotten where there are too many."""
-        self._known[rollout_id, attempt] = earlier
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-    def find(self, rollout_id: str, attempt: int) -> EarlierRun | None:
-        """Returns what was said of a rollout; None where it ran for this client."""
-        return self._known.get((rollout_id, attempt))

@@ -1,7 +1,10 @@
-"""What Trainer.evaluate() returns."""
+"""Rollouts that measure the policy: Trainer.evaluate()."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from osmosis_grpc.trainer.run import Run
 from osmosis_grpc.types import Completion, CompletionStatus
 
 
@@ -13,20 +16,27 @@ class Evaluation:
 
     @property
     def n(self) -> int:
-        """How many rollouts were run."""
+        """The number of rollouts."""
         return len(self.outcomes)
 
     @property
     def failed(self) -> int:
-        """How many did not complete. They have no reward, and none counts as 0."""
+        """The number of rollouts that did not complete. They do not count in the mean."""
         return sum(outcome.status is not CompletionStatus.COMPLETED for outcome in self.outcomes)
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean of the rewards there are; None where there is none."""
+        """The mean reward; None without a reward."""
         rewards = [outcome.reward for outcome in self.outcomes if outcome.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def __repr__(self) -> str:
         mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
         return f"Evaluation(n={self.n}, failed={self.failed}, mean_reward={mean})"
+
+
+class EvaluationRun(Run):
+    """One call of Trainer.evaluate()."""
+
+    name = "evaluate"
+    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}

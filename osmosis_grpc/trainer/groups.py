@@ -1,11 +1,10 @@
-"""Complete groups as they finish: Trainer.groups().
+"""Complete groups: Trainer.groups().
 
-A group is yielded once its last member is over. Until then its outcomes are kept here. There are never
-more open groups than rollouts in flight, and one more that is being started.
+A group is yielded when its last member ends. Until then its outcomes are kept here. There are at most as many open
+groups as rollouts in flight, and one more that is being started.
 """
 
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,27 +15,26 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.trainer.advantage import equal
-from osmosis_grpc.trainer.progress import Progress
-from osmosis_grpc.trainer.run import Requests, Run, reason_of
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import Completion, CompletionStatus
 
 log = logging.getLogger(__name__)
 
 OnFailure = Literal["drop_group", "drop_member"]
-"""What becomes of a group when a member has failed and has no retry left."""
+"""What happens to a group after a member has failed for the last time."""
 MIN_MEMBERS = 2
-"""Fewer members cannot be compared with one another."""
+"""The fewest members that can be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeGroup:
-    """The outcomes of one group. Iterating over it gives those that completed."""
+    """The outcomes of one group. Iterates over the completed ones."""
 
     id: str
-    """The id of the request that the group was made from."""
+    """The id of its request."""
     size: int
-    """How many members were asked for."""
+    """How many members were started."""
     outcomes: tuple[Completion, ...]
     """The members that completed, in order of their index."""
     failed: tuple[Completion, ...] = ()
@@ -55,12 +53,12 @@ class OutcomeGroup:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The rewards of `outcomes`: float64, shape (n,), NaN where an outcome has none."""
+        """The rewards of `outcomes`: float64, shape (n,), NaN for an outcome without one."""
         return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
 
     @property
     def zero_variance(self) -> bool:
-        """Whether all rewards are equal, so that the group teaches nothing."""
+        """Whether all rewards are equal. Such a group has no learning signal."""
         return equal(self.rewards)
 
     async def confirm(self) -> None:
@@ -71,7 +69,7 @@ class OutcomeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """What became of a trainer's groups since it was started."""
+    """Counts of a trainer's groups since it was started."""
 
     yielded: int = 0
     dropped: int = 0
@@ -81,57 +79,38 @@ class GroupCounts:
     retried: int = 0
     """Failed members that were started again."""
     zero_variance: int = 0
-    """Groups that were yielded with equal rewards, so that they teach nothing."""
+    """Groups that were yielded with equal rewards."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A group with members that are not over."""
+    """A group with unfinished members."""
 
     completed: dict[int, Completion] = field(default_factory=dict)
     failed: dict[int, Completion] = field(default_factory=dict)
 
 
-class Grouping:
-    """One call of Trainer.groups(). `counts` is counted up as GroupCounts names it."""
+class GroupRun(Run):
+    """One call of Trainer.groups()."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        group_size: int,
-        max_in_flight: int,
-        colocate_groups: bool,
-        retries: int,
-        on_failure: OnFailure,
-        counts: Counter[str],
-        progress: Progress | None = None,
-    ) -> None:
-        if group_size < MIN_MEMBERS:
-            raise ValueError(f"group_size: {group_size} is less than {MIN_MEMBERS}; use run() for single rollouts")
+    name = "groups"
+    raises_known = True
+
+    def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
+        super().__init__(scheduler, options)
+        self._counts = scheduler.group_counts
+        size = self._size = options.group_size
+        if size < MIN_MEMBERS:
+            raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
-        self._scheduler = scheduler
-        self._size = group_size
-        self._may_fail = group_size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._counts = counts
-        self._hints = on_failure == "drop_group" and group_size > MIN_MEMBERS
+        self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS
         self._open: dict[str, _Open] = {}
-        self._run = Run(
-            scheduler,
-            group_size=group_size,
-            max_in_flight=max_in_flight,
-            colocate_groups=colocate_groups,
-            retries=retries,
-            counts=counts,
-            progress=progress,
-            name="groups",
-            raises_known=True,
-        )
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
-        async with aclosing(self._run.ended(requests)) as ended:
+        async with aclosing(self.ended(requests)) as ended:
             async for request, completion in ended:
                 assert request.group is not None
                 name = request.group.id
@@ -162,8 +141,8 @@ class Grouping:
         return made
 
     async def _drop(self, name: str, group: _Open, last: Completion) -> None:
-        """Drop a group: cancel the members that run, and confirm the outcomes that nobody is going to see."""
-        untaken = self._run.abandon(name)
+        """Drop a group: cancel its running members, and confirm its outcomes, which are not yielded."""
+        untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
         log.warning(
@@ -178,7 +157,7 @@ class Grouping:
             await completion.confirm()
 
     def _take_hint(self) -> str:
-        """Returns, once, what keeps groups with a failed member, where no group has been yielded so far."""
+        """Returns a hint for the log, once and only before the first yielded group."""
         if not self._hints:
             return ""
         self._hints = False

@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, for callers that are not async.
+"""An event loop in its own thread, for callers that are not async.
 
-Nothing here knows a trainer: it runs awaitables and iterates async iterators for other threads.
+It runs awaitables and iterates async iterators for other threads, and knows nothing of trainers.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ class LoopThread:
         self._supervisor = Supervisor(name)
         self._thread: threading.Thread | None = None
         self._failure: TrainerFailed | None = None
-        """Why the thread has ended by itself."""
+        """The error that has ended the thread."""
         self._submitting = threading.Lock()
-        """Held while work is handed to the loop, so that none is handed to one that has stopped."""
+        """Held while work is submitted to the loop, so that no work is submitted to a stopped loop."""
         self._iterations: set[_Iteration[Any]] = set()
 
     @property
@@ -135,7 +135,7 @@ class LoopThread:
             self._loop.call_soon(started.set)
             try:
                 runner.run(_wait(self._stop))
-            except BaseException as error:  # what still runs is cancelled after this, and its callers get the failure
+            except BaseException as error:  # running calls are cancelled after this and raise the failure
                 self._failure, self._loop = TrainerFailed(LOOP.name, error), None
                 raise
         return False
@@ -170,7 +170,7 @@ class _Iteration(Generic[T]):
 
 
 def _logged(error: BaseException) -> None:
-    """The supervisor has logged it, and no caller waits."""
+    """Ignore an error that the supervisor has logged: no caller waits."""
 
 
 async def _wait(stop: asyncio.Event) -> None:

@@ -6,7 +6,9 @@ Metrics is called with outcomes and policy replies; it knows no transport and st
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,20 @@ from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SEC
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024
-"""How many of the newest values a mean or a percentile is taken over."""
+"""Means and percentiles are computed from so many of the newest values."""
 MAX_REASONS = 64
-"""Kinds of failure that are counted by name; further ones are counted as `failures/other`."""
+"""The most kinds of failure that are counted by name; others are counted as `failures/other`."""
 _REASON_CHARS = 64
 _NOT_IN_NAMES = re.compile(r"[^\w.\- ]", re.ASCII)
-"""Characters that MLflow refuses in a name."""
+"""Characters that MLflow does not allow in a name."""
+
+
+_STATISTICS: dict[str, Callable[[list[float]], Any]] = {
+    "mean": np.mean,
+    "p50": partial(np.percentile, q=50),
+    "p95": partial(np.percentile, q=95),
+    "max": max,
+}
 
 
 class Recent:
@@ -33,31 +43,15 @@ class Recent:
         """Add a value; the oldest one goes when there are too many."""
         self._values.append(value)
 
-    def mean(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields the mean; nothing without a value."""
+    def read(self, name: str, *statistics: str) -> Iterator[tuple[str, float]]:
+        """Yield statistics of the values, named as in _STATISTICS; nothing without a value."""
         values = list(self._values)
         if values:
-            yield f"{name}/mean", float(np.mean(values))
-
-    def spread(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields mean, p50 and p95; nothing without a value."""
-        yield from self.mean(name)
-        values = list(self._values)
-        if values:
-            p50, p95 = np.percentile(values, (50, 95))
-            yield f"{name}/p50", float(p50)
-            yield f"{name}/p95", float(p95)
-
-    def highest(self, name: str) -> Iterator[tuple[str, float]]:
-        """Yields mean and maximum; nothing without a value."""
-        yield from self.mean(name)
-        values = list(self._values)
-        if values:
-            yield f"{name}/max", float(max(values))
+            yield from ((f"{name}/{statistic}", float(_STATISTICS[statistic](values))) for statistic in statistics)
 
 
 class Tally:
-    """Outcomes of one kind: those to train on, or those of an evaluation."""
+    """Counts the outcomes of training, or of evaluations."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -75,7 +69,7 @@ class Tally:
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
-        if outcome.from_journal is not None:  # its times and versions are those of an earlier run
+        if outcome.from_journal is not None:  # its times and versions belong to an earlier run
             self._from_journal += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
@@ -84,7 +78,7 @@ class Tally:
             self._lags.add(lag)
 
     def refused(self, error: BaseException) -> None:
-        """Count a rollout that no server took."""
+        """Count a rollout that no server accepted."""
         self.count += 1
         self._statuses[CompletionStatus.FAILED] += 1
         self._failed(f"refused/{type(error).__name__}")
@@ -96,9 +90,9 @@ class Tally:
         yield f"{prefix}rollouts/from_journal", float(self._from_journal)
         for reason, times in list(self._failures.items()):
             yield f"{prefix}failures/{reason}", float(times)
-        yield from self._rewards.mean(f"{prefix}reward")
-        yield from self._seconds.spread(f"{prefix}rollout_seconds")
-        yield from self._lags.highest(f"{prefix}policy/lag")
+        yield from self._rewards.read(f"{prefix}reward", "mean")
+        yield from self._seconds.read(f"{prefix}rollout_seconds", "mean", "p50", "p95")
+        yield from self._lags.read(f"{prefix}policy/lag", "mean", "max")
 
     def _failed(self, reason: str) -> None:
         known = reason in self._failures or len(self._failures) < MAX_REASONS
@@ -106,7 +100,7 @@ class Tally:
 
 
 class Metrics:
-    """Of one trainer, since it was made. See Trainer.metrics()."""
+    """The metrics of one trainer since its start. See Trainer.metrics()."""
 
     def __init__(self) -> None:
         self._training, self._evaluation = Tally(), Tally()
@@ -114,10 +108,10 @@ class Metrics:
         self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
         self._chat_seconds = Recent()
         self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
-        """Of rollouts that were trained on, and of evaluations."""
+        """The durations of rollouts for training, and of evaluations."""
         self.chat_durations = Histogram(CHAT_SECONDS)
         self.answered_calls, self.made_calls = Calls("server"), Calls("client")
-        """The RPCs that the trainer answers, and those that it makes."""
+        """The RPCs that the trainer answers and makes."""
 
     def ended(self, outcome: Completion, version: str) -> None:
         """Count an outcome; `version` is the policy's current one."""
@@ -132,11 +126,11 @@ class Metrics:
         self._segments += sum(len(sample.segments) for sample in samples)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
-        """Count a rollout that no server took."""
+        """Count a rollout that no server accepted."""
         self._tally(request).refused(error)
 
     def answered(self, reply: ChatResponse, seconds: float) -> None:
-        """Count a policy call that gave this reply after some seconds."""
+        """Count a policy call with its reply and its duration."""
         self._answered += 1
         self._chat_seconds.add(seconds)
         self.chat_durations.observe(seconds)
@@ -146,11 +140,11 @@ class Metrics:
         self._sampled_tokens += _used(reply, "completion_tokens") if sampled is None else sampled
 
     def unanswered(self) -> None:
-        """Count a policy call that gave no reply."""
+        """Count a policy call without a reply."""
         self._unanswered += 1
 
     def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
-        """Returns everything by name; see Trainer.metrics()."""
+        """Returns all values by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
         values |= {
             "rollouts/open": float(open_rollouts),
@@ -163,7 +157,7 @@ class Metrics:
             "tokens/prompt": float(self._prompt_tokens),
             "tokens/sampled": float(self._sampled_tokens),
         }
-        values.update(self._chat_seconds.spread("chat_seconds"))
+        values.update(self._chat_seconds.read("chat_seconds", "mean", "p50", "p95"))
         number = _number(version)
         if number is not None:
             values["policy/version"] = number
@@ -176,13 +170,13 @@ class Metrics:
 
 
 def _used(reply: ChatResponse, name: str) -> int:
-    """A token count of the reply's usage; 0 when there is none."""
+    """Returns a token count of the reply's usage; 0 if there is none."""
     count = (reply.usage or {}).get(name)
     return count if isinstance(count, int) and count > 0 else 0
 
 
 def _lag(outcome: Completion, version: str) -> float | None:
-    """How many versions the oldest sampled token is behind; None where versions are missing or no numbers."""
+    """Returns how many versions the oldest sampled token is behind; None if a version is missing or not a number."""
     current = _number(version)
     spans = [span for sample in outcome.samples.values() for segment in sample.segments for span in segment.versions]
     numbers = [_number(span.version) for span in spans]

@@ -1,6 +1,6 @@
-"""Shows how many rollouts run, ended and failed: a bar on a terminal, plain lines elsewhere.
+"""Shows how many rollouts run, ended and failed: a bar on a terminal, otherwise plain lines.
 
-A Progress observes rollouts by their futures and starts none. It draws on the event loop, now and then.
+A Progress observes the futures of rollouts. It draws on the event loop.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _LINE_PERIOD = 5.0
 _QUIET_LINE_PERIOD = 60.0
 """Seconds between lines while nothing changes."""
 _REFRESHES = 10
-"""Draws that refresh() makes between two draws of the timer: one takes about a millisecond."""
+"""The most draws by refresh() between two draws by the timer; a draw takes about a millisecond."""
 _RATE_OVER = 256
-"""Ends that the shown rate is taken over."""
+"""The shown rate is computed from so many ends."""
 
 
 class Display(Protocol):
-    """Where the numbers are drawn."""
+    """Draws the numbers."""
 
     period: float
     """Seconds between draws."""
@@ -39,17 +39,17 @@ class Display(Protocol):
     """Whether draw() may be called more often."""
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the numbers of now."""
+        """Draw the current numbers."""
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the last numbers, and leave the terminal as it was."""
+        """Draw the last numbers and restore the terminal."""
 
 
 class Progress:
     """Counts the rollouts of one run(). Used as a context manager, on the event loop's thread.
 
-    `total` is how many are expected, None where that is not known. It draws on `file`, by default stderr. A bar needs
-    a terminal and rich (the extra `server`); without one of them lines are written.
+    `total` is the expected number of rollouts, None if unknown. It draws on `file`, by default stderr. A bar needs a
+    terminal and rich (the extra `server`); without one of them it writes lines.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Progress:
         self._refreshed = 0
 
     def watch(self, done: "asyncio.Future[Completion]") -> None:
-        """Count a rollout as started, and as ended when its future is done; one with an exception has failed."""
+        """Count a rollout as started, and as ended when its future is done. An exception counts as failed."""
         self._started += 1
         done.add_done_callback(self._count)
 
     def refresh(self) -> None:
-        """Draw a bar anew, before code runs that may print or block the event loop. Lines keep their period."""
+        """Draw a bar again before code runs that may print or block the event loop. Lines keep their period."""
         if self._display is not None and self._display.refreshes and self._refreshed < _REFRESHES:
             self._refreshed += 1
             self._draw()
@@ -90,7 +90,7 @@ class Progress:
         self._draw(last=True)
 
     def __str__(self) -> str:
-        """The numbers of now, for example "37 of 64 done, 8 in flight, 1 failed, mean reward 0.531, 12.4/s"."""
+        """Returns the numbers, for example "37 of 64 done, 8 in flight, 1 failed, mean reward 0.531, 12.4/s"."""
         of = "" if self._total is None else f" of {max(self._total, self._started)}"
         mean = f", mean reward {self._rewards / self._rewarded:.3f}" if self._rewarded else ""
         seconds = time.monotonic() - self._ends[0]
@@ -125,13 +125,13 @@ class Progress:
         total = None if self._total is None else max(self._total, self._started)
         try:
             (display.finish if last else display.draw)(str(self), self._ended, total)
-        except (OSError, ValueError) as error:  # the file is closed: the rollouts go on
+        except (OSError, ValueError) as error:  # the file is closed: the rollouts continue
             self._display = None
             log.warning("progress is not shown any more: %s", error)
 
 
 class Lines:
-    """A line now and then, when something has changed."""
+    """Writes a line when the numbers have changed."""
 
     period = _LINE_PERIOD
     refreshes = False
@@ -155,7 +155,7 @@ class Lines:
 
 
 class Bar:
-    """A bar of rich's, refreshed by draw(). What is printed on the same terminal stands above it."""
+    """A progress bar of rich. Other output on the terminal appears above it."""
 
     period = _BAR_PERIOD
     refreshes = True
@@ -176,7 +176,7 @@ class Bar:
         self._bar.start()
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the bar anew."""
+        """Draw the bar."""
         self._bar.update(self._task, description=text, completed=ended, total=total, refresh=True)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:

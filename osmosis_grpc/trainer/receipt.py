@@ -1,7 +1,7 @@
-"""Confirms a completion that a ledger holds."""
+"""Confirms a completion in the ledger."""
 
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.types import Completion
 
 
@@ -29,7 +29,7 @@ class LedgerReceipt:
 
 
 class DetachedReceipt:
-    """What becomes of a receipt in another process."""
+    """A receipt that was sent to another process."""
 
     __slots__ = ()
 

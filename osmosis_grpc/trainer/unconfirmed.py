@@ -1,15 +1,14 @@
-"""What a ledger holds for the application, completions that it has not confirmed, and how it confirms them."""
+"""Hands out the completions in a ledger that the application has not confirmed."""
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.data_loss import data_loss
-from osmosis_grpc.storage.ledger.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt import AttemptCache
 from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, tools_of
 from osmosis_grpc.trainer.receipt import LedgerReceipt
@@ -20,23 +19,19 @@ log = logging.getLogger(__name__)
 
 
 class UnconfirmedOutcomes:
-    """Hands out what stands in a ledger, each completion made anew from its chats."""
+    """The unconfirmed completions of a ledger, each assembled again from its chats."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.left: dict[str, None] = dict.fromkeys(ledger.unconfirmed)
-        """What an earlier process left and nobody has asked for in this one, oldest first."""
+        """Rollouts of an earlier process that no caller has asked for, oldest first."""
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:
-        """Whether there is an unconfirmed completion of this attempt or a higher one."""
+        """Returns whether there is an unconfirmed completion of this attempt or a higher one."""
         return self._ledger.unconfirmed.get(rollout_id, 0) >= attempt
 
-    def waiting(self) -> Iterator[str]:
-        """Whose completion an earlier process left and nobody has asked for, oldest first."""
-        return (rollout_id for rollout_id in self.left if self.holds(rollout_id, 1))
-
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
-        """Read a completion. Raises AlreadyExists for one of another request, LedgerError."""
+        """Returns a future of a completion; it raises AlreadyExists for another request, LedgerError."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         self._ledger.fetch(rollout_id, partial(self._fetched, future, rollout_id, request))
@@ -66,26 +61,26 @@ class UnconfirmedOutcomes:
             future.set_exception(problem)
 
     def _outcome(self, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
-        """A completion as it was; one of which anything is damaged has FAILED, and keeps no other one waiting."""
+        """Returns the completion; a FAILED one (DATA_LOSS) if the record is damaged. Raises AlreadyExists."""
         damage = kept.damage
         if not damage:
             if request is not None and kept.init is not None:
                 check_same(kept.init, request, kept.attempt)
             try:
-                return whole(kept)
+                return assembled(kept)
             except Exception as error:
                 damage = clip(describe(error))
         log.error(
             "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
             kept.rollout_id,
-            self._ledger.path,
+            self._ledger.name,
             damage,
         )
         return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
 
 
-def whole(kept: LedgerRollout) -> Completion:
-    """A completion with what it refers to, as it was when it was recorded."""
+def assembled(kept: LedgerRollout) -> Completion:
+    """Returns a recorded completion with resolved references. Raises LedgerError if a chat is missing."""
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
     entry.learn(kept.chats)
@@ -96,7 +91,7 @@ def whole(kept: LedgerRollout) -> Completion:
 
 
 def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:
-    """Whether a request is the one that stands in the ledger, but for its attempt. Raises AlreadyExists."""
+    """Raise AlreadyExists unless a request is the recorded one, except for the attempt."""
     kept = rollout_pb2.InitRequest.FromString(init)
     if init_bytes(replace(request, attempt=kept.attempt)) != init:
         raise AlreadyExists(

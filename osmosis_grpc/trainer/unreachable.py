@@ -1,4 +1,4 @@
-"""Warns of a server that cannot be reached: at once, and then every few seconds until it is reached."""
+"""Logs a warning for a server that cannot be reached, and repeats it every few seconds."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ REFUSED_EVERY = 60.0
 
 
 class Unreached:
-    """One server that is called again and again."""
+    """The warnings for one server."""
 
     def __init__(self, name: str, supervisor: Supervisor) -> None:
         self.name = name
@@ -30,12 +30,12 @@ class Unreached:
         self._task: asyncio.Task[None] | None = None
 
     def trying(self) -> None:
-        """It is called: where nothing comes of that for some seconds, a warning says so."""
+        """Start the warnings before a call. The first one follows after some seconds without an answer."""
         if self._task is None:
             self._task = self._supervisor.start(WARN, self._warn_again_and_again)
 
     def failed(self, error: CallError | None) -> None:
-        """A call has failed, or (None) the server has left."""
+        """Record a failed call, or with None a connection that the server has ended. Logs a warning if one is due."""
         refused = is_permanent(error)
         due = self._warned is None or time.monotonic() - self._warned >= self._pause or refused != self._refused
         self._why, self._refused = str(error or "it left"), refused
@@ -43,12 +43,12 @@ class Unreached:
             self._warn()
 
     def reached(self) -> None:
-        """It has answered."""
+        """Stop the warnings after an answer."""
         self._why, self._refused, self._warned = "no answer yet", False, None
         self.close()
 
     def close(self) -> None:
-        """Warn no more."""
+        """Stop the warnings."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,4 +1,4 @@
-"""Warns of rollouts that complete and leave nothing to train on: at the first, and with the total in the end."""
+"""Logs a warning for the first rollout that completes without a trainable sample, and the total at the end."""
 
 import logging
 
@@ -12,15 +12,15 @@ MAX_REASON = 512
 
 
 class UntrainableOutcomes:
-    """Counts the completed rollouts of one trainer, and those that are not trainable among them."""
+    """Counts the completed rollouts of one trainer, and the untrainable ones among them."""
 
     def __init__(self) -> None:
         self._completed = self._untrainable = self._reported = 0
         self._reason = ""
-        """That of the first one."""
+        """The reason of the first one."""
 
     def count(self, completion: Completion) -> None:
-        """Count an outcome. An evaluation and a rollout that did not complete do not count."""
+        """Count an outcome. Evaluations and rollouts that did not complete are left out."""
         if completion.evaluation or completion.status is not CompletionStatus.COMPLETED:
             return
         self._completed += 1
@@ -33,7 +33,7 @@ class UntrainableOutcomes:
             log.warning("rollout %s completed but is not trainable: %s", completion.rollout_id, self._reason)
 
     def report(self) -> None:
-        """Log the total, where it is more than was logged."""
+        """Log the total if it has grown since the last warning."""
         if self._untrainable > self._reported:
             self._reported = self._untrainable
             log.warning(

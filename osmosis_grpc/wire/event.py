@@ -1,12 +1,12 @@
 """event.proto: one row of the table per kind of event."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
@@ -39,7 +39,6 @@ from osmosis_grpc.wire.trainer import (
     purpose_to_wire,
     reply_bytes,
     reply_from_wire,
-    reply_to_wire,
     tools_to_wire,
 )
 
@@ -48,7 +47,7 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
     """An event; a completion in it is only its head. Without `tokens` a reply comes without its token blocks."""
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
-        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0)
+        bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
         event = replace(event, kind=replace(event.kind, response=bare))
     return pb.TrajectoryEvent(
         rollout_id=event.rollout_id,
@@ -74,15 +73,8 @@ def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
     A completion is told as to a trainer that answered its chats: they stand in the events before it.
     """
     field, to_wire, _ = _KINDS[type(kind)]
-    if isinstance(kind, events.ChatAnswered):
-        return _NUMBERS[field], _answered_bytes(kind)
-    if isinstance(kind, events.ChatRequested):
-        return _NUMBERS[field], _requested_bytes(kind)
-    if isinstance(kind, events.Ended):
-        completion = referring_bytes(kind.completion)
-        by = _ended_by(kind.by).SerializeToString()
-        return _NUMBERS[field], b"".join((head(_COMPLETION, len(completion)), completion, by))
-    return _NUMBERS[field], to_wire(kind).SerializeToString()
+    to_bytes = _TO_BYTES.get(type(kind))
+    return _NUMBERS[field], to_bytes(kind) if to_bytes else to_wire(kind).SerializeToString()
 
 
 def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
@@ -95,7 +87,8 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     """Without a look at the reply, where its wire form is at hand."""
-    reply, latency = kind.response.wire or reply_bytes(kind.response), times.duration_bytes(kind.latency)
+    reply = kind.response.wire or reply_bytes(kind.response)
+    latency = times.duration(kind.latency).SerializeToString()
     return b"".join(
         (
             _sample(kind.sample),
@@ -117,10 +110,6 @@ def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
 
 def _read_accepted(m: pb.AcceptedEvent) -> events.Accepted:
     return events.Accepted(init_from_wire(m.request), tools_from_wire(m.tools, "tools"))
-
-
-def _requested(kind: events.ChatRequested) -> pb.ChatRequestedEvent:
-    return pb.ChatRequestedEvent.FromString(_requested_bytes(kind))
 
 
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
@@ -158,16 +147,6 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
     )
 
 
-def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
-    return pb.ChatAnsweredEvent(
-        sample=kind.sample,
-        number=kind.number,
-        response=reply_to_wire(kind.response),
-        latency=times.duration(kind.latency),
-        recorded_number=kind.recorded_number,
-    )
-
-
 def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
     return events.ChatAnswered(
         sample=m.sample,
@@ -176,16 +155,6 @@ def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
         latency=times.seconds(m.latency),
         recorded_number=m.recorded_number,
     )
-
-
-def _failed(kind: events.ChatFailed) -> pb.ChatFailedEvent:
-    return pb.ChatFailedEvent(
-        sample=kind.sample, number=kind.number, code=kind.code, message=kind.message, will_retry=kind.will_retry
-    )
-
-
-def _read_failed(m: pb.ChatFailedEvent) -> events.ChatFailed:
-    return events.ChatFailed(sample=m.sample, number=m.number, code=m.code, message=m.message, will_retry=m.will_retry)
 
 
 def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:
@@ -208,45 +177,34 @@ def _read_returned(m: pb.ToolReturnedEvent) -> events.ToolReturned:
     )
 
 
-def _closed(kind: events.SegmentClosed) -> pb.SegmentClosedEvent:
-    return pb.SegmentClosedEvent(
-        sample=kind.sample,
-        index=kind.index,
-        chats=kind.chats,
-        tokens=kind.tokens,
-        sampled_tokens=kind.sampled_tokens,
-        drift_index=kind.drift_index,
-    )
-
-
-def _read_closed(m: pb.SegmentClosedEvent) -> events.SegmentClosed:
-    return events.SegmentClosed(
-        sample=m.sample,
-        index=m.index,
-        chats=tuple(m.chats),
-        tokens=m.tokens,
-        sampled_tokens=m.sampled_tokens,
-        drift_index=m.drift_index if m.HasField("drift_index") else None,
-    )
-
-
 def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:
     outcome = outcome_to_wire(kind.outcome) if kind.outcome else trainer_pb2.COMPLETE_OUTCOME_UNSPECIFIED
     return pb.DeliveredEvent(outcome=outcome, given_up=kind.given_up, tries=kind.tries)
 
 
-def _ended(kind: events.Ended) -> pb.EndedEvent:
-    message = _ended_by(kind.by)
-    message.completion.CopyFrom(fit(completion_to_wire(kind.completion, head=True)))
-    return message
+def _ended(kind: events.Ended, completion: rollout_pb2.Completion | None) -> pb.EndedEvent:
+    return pb.EndedEvent(completion=completion, process_uuid=kind.by.process_uuid, trainer_run=kind.by.trainer_run)
 
 
-def _ended_by(by: EndedBy) -> pb.EndedEvent:
-    return pb.EndedEvent(process_uuid=by.process_uuid, trainer_run=by.trainer_run)
+def _ended_bytes(kind: events.Ended) -> bytes:
+    completion = referring_bytes(kind.completion)
+    return b"".join((head(_COMPLETION, len(completion)), completion, _ended(kind, None).SerializeToString()))
 
 
 def _read_ended(m: pb.EndedEvent) -> events.Ended:
     return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
+
+
+def _same_names(field: str, message: type[Any], kind: type[Any]) -> "_Row":
+    """Returns the row of a kind whose fields have the same names in the message. A repeated field is a tuple."""
+    names = [each.name for each in fields(kind)]
+    optional = {name for name in names if message.DESCRIPTOR.fields_by_name[name].has_presence}
+
+    def read(m: Any) -> Any:
+        known = {name: getattr(m, name) for name in names if name not in optional or m.HasField(name)}
+        return kind(**{name: v if isinstance(v, str | int | float) else tuple(v) for name, v in known.items()})
+
+    return field, lambda k: message(**{name: getattr(k, name) for name in names}), read
 
 
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
@@ -257,14 +215,18 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time), agent_version=k.agent_version),
         lambda m: events.Started(times.seconds(m.queue_time), m.agent_version),
     ),
-    events.Resumed: (
-        "resumed",
-        lambda k: pb.ResumedEvent(previous_last_number=k.previous_last_number),
-        lambda m: events.Resumed(m.previous_last_number),
+    events.Resumed: _same_names("resumed", pb.ResumedEvent, events.Resumed),
+    events.ChatRequested: (
+        "chat_requested",
+        lambda k: pb.ChatRequestedEvent.FromString(_requested_bytes(k)),
+        _read_requested,
     ),
-    events.ChatRequested: ("chat_requested", _requested, _read_requested),
-    events.ChatAnswered: ("chat_answered", _answered, _read_answered),
-    events.ChatFailed: ("chat_failed", _failed, _read_failed),
+    events.ChatAnswered: (
+        "chat_answered",
+        lambda k: pb.ChatAnsweredEvent.FromString(_answered_bytes(k)),
+        _read_answered,
+    ),
+    events.ChatFailed: _same_names("chat_failed", pb.ChatFailedEvent, events.ChatFailed),
     events.ToolCalled: (
         "tool_called",
         lambda k: pb.ToolCalledEvent(call=tool_call_to_wire(k.call)),
@@ -281,24 +243,22 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         lambda k: pb.SampleAddedEvent(sample=k.sample),
         lambda m: events.SampleAdded(m.sample),
     ),
-    events.SegmentClosed: ("segment_closed", _closed, _read_closed),
-    events.CancelAsked: (
-        "cancel_asked",
-        lambda k: pb.CancelAskedEvent(reason=k.reason),
-        lambda m: events.CancelAsked(m.reason),
-    ),
-    events.Graded: (
-        "graded",
-        lambda k: pb.GradedEvent(sample=k.sample, reward=k.reward),
-        lambda m: events.Graded(m.sample, m.reward if m.HasField("reward") else None),
-    ),
-    events.Ended: ("ended", _ended, _read_ended),
+    events.SegmentClosed: _same_names("segment_closed", pb.SegmentClosedEvent, events.SegmentClosed),
+    events.CancelAsked: _same_names("cancel_asked", pb.CancelAskedEvent, events.CancelAsked),
+    events.Graded: _same_names("graded", pb.GradedEvent, events.Graded),
+    events.Ended: ("ended", lambda k: _ended(k, fit(completion_to_wire(k.completion, head=True))), _read_ended),
     events.Delivered: (
         "delivered",
         _delivered,
         lambda m: events.Delivered(outcome_from_wire(m.outcome), m.given_up, m.tries),
     ),
 }
+_TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
+    events.ChatRequested: _requested_bytes,
+    events.ChatAnswered: _answered_bytes,
+    events.Ended: _ended_bytes,
+}
+"""What a journal keeps in another way than StreamEvents sends it, or more often."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}

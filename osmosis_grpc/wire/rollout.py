@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
 from osmosis_grpc.types.failure_reasons import read_reason
@@ -46,15 +46,14 @@ STATES: dict[RolloutState, pb.RolloutState.ValueType] = {
 _STATE_OF: dict[int, RolloutState] = {number: state for state, number in STATES.items()}
 _STATUSES = {status: pb.CompletionStatus.Value(f"COMPLETION_STATUS_{status}") for status in CompletionStatus}
 _STATUS_OF: dict[int, CompletionStatus] = {number: status for status, number in _STATUSES.items()}
-_Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-_BOUNDARIES: dict[_Boundary, pb.FailureBoundary.ValueType] = {
+_BOUNDARIES: dict[Boundary, pb.FailureBoundary.ValueType] = {
     "agent": pb.FAILURE_BOUNDARY_AGENT,
     "tool": pb.FAILURE_BOUNDARY_TOOL,
     "trainer": pb.FAILURE_BOUNDARY_TRAINER,
     "grader": pb.FAILURE_BOUNDARY_GRADER,
     "server": pb.FAILURE_BOUNDARY_SERVER,
 }
-_BOUNDARY_OF: dict[int, _Boundary] = {number: name for name, number in _BOUNDARIES.items()}
+_BOUNDARY_OF: dict[int, Boundary] = {number: name for name, number in _BOUNDARIES.items()}
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
@@ -98,20 +97,20 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         evaluation=message.evaluation,
     )
     callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
-    trace = None
-    if message.HasField("trace_context"):
-        trace = TraceContext(message.trace_context.traceparent, message.trace_context.tracestate)
-        for name, value in (("traceparent", trace.traceparent), ("tracestate", trace.tracestate)):
-            check_header(value, f"trace_context.{name}")
+    trace = _trace_from_wire(message.trace_context) if message.HasField("trace_context") else None
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
     )
 
 
+def _trace_from_wire(trace: pb.TraceContext) -> TraceContext:
+    return TraceContext(*(check_header(getattr(trace, n), f"trace_context.{n}") for n in ("traceparent", "tracestate")))
+
+
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
     """A request to start a rollout; without its callback's credential and state where `secrets` is false."""
-    request = init.request
-    message = pb.InitRequest(
+    request, group, trace = init.request, init.request.group, init.trace
+    return pb.InitRequest(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
         agent_loop=request.agent_loop,
@@ -127,15 +126,10 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
         evaluation=request.evaluation,
+        group=_group_to_wire(group) if group else None,
+        trace_context=pb.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate) if trace else None,
+        callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
     )
-    if request.group is not None:
-        message.group.CopyFrom(group_to_wire(request.group))
-    if init.trace is not None:
-        message.trace_context.traceparent = init.trace.traceparent
-        message.trace_context.tracestate = init.trace.tracestate
-    if init.callback is not None:
-        message.callback.CopyFrom(_callback_to_wire(init.callback, secrets=secrets))
-    return message
 
 
 def _metadata_from_wire(text: str) -> Any:
@@ -159,8 +153,7 @@ def _digest(message: pb.InitRequest) -> bytes:
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
-def group_to_wire(group: Group) -> pb.Group:
-    """A group."""
+def _group_to_wire(group: Group) -> pb.Group:
     return pb.Group(id=group.id, index=group.index, size=group.size)
 
 
@@ -195,21 +188,17 @@ def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
 def _callback_from_wire(callback: pb.Callback) -> Callback:
     if not callback.target:
         raise InvalidArgument("callback.target", "is empty")
-    check_header(callback.credential, "callback.credential")
     check_run_id(callback.run_id, "callback.run_id")
     return Callback(
         target=callback.target,
-        credential=callback.credential,
+        credential=check_header(callback.credential, "callback.credential"),
         state=callback.state,
         delta=wants_delta(callback.history, "callback.history", default=False),
-        tls=_tls_from_wire(callback.tls) if callback.HasField("tls") else None,
+        tls=CallbackTls(check_header(callback.tls.server_name, "callback.tls.server_name"))
+        if callback.HasField("tls")
+        else None,
         run_id=callback.run_id,
     )
-
-
-def _tls_from_wire(tls: pb.CallbackTls) -> CallbackTls:
-    check_header(tls.server_name, "callback.tls.server_name")
-    return CallbackTls(tls.server_name)
 
 
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
@@ -242,7 +231,7 @@ def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
         agent_loop=info.agent_loop,
         state=STATES[info.state],
         activity=activity_to_wire(info.activity),
-        group=group_to_wire(info.group) if info.group else None,
+        group=_group_to_wire(info.group) if info.group else None,
         accept_time=times.timestamp(info.accept_time),
         start_time=times.timestamp(info.start_time) if info.start_time is not None else None,
         end_time=times.timestamp(info.end_time) if info.end_time is not None else None,
@@ -299,7 +288,7 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         failure=failure_to_wire(completion.failure) if completion.failure else None,
         messages=[message_to_wire(message) for message in messages],
         messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
-        group=group_to_wire(completion.group) if completion.group else None,
+        group=_group_to_wire(completion.group) if completion.group else None,
         reward=completion.reward,
         samples=samples,
         metrics=metrics_to_wire(completion.metrics),
@@ -323,21 +312,19 @@ MAX_COMPLETION_BYTES = 16 * 1024 * 1024
 
 def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
     """The same completion within `limit` bytes: what is too much is left out, and named in `omitted`."""
-    for name in sorted(message.samples):
-        if message.ByteSize() > limit and message.samples[name].segments:
-            message.samples[name].ClearField("segments")
-            message.omitted.append(f"samples[{name}].segments")
-    if message.ByteSize() > limit:
-        if message.messages:
-            message.ClearField("messages")
-            message.omitted.append("messages")
-        for name in sorted(message.samples):
-            if message.samples[name].messages:
-                message.samples[name].ClearField("messages")
-                message.omitted.append(f"samples[{name}].messages")
-    if message.ByteSize() > limit and message.extra_json:
-        message.ClearField("extra_json")
-        message.omitted.append("extra_json")
+    samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
+    steps: list[list[tuple[str, Any, str]]] = [
+        *([(path, sample, "segments")] for path, sample in samples),
+        [("", message, "messages"), *((path, sample, "messages") for path, sample in samples)],
+        [("", message, "extra_json")],
+    ]
+    for step in steps:
+        if message.ByteSize() <= limit:
+            break
+        for path, part, field in step:
+            if getattr(part, field):
+                part.ClearField(field)
+                message.omitted.append(path + field)
     return message
 
 

@@ -7,6 +7,7 @@ ride in a header, so texts are kept short.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
@@ -118,51 +119,42 @@ _READ: tuple[type[Message], ...] = (
 
 
 def _invalid(message: str, found: _Found) -> CallError:
-    bad = found.get(error_details_pb2.BadRequest)
-    rows = (
-        [(v.field, v.description) for v in bad.field_violations]
-        if isinstance(bad, error_details_pb2.BadRequest)
-        else []
-    )
+    bad: Any = found.get(error_details_pb2.BadRequest, error_details_pb2.BadRequest())
+    rows = [(v.field, v.description) for v in bad.field_violations]
     return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
 
 
-def _not_found(message: str, found: _Found) -> CallError:
-    info = found.get(error_details_pb2.ResourceInfo, error_details_pb2.ResourceInfo())
-    assert isinstance(info, error_details_pb2.ResourceInfo)
-    return errors.NotFound(message, kind=info.resource_type, name=info.resource_name)
+def _precondition(message: str, found: _Found) -> CallError:
+    unknown: Any = found.get(error_pb2.UnknownChat)
+    if unknown is not None:
+        return errors.UnknownChat(unknown.sample, unknown.number)
+    failure: Any = found.get(error_details_pb2.PreconditionFailure, error_details_pb2.PreconditionFailure())
+    kind, subject = next(((row.type, row.subject) for row in failure.violations), ("", ""))
+    return errors.FailedPrecondition(message, kind=kind, subject=subject)
 
 
-def _attempt(kind: type[errors.AlreadyExists] | type[errors.Aborted]) -> Callable[[str, _Found], CallError]:
+def _of_detail(
+    make: Callable[..., CallError], detail: type[Message], /, **fields: str
+) -> Callable[[str, _Found], CallError]:
+    """Returns what builds an exception whose attributes are fields of one detail."""
+
     def build(message: str, found: _Found) -> CallError:
-        current = found.get(error_pb2.CurrentAttempt, error_pb2.CurrentAttempt())
-        assert isinstance(current, error_pb2.CurrentAttempt)
-        return kind(message, rollout_id=current.rollout_id, attempt=current.attempt)
+        known = found.get(detail, detail())
+        return make(message, **{name: getattr(known, field) for name, field in fields.items()})
 
     return build
 
 
-def _out_of_range(message: str, found: _Found) -> CallError:
-    gone = found.get(error_pb2.EventsGone, error_pb2.EventsGone())
-    assert isinstance(gone, error_pb2.EventsGone)
-    return errors.OutOfRange(message, first_number=gone.first_number, first_cursor=gone.first_cursor)
-
-
-def _precondition(message: str, found: _Found) -> CallError:
-    unknown = found.get(error_pb2.UnknownChat)
-    if isinstance(unknown, error_pb2.UnknownChat):
-        return errors.UnknownChat(unknown.sample, unknown.number)
-    failure = found.get(error_details_pb2.PreconditionFailure)
-    rows = failure.violations if isinstance(failure, error_details_pb2.PreconditionFailure) else ()
-    kind, subject = (rows[0].type, rows[0].subject) if rows else ("", "")
-    return errors.FailedPrecondition(message, kind=kind, subject=subject)
-
-
+_ATTEMPT = {"rollout_id": "rollout_id", "attempt": "attempt"}
 _BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
     errors.InvalidArgument: _invalid,
-    errors.NotFound: _not_found,
-    errors.AlreadyExists: _attempt(errors.AlreadyExists),
-    errors.Aborted: _attempt(errors.Aborted),
-    errors.OutOfRange: _out_of_range,
+    errors.NotFound: _of_detail(
+        errors.NotFound, error_details_pb2.ResourceInfo, kind="resource_type", name="resource_name"
+    ),
+    errors.AlreadyExists: _of_detail(errors.AlreadyExists, error_pb2.CurrentAttempt, **_ATTEMPT),
+    errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, **_ATTEMPT),
+    errors.OutOfRange: _of_detail(
+        errors.OutOfRange, error_pb2.EventsGone, first_number="first_number", first_cursor="first_cursor"
+    ),
     errors.FailedPrecondition: _precondition,
 }

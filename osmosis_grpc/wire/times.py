@@ -20,11 +20,6 @@ def duration(seconds: float) -> Duration:
     return Duration(seconds=sign * whole, nanos=sign * rest)
 
 
-def duration_bytes(seconds: float) -> bytes:
-    """A Duration as it stands on the wire."""
-    return duration(seconds).SerializeToString()
-
-
 def seconds(message: Duration) -> float:
     """The seconds of a Duration."""
     return message.seconds + message.nanos / _NANOS

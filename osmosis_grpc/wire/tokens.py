@@ -29,39 +29,37 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
     """A token block."""
-    out = pb.TokenBlock()
-    _write(out, block.ids, block.logprobs)
-    for name, tensor in block.extras.items():
-        out.extras[name].CopyFrom(pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data))
-    return out
+    return pb.TokenBlock.FromString(block_bytes(block))
 
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """A token block, checked; its arrays are read-only views. Raises InvalidArgument."""
     ids, logprobs = _read(message)
-    extras = _extras(message.extras, field) if message.extras else NOTHING
-    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
+    block = TokenBlock(
+        ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
+    )
     block.check(field)
     return block
 
 
 def block_bytes(block: TokenBlock) -> bytes:
     """A token block as it stands on the wire."""
-    if block.extras:
-        return block_to_wire(block).SerializeToString()
-    return b"".join(_parts(block.ids, block.logprobs))
+    arrays = array_bytes(block.ids, block.logprobs)
+    if not block.extras:
+        return arrays
+    extras = {
+        name: pb.Tensor(type=_TENSOR_TYPES[tensor.dtype], shape=tensor.shape, data=tensor.data)
+        for name, tensor in block.extras.items()
+    }
+    return arrays + pb.TokenBlock(extras=extras).SerializeToString()
 
 
-def ids_bytes(ids: Ids) -> bytes:
-    """Ids without logprobs as they stand on the wire."""
-    return b"".join(_parts(ids, None))
-
-
-def ids_to_wire(ids: Ids) -> pb.TokenBlock:
-    """Ids without logprobs."""
-    out = pb.TokenBlock()
-    _write(out, ids, None)
-    return out
+def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
+    """Ids and logprobs as they stand on the wire: in a token block and in a segment."""
+    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
+    if logprobs is not None:
+        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
+    return b"".join(parts)
 
 
 def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
@@ -90,7 +88,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         chats=segment.chats,
         drift_index=segment.drift_index,
     )
-    _write(out, segment.ids, segment.logprobs)
+    out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
     return out
 
 
@@ -147,37 +145,23 @@ def check_reward(reward: float, field: str) -> float:
     return reward
 
 
-def _write(out: pb.TokenBlock | pb.Segment, ids: Ids, logprobs: Logprobs | None) -> None:
-    out.MergeFromString(b"".join(_parts(ids, logprobs)))
-
-
-def _parts(ids: Ids, logprobs: Logprobs | None) -> list[bytes]:
-    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
-    if logprobs is not None:
-        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
-    return parts
-
-
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
     data = message.SerializeToString()  # in the order of the fields' numbers: these two come first
-    ids, at = _NO_IDS, 0
-    if count:
-        at = len(head(_IDS, 4 * count))
-        ids = np.frombuffer(data, _UINT32, count, at)
-        at += 4 * count
+    at = len(head(_IDS, 4 * count)) if count else 0
+    ids = np.frombuffer(data, _UINT32, count, at)
     if not known:
         return ids, _NO_LOGPROBS
-    return ids, np.frombuffer(data, _FLOAT32, known, at + len(head(_LOGPROBS, 4 * known)))
+    return ids, np.frombuffer(data, _FLOAT32, known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
 
 
 def _extras(extras: Mapping[str, Any], field: str) -> dict[str, Tensor]:
-    made = {}
     for name, tensor in extras.items():
-        dtype = _TENSOR_NAMES.get(tensor.type)
-        if dtype is None:
+        if tensor.type not in _TENSOR_NAMES:
             raise InvalidArgument(f"{field}.extras[{name}].type", f"{tensor.type} is not a tensor type")
-        made[name] = Tensor(dtype=dtype, shape=tuple(tensor.shape), data=tensor.data)
-    return made
+    return {
+        name: Tensor(dtype=_TENSOR_NAMES[tensor.type], shape=tuple(tensor.shape), data=tensor.data)
+        for name, tensor in extras.items()
+    }

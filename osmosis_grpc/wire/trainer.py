@@ -1,8 +1,9 @@
 """trainer.proto: chats and completions between server and trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from sys import intern
+from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
@@ -25,12 +26,10 @@ from osmosis_grpc.wire.message import (
 )
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
+    array_bytes,
     block_bytes,
     block_from_wire,
-    block_to_wire,
-    ids_bytes,
     ids_from_wire,
-    ids_to_wire,
     spans_from_wire,
     spans_to_wire,
 )
@@ -110,11 +109,11 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
     )
 
 
-def tools_to_wire(tools: "Sequence[object] | None") -> message_pb2.Tools | None:
+def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:
     """A chat's own tools, None for those of the rollout."""
     if tools is None:
         return None
-    return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])  # type: ignore[arg-type]
+    return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
 
 
 def purpose_to_wire(purpose: ChatPurpose) -> pb.ChatPurpose.ValueType:
@@ -132,29 +131,12 @@ def purpose_from_wire(purpose: int) -> ChatPurpose:
 
 def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
     """A reply."""
-    message = _reply_head(response)
-    if response.tokens is not None:
-        message.tokens.CopyFrom(block_to_wire(response.tokens))
-    if response.prompt_ids is not None:
-        message.prompt.CopyFrom(ids_to_wire(response.prompt_ids))
-    return message
+    return pb.ChatResponse.FromString(reply_bytes(response))
 
 
 def reply_bytes(response: ChatResponse) -> bytes:
     """A reply as it stands on the wire, its arrays copied once."""
-    parts = [_reply_head(response).SerializeToString()]
-    if response.tokens is not None:
-        tokens = block_bytes(response.tokens)
-        parts += [head(_TOKENS, len(tokens)), tokens]
-    if response.prompt_ids is not None:
-        prompt = ids_bytes(response.prompt_ids)
-        parts += [head(_PROMPT, len(prompt)), prompt]
-    return b"".join(parts)
-
-
-def _reply_head(response: ChatResponse) -> pb.ChatResponse:
-    """A reply without its arrays."""
-    return pb.ChatResponse(
+    rest = pb.ChatResponse(
         message=message_to_wire(response.message),
         finish_reason=response.finish_reason,
         usage=usage_to_wire(response.usage) if response.usage is not None else None,
@@ -162,6 +144,14 @@ def _reply_head(response: ChatResponse) -> pb.ChatResponse:
         versions=spans_to_wire(response.versions) if response.versions else (),
         extra_json=jsontext.render(response.extra) if response.extra else "",
     )
+    parts = [rest.SerializeToString()]
+    if response.tokens is not None:
+        tokens = block_bytes(response.tokens)
+        parts += [head(_TOKENS, len(tokens)), tokens]
+    if response.prompt_ids is not None:
+        prompt = array_bytes(response.prompt_ids)
+        parts += [head(_PROMPT, len(prompt)), prompt]
+    return b"".join(parts)
 
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:

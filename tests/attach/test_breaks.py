@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.storage.ledger.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Completion, Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.breaker import Breaker, Figures, told
@@ -71,7 +71,7 @@ async def test_the_same_of_a_trainer_with_a_ledger(quick_redial, tmp_path):
     figures, completions = await broken_run(60, 6, {3: KILL}, in_flight=24, ledger=tmp_path / "ledger")
     assert figures.cuts == figures.with_open_chat == 6
     assert {completion.attempt for completion in completions} == {1, 2}
-    ledger = await Ledger.open(tmp_path / "ledger", 60.0)
+    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     assert ledger.unconfirmed == {}
     confirmed = {row.rollout_id: (row.attempt, row.result_id) for row in ledger.take_restored()}
     assert confirmed == {c.rollout_id: (c.attempt, c.result_id) for c in completions}

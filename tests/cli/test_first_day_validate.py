@@ -182,7 +182,7 @@ AGENTS = {
                 time.sleep(0.6)  # blocks
         """,
         [("BLOCKING_CALL", "blocks")],
-        "the tool slow blocked the event loop for 0.",
+        "the tool slow blocked the event loop for ",
     ),
     "a tool that is never called": Agent(
         """

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process, serving
 
 SERVE = ("-m", "osmosis_grpc.serve")
@@ -129,7 +130,7 @@ def test_t06_replay_says_the_same(forked, tmp_path):
 
 
 async def roll(address):
-    async with TrainerServer(lambda request: None) as trainer, RolloutClient(address) as client:
+    async with CallbackTrainer(lambda request: None) as trainer, RolloutClient(address) as client:
         question = [{"role": "user", "content": "?"}]
         await client.init(rollout_id="r", messages=question, callback=trainer.callback())
         return await asyncio.wait_for(trainer.completion("r"), 30)
@@ -293,6 +294,6 @@ async def test_t19_a_trainers_port_in_use_is_one_line(capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: the port is in use"):
-            async with TrainerServer(lambda request: None, port=port):
+            async with CallbackTrainer(lambda request: None, port=port):
                 pass
     assert capfd.readouterr().err == ""

@@ -399,8 +399,8 @@ def test_the_message_of_a_blocking_call_names_time_and_function(here):
     """,
     )
     done = here.validate("-m", "agent:agent", "--run")
-    assert "the event loop was blocked for 0.5" in done.stdout
-    assert f" s at {here.place('blocks')} in run" in done.stdout
+    place = re.escape(str(here.place("blocks")))
+    assert re.search(rf"the event loop was blocked for \d\.\d\d s at {place} in run", done.stdout)
 
 
 def test_what_blocks_for_a_moment_only_is_fine(here):
@@ -546,8 +546,8 @@ def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
         time.sleep(3600)  # blocks
     """,
         "--timeout",
-        "0.5",
-        before="trial.GRACE = 0.5",
+        "2",
+        before="trial.GRACE = 3",
     )
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 

@@ -19,10 +19,11 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.server_frames import referring
-from osmosis_grpc.testing.raw.stream import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import Trainer, TrainerServer
+from osmosis_grpc.trainer import Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
 from tests.server.attached import bystander
 
@@ -59,7 +60,7 @@ class Deployment(logging.Handler):
         self.server: AgentServer
         self.drained: AgentServer
         """One of its own for Drain, which cannot be taken back."""
-        self.callbacks: TrainerServer
+        self.callbacks: CallbackTrainer
         self.dialled: Any
         """A trainer that agent servers dial."""
         self.addresses: dict[str, str] = {}
@@ -90,7 +91,7 @@ class Deployment(logging.Handler):
         enter = self._stack.enter_async_context
         self.server = await enter(AgentServer([Agent()], port=0, config=config))
         self.drained = await enter(AgentServer([Agent()], port=0))
-        self.callbacks = await enter(TrainerServer(lambda request: answer(request, "fine"), ttl=4.0))
+        self.callbacks = await enter(CallbackTrainer(lambda request: answer(request, "fine"), ttl=4.0))
         self.dialled = await enter(Trainer([], lambda request: answer(request, "fine"), listen="127.0.0.1:0"))
         self.addresses = {
             "RolloutService": self.server.address,

@@ -13,7 +13,8 @@ import pytest
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import attachment as attachments
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.chaos import FAULTS, Losing, intercept, losing_frames, twice
 from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
@@ -46,7 +47,7 @@ class Counting:
 
 async def called_back(server: AgentServer, policy: Counted, count: int = COUNT) -> list:
     """Rollouts with callbacks; each Init is asked until it is answered."""
-    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
 
         async def one(request):
             while True:

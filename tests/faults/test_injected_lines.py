@@ -15,7 +15,8 @@ import pytest
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
+from tests.callback_trainer import CallbackTrainer
 from tests.faults.lines import Injected, executed, raising
 from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
 from tests.waiting import until
@@ -49,7 +50,7 @@ class Deployment:
                 config=TrainerConfig(lost_after=5.0, longest_pause=0.5),
             )
         )
-        self.called = await enter(TrainerServer(policy))
+        self.called = await enter(CallbackTrainer(policy))
         self.client = await enter(RolloutClient(self.server.address, timeout=PATIENCE / 3))
         return self
 

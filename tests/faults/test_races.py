@@ -15,8 +15,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.trainer import TrainerServer
 from osmosis_grpc.types import events
+from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
 from tests.waiting import until
 
@@ -231,7 +231,7 @@ async def test_each_of_the_trainers_calls_made_twice_has_the_effect_of_one(stack
         sampled.append(request)
         return answer(request, f"reply {len(sampled)}")
 
-    trainer = await stack.enter_async_context(TrainerServer(policy))
+    trainer = await stack.enter_async_context(CallbackTrainer(policy))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     stub = services_pb2_grpc.TrainerServiceStub(channel)
     chat = trainer_pb2.ChatRequest(rollout_id="r", sample="main", number=1)

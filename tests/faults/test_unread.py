@@ -12,9 +12,9 @@ from osmosis_grpc.link import frame_stream
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.server_frames import hello as server_hello
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import RolloutRequest

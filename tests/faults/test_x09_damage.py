@@ -29,8 +29,8 @@ from osmosis_grpc.trainer import (
     RolloutRequest,
     TokenBlock,
     Trainer,
-    TrainerServer,
 )
+from tests.callback_trainer import CallbackTrainer
 from tests.damaged import flip
 from tests.waiting import is_empty, until
 
@@ -151,7 +151,7 @@ async def journal(tmp_path: Path) -> tuple[Path, int]:
     state, scene = tmp_path / "state", tmp_path / "scene"
     taking, policy = Taking(LATE), Policy(closed=True)
     async with (
-        TrainerServer(policy, port=quiet_port(), recorder=taking, tokens=TOKEN) as trainer,
+        CallbackTrainer(policy, port=quiet_port(), recorder=taking, tokens=TOKEN) as trainer,
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server,
         RolloutClient(server.address) as client,
     ):
@@ -174,7 +174,7 @@ async def after_journal(folder: Path, port: int) -> dict[str, Completion | str]:
     """What becomes of all rollouts: completions that are delivered, and what the server says of the settled ones."""
     taking, found = Taking([]), {}
     async with (
-        TrainerServer(Policy(closed=False), port=port, recorder=taking, tokens=TOKEN),
+        CallbackTrainer(Policy(closed=False), port=port, recorder=taking, tokens=TOKEN),
         AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
         RolloutClient(server.address) as client,
     ):

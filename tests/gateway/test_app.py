@@ -1,11 +1,11 @@
 """create_app: an application that a real HTTP server runs."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
-import time
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from osmosis_grpc.rollout import (
 )
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -121,14 +121,12 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
     with subprocess.Popen(
         [sys.executable, str(script), str(port)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                answer = httpx.get(f"http://127.0.0.1:{port}/platform/health", headers={"Authorization": "t"})
-                break
-            except httpx.TransportError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+
+        def asked():
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/platform/health", headers={"Authorization": "t"})
+
+        answer = wait_until(asked)
         process.send_signal(signal.SIGINT)
         told, _ = process.communicate(timeout=20)
     assert answer.status_code == 200

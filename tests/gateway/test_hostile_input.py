@@ -367,7 +367,7 @@ async def test_a_dripping_body_is_cut(start, trainer):
     async def drip():
         while True:
             writer.write(b" ")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # between two bytes
 
     dripping = asyncio.create_task(drip())
     async with asyncio.timeout(20):
@@ -411,10 +411,14 @@ async def test_many_bad_requests_at_once(gateway, trainer):
 # Connections that take their time
 
 
-async def test_answers_are_not_held_back(gateway):
+async def test_answers_are_not_held_back(gateway, monkeypatch):
+    made, seen = BoundedProtocol.connection_made, []
+    monkeypatch.setattr(
+        BoundedProtocol, "connection_made", lambda self, transport: (seen.append(transport), made(self, transport))
+    )
     await gateway.counts()
-    (connection,) = gateway.http._server.server_state.connections
-    assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    (transport,) = seen
+    assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /v1", head(JSON)[:-2]])

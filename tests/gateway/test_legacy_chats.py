@@ -8,6 +8,7 @@ from osmosis_grpc.errors import FailedPrecondition, Internal, ResourceExhausted,
 from osmosis_grpc.types import RolloutState
 from tests.gateway.legacy_agent import CHAT, COMPLETED, QUESTION, REPLY
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -129,7 +130,7 @@ async def test_a_chat_asked_again_after_hanging_up_joins(deployment):
     for _ in range(3):
         await hangs_up(deployment, temperature=0.5)
     chat = asyncio.create_task(deployment.old.chat("r1", temperature=0.5))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the chat arrives and joins, which nothing shows
     deployment.policy.gate.set()
     status, body = await chat
     assert (status, body["choices"][0]["message"]) == (200, REPLY)
@@ -142,7 +143,7 @@ async def test_a_reply_is_kept_for_one_who_hung_up(deployment):
     await deployment.init()
     await hangs_up(deployment)
     deployment.policy.gate.set()
-    await asyncio.sleep(0.1)
+    await until(lambda: deployment.policy.answered)
     assert (await deployment.old.chat("r1"))[0] == 200
     assert len(deployment.policy.asked) == 1
     assert (await deployment.old.chat("r1"))[0] == 200, "taken once: this is another chat"

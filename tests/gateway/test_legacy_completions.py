@@ -149,9 +149,9 @@ async def test_a_completion_that_was_cut_is_none(deployment):
     head = f"POST {COMPLETED} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {init['api_key']}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:20])
     await writer.drain()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the half arrives, which nothing shows
     writer.transport.abort()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # the server notices the end of the connection
     assert await deployment.old.complete("r1", reward=1.0) == 200
     completion = await deployment.end()
     assert (completion.status, completion.reward) == ("COMPLETED", 1.0)

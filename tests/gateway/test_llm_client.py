@@ -79,7 +79,7 @@ class Trainer:
         self.headers.append(request.headers)
         said = self.answers.pop(0) if self.answers else None
         if isinstance(said, float):
-            await asyncio.sleep(said)
+            await asyncio.sleep(said)  # the time that a test gives the answer
             return usual
         if isinstance(said, bytes):
             return web.Response(body=said)

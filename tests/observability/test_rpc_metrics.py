@@ -8,7 +8,8 @@ import pytest
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
 
@@ -124,7 +125,7 @@ async def test_o1_a_call_without_the_token_is_counted(stack):
 
 
 async def test_o1_both_sides_of_callbacks_count_the_same(server):
-    async with TrainerServer(policy) as trainer, RolloutClient(server.address) as client:
+    async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
         for number in range(4):
             await client.init(request(f"ok-{number}", label="1"), callback=trainer.callback())
             await asyncio.wait_for(trainer.completion(f"ok-{number}"), PATIENCE)

@@ -13,8 +13,9 @@ from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.policies import OpenAIPolicy
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import ChatRequest, Trainer, TrainerServer, VersionSpan
+from osmosis_grpc.trainer import ChatRequest, Trainer, VersionSpan
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT
 from tests.waiting import until
 
@@ -113,7 +114,7 @@ async def test_u05_the_trainer_opens_one_session_and_closes_it(transport):
                 await asyncio.wait_for(trainer.rollout(rollout_id="r", messages=QUESTION), PATIENCE)
                 await asyncio.wait_for(trainer.rollout(rollout_id="s", messages=QUESTION), PATIENCE)
         else:
-            async with TrainerServer(policy):
+            async with CallbackTrainer(policy):
                 for _ in range(2):
                     await policy(ChatRequest(rollout_id="r", messages=QUESTION))
         assert len(model.connections) == 1

@@ -13,9 +13,11 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer
 from osmosis_grpc.types import Callback, CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import SECOND, TOKEN
+from tests.waiting import ended
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
@@ -43,7 +45,7 @@ async def deployment(stack):
     """A server with a rollout of the first token's, and everybody's clients."""
     agent = Waiter()
     server = await stack.enter_async_context(AgentServer([agent], port=0, security=ServerSecurity(TOKENS)))
-    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock()))
+    trainer = await stack.enter_async_context(CallbackTrainer(ToolCallingMock()))
     clients = [
         await stack.enter_async_context(RolloutClient(server.address, token=token))
         for token in (TOKEN, "rotated-in", SECOND)
@@ -89,7 +91,7 @@ async def test_a_rotated_token_keeps_its_rollouts(deployment):
     assert not again.created
     assert await rows(rotated) == await rows(owner) == ["r"]
     assert len(await rotated.cancel("r")) == 1
-    assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED
+    assert (await asyncio.wait_for(ended(owner, "r"), PATIENCE)).status is CompletionStatus.CANCELLED
 
 
 async def test_http_callers_are_owners_as_well(deployment, stack):
@@ -184,12 +186,12 @@ async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
 
 async def test_a_callback_has_a_credential_of_its_own(stack, serve):
     server = await serve(CalculatorAgent())
-    trainer = await stack.enter_async_context(TrainerServer(ToolCallingMock(), tokens=[f"lab={TOKEN}", SECOND]))
+    trainer = await stack.enter_async_context(CallbackTrainer(ToolCallingMock(), tokens=[f"lab={TOKEN}", SECOND]))
     client = await stack.enter_async_context(RolloutClient(server.address))
 
     async def ends(rollout_id, callback):
         await client.init(rollout_id=rollout_id, messages=QUESTION, callback=callback)
-        completion = await asyncio.wait_for(client.wait(rollout_id), PATIENCE)
+        completion = await asyncio.wait_for(ended(client, rollout_id), PATIENCE)
         return completion.status, completion.failure and completion.failure.boundary
 
     made = trainer.callback()

@@ -14,10 +14,12 @@ import pytest
 from osmosis_grpc.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.link.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.trainer import Callback, RolloutClient, TrainerServer
+from osmosis_grpc.trainer import Callback, RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.gateway.conftest import RawTrainer
 from tests.processes import ROOT, run, serving
 from tests.security.conftest import TOKEN
+from tests.waiting import ended
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -219,8 +221,8 @@ async def test_no_secret_is_told(tmp_path):
 
     async def used(ready):
         async with (
-            TrainerServer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
-            TrainerServer(echoing, tokens=CANARIES["callback"]) as bad,
+            CallbackTrainer(ToolCallingMock(), tokens=CANARIES["trainer"]) as good,
+            CallbackTrainer(echoing, tokens=CANARIES["callback"]) as bad,
             RawTrainer() as old,
             RolloutClient(ready["grpc"], token=CANARIES["environment"]) as client,
         ):
@@ -252,15 +254,15 @@ async def test_no_secret_is_told(tmp_path):
                         )
                         told.append(answer.text)
             await old.completion()
-            ended = {name: await client.wait(name) for name in callbacks if name != "away"}
-            assert {name: str(row.status) for name, row in ended.items()} == {
+            completions = {name: await ended(client, name) for name in callbacks if name != "away"}
+            assert {name: str(row.status) for name, row in completions.items()} == {
                 "completed": "COMPLETED",
                 "the token": "COMPLETED",
                 "refused": "FAILED",
                 "echoed": "FAILED",
             }
-            assert "[credential]" in ended["echoed"].failure.message
-            told.append(repr(ended))
+            assert "[credential]" in completions["echoed"].failure.message
+            told.append(repr(completions))
             async with RolloutClient(ready["grpc"], token=CANARIES["option"]) as other:
                 for name, owner in [*((name, client) for name in callbacks), ("r1", other)]:
                     told.append(repr(await owner.get(name)))

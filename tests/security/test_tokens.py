@@ -14,7 +14,8 @@ from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
 from osmosis_grpc.settings import RolloutServerSettings
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.callback_trainer import CallbackTrainer
 
 
 def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
@@ -76,7 +77,7 @@ def test_nothing_shows_a_secret(tmp_path):
         tokens,
         ServerSecurity([canary]),
         Credentials(token=canary),
-        TrainerServer(lambda request: None, tokens=canary),
+        CallbackTrainer(lambda request: None, tokens=canary),
         RolloutServerSettings(token=canary, connect_token=canary),
         tokens.callbacks,
         Trainer([], lambda request: None, credentials=Credentials(token=canary), security=ServerSecurity(canary)),
@@ -118,11 +119,18 @@ async def test_a_token_goes_in_plain_text_to_this_machine_only():
             pass
 
 
-def test_where_a_trainer_may_listen(tmp_path):
+@pytest.mark.parametrize("transport", ["attach", "callback"])
+async def test_where_a_trainer_may_listen(transport):
+    def trainer(**options):
+        security = ServerSecurity(**options)
+        return Trainer([], lambda request: None, transport=transport, listen="0.0.0.0:0", security=security)
+
     for tokens, text in (((), "needs a token or TLS"), ("t", "plain text")):
         with pytest.raises(ValueError, match=text):
-            TrainerServer(lambda request: None, host="0.0.0.0", tokens=tokens)
-    TrainerServer(lambda request: None, host="0.0.0.0", tokens="t", insecure=True)
+            async with trainer(tokens=tokens):
+                pass
+    async with trainer(tokens="t", insecure=True):
+        pass
 
 
 def test_options_that_do_not_go_together_are_named(tmp_path, files):

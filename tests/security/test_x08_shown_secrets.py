@@ -8,8 +8,10 @@ import pytest
 
 from osmosis_grpc.errors import Unauthenticated
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, serving
+from tests.waiting import ended
 
 AGENT = ("-m", "tests.security.printing_agent:agent_loop")
 TOKENS = {name: f"canary-{name}-5f2c" for name in ("caller", "admin", "connect", "legacy")}
@@ -30,11 +32,11 @@ async def seen(address, state_dir):
         texts.append(request.messages[-1]["content"])
         return answer(request, "thank you", tokens=2)
 
-    async with TrainerServer(policy) as trainer:
+    async with CallbackTrainer(policy) as trainer:
         async with RolloutClient(address, token=TOKENS["caller"]) as client:
             callback = trainer.callback(rollout_id="r")
             await client.init(rollout_id="r", messages=[{"role": "user", "content": "hi"}], callback=callback)
-            completion = await client.wait("r")
+            completion = await ended(client, "r")
         async with RolloutClient(address) as stranger:
             with pytest.raises(Unauthenticated):
                 await stranger.info()

@@ -17,8 +17,9 @@ from osmosis_grpc.storage.journal import writer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply, subscribe
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, Outcome, events
+from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 from tests.server.attached import Talk
 from tests.waiting import until
@@ -55,7 +56,7 @@ async def killed_once(tmp_path, place):
 
     command = ("-m", "agents:agent_loop", "--state-dir", "state")
     environment = os.environ | {"OSMOSIS_FAILPOINT": place}
-    async with TrainerServer(policy) as trainer:
+    async with CallbackTrainer(policy) as trainer:
         init = {"rollout_id": "r1", "messages": QUESTION, "callback": trainer.callback()}
         with server_process(*command, cwd=tmp_path, env=environment) as (process, address):
             async with RolloutClient(address) as client:
@@ -119,7 +120,7 @@ async def test_a_disk_that_fails_is_told_and_recovers(tmp_path, monkeypatch, ref
     monkeypatch.setattr(writer, "execute", execute)
     monkeypatch.setattr(writer, "RETRY", 0.02)
     async with (
-        TrainerServer(policy) as trainer,
+        CallbackTrainer(policy) as trainer,
         AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path) as server,
         RolloutClient(server.address) as client,
         grpc.aio.insecure_channel(server.address) as channel,
@@ -235,7 +236,7 @@ async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(t
             await asyncio.Event().wait()
         return answer(request, "a reply")
 
-    async with TrainerServer(policy) as trainer, asyncio.timeout(60):
+    async with CallbackTrainer(policy) as trainer, asyncio.timeout(60):
         with server_process(*command, cwd=tmp_path) as (process, address):
             async with RolloutClient(address) as client:
                 for name in ("r1", "r2"):

@@ -15,7 +15,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, events
-from tests.waiting import until
+from tests.waiting import ended, until
 
 SERVICE = "osmosis.rollout.v1.RolloutService"
 
@@ -134,9 +134,9 @@ async def test_a_large_completion_can_be_read_everywhere(serve, train):
     async with RolloutClient(server.address) as client:
         await client.init(rollout_id="r", callback=trainer.callback())
         assert (await trainer.completion("r", timeout=10)).omitted == ("extra_json",)
-        assert (await client.wait("r")).omitted == ("extra_json",)
-        ended = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
-        assert ended[0].completion.omitted == ("extra_json",)
+        assert (await ended(client, "r")).omitted == ("extra_json",)
+        ends = [e.kind async for e in client.events("r") if isinstance(e.kind, events.Ended)]
+        assert ends[0].completion.omitted == ("extra_json",)
 
 
 async def test_drain_lets_what_runs_finish(serve, train):

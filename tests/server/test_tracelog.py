@@ -7,6 +7,7 @@ import pytest
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.trainer import RolloutClient
+from tests.waiting import ended
 
 
 @pytest.mark.parametrize("rollout_id", ["rollout-abc123", "..hidden", "ü" * 200, "CON", "a b:c*d"])
@@ -19,7 +20,7 @@ async def test_one_file_per_rollout(serve, train, tmp_path, rollout_id):
         callback = trainer.callback(credential="s3cret", state=b"state")
         await client.init(rollout_id=rollout_id, messages=messages, callback=callback)
         await trainer.completion(rollout_id)
-        await client.wait(rollout_id)
+        await ended(client, rollout_id)
     path = trace.path(rollout_id)
     (folder,) = tmp_path.iterdir()
     assert path.parent == folder

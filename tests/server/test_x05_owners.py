@@ -11,9 +11,10 @@ from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.stream import OPTIONS
+from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
+from tests.callback_trainer import CallbackTrainer
 from tests.server.attached import Talk
 from tests.waiting import until
 
@@ -139,8 +140,8 @@ async def test_x05_the_same_with_callbacks(stack, server):
     async def hangs(request):
         await never.wait()
 
-    hung = await stack.enter_async_context(TrainerServer(hangs))
-    good = await stack.enter_async_context(TrainerServer(lambda request: answer(request, "fine", tokens=2)))
+    hung = await stack.enter_async_context(CallbackTrainer(hangs))
+    good = await stack.enter_async_context(CallbackTrainer(lambda request: answer(request, "fine", tokens=2)))
     talk = {"messages": [{"role": "user", "content": "How are you?"}], "metadata": {"turns": 1}}
     async with (
         RolloutClient(server.address, token="a-secret") as hostile,

@@ -12,8 +12,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import RolloutClient, TrainerServer
+from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus
+from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 PATIENCE = 20.0
@@ -150,6 +151,6 @@ async def deployment(folder, **config):
     async with AsyncExitStack() as stack:
         engine = ServerConfig(**(FAST | config))
         server = await stack.enter_async_context(AgentServer(loops, port=0, config=engine, state_dir=folder))
-        trainer = await stack.enter_async_context(TrainerServer(EchoPolicy()))
+        trainer = await stack.enter_async_context(CallbackTrainer(EchoPolicy()))
         client = await stack.enter_async_context(RolloutClient(server.address))
         yield Deployment(server, trainer, client)

@@ -16,9 +16,10 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerServer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
+from tests.callback_trainer import CallbackTrainer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 OWN = [{"type": "function", "function": {"name": "other"}, "x": None}]
@@ -188,12 +189,12 @@ class Forgetful(ChatCache):
 
     def chat(self, request, now):
         key = (request.sample, request.number)
-        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self._told:
-            self._told.add(key)
+        if request.continues and not request.prefix_len and request.number in self.forgets and key not in self.sent:
+            self.sent.add(key)
             raise UnknownChat(request.sample, request.continues)
         return super().chat(request, now)
 
-    _told: set = set()  # noqa: RUF012 - replaced before every use
+    sent: set = set()  # noqa: RUF012 - replaced before every use
 
 
 @dataclass
@@ -214,7 +215,7 @@ async def open_transports(stack: AsyncExitStack):
     for name, delta in (("callback", False), ("callback with deltas", True)):
         agent, sampler = Planned(), Sampler()
         server = await enter(AgentServer([agent], port=0, config=config))
-        trainer, client = await enter(TrainerServer(sampler)), await enter(RolloutClient(server.address))
+        trainer, client = await enter(CallbackTrainer(sampler)), await enter(RolloutClient(server.address))
 
         async def play(request, trainer=trainer, client=client, delta=delta):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
@@ -225,7 +226,7 @@ async def open_transports(stack: AsyncExitStack):
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))
     attached = await enter(Trainer([server.address], sampler))
-    attached._cache.__class__ = Forgetful
+    attached.scheduler.cache.__class__ = Forgetful
 
     async def through(request):
         async with asyncio.timeout(PATIENCE):

@@ -60,7 +60,7 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     before = list(policy.asked)
     policy.go.set()
     await until(lambda: policy.open == 0)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # no further chat follows
     assert policy.asked == before, "what was open was answered, and nothing came after it"
     trainer.pause()
     trainer.resume()
@@ -75,9 +75,9 @@ async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
     running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 4})) for n in range(10)]
     while not all(task.done() for task in running):
         trainer.pause()
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(0.003)  # the rollouts run for a while between the calls
         trainer.resume()
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(0.003)  # as above
     assert {task.result().status for task in running} == {COMPLETED}
     assert len(policy.asked) == len(set(policy.asked)) == 40
     assert policy.most <= 3
@@ -100,8 +100,8 @@ async def test_fewer_chats_than_servers(serve, attach_to):
     policy = Counting()
     trainer = await attach_to(policy, await serve(talker()), await serve(talker()), max_open_chats=1)
     running = [start(trainer.rollout(rollout_id=f"r{n}")) for n in range(4)]
-    await until(lambda: policy.open)
-    await asyncio.sleep(0.1)
+    await until(lambda: policy.open == 2)
+    await asyncio.sleep(0.1)  # no third chat follows
     policy.go.set()
     await asyncio.gather(*running)
     assert policy.most == 2, "each server may have at least one"

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
 from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import CompletionStatus, Group
@@ -256,8 +257,9 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     trainer = await attach_to(reply, server, delta=False)
     completion = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 3}))
     assert completion.samples["main"].trainable
-    (attachment,) = server.attachments._open()
-    assert attachment._delta is False
+    (link,) = trainer.scheduler.servers
+    (hello,) = (frame.hello for frame in services_pb2.AttachRequest.FromString(link.greeting(1)).frames)
+    assert hello.history == rollout_pb2.HISTORY_FORM_FULL
 
 
 @pytest.mark.parametrize("option", ["lost_after", "max_open_chats", "ttl"])
@@ -295,11 +297,11 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
     trainer = await attach_to(policy, await serve(talker()))
     running = start(trainer.rollout(rollout_id="r"))
     await until(lambda: asked == [1])
-    (rollout,) = trainer._scheduler.rollouts.values()
-    rollout.server._stream = None  # nothing goes out any more
+    (rollout,) = trainer.scheduler.rollouts.values()
+    rollout.server.stream = None  # no frame is sent any more
     cancelling = asyncio.ensure_future(trainer.cancel("r"))
     await asyncio.sleep(0)
-    trainer._scheduler.restart(rollout, "the server has forgotten it")
+    trainer.scheduler.restart(rollout, "the server has forgotten it")
     completion = await running
     assert (completion.status, completion.attempt) == (CANCELLED, 1)
     assert asked == [1]

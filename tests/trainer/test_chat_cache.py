@@ -246,10 +246,10 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
                 await asyncio.wait_for(asyncio.shield(chat.done), PATIENCE)
         for number in numbers[1:]:
             replies.setdefault(number, asyncio.Event()).set()
-            kept = book.rollout("r", 1, 0.0)._samples["main"].asked[number]
+            kept = book.rollout("r", 1, 0.0).samples["main"].asked[number]
             await asyncio.wait_for(asyncio.shield(kept.done), PATIENCE)
         replies.clear()
-    held = server.rollout("r", 1, 0.0)._samples["main"].assembler.segments()
+    held = server.rollout("r", 1, 0.0).samples["main"].assembler.segments()
     assert [segment.chats for segment in held] == [(1, order[0]), (order[1],), (order[2],)]
     done = Completion(
         rollout_id="r",
@@ -285,11 +285,11 @@ async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
         for continues in (0, *range(1, number)):
             replies = [each.reply(continues) for each in asked]
             for told in replies:
-                tokens = books[0].rollout("r", 1, 0.0)._samples["main"].assembler.tokens(continues)
+                tokens = books[0].rollout("r", 1, 0.0).samples["main"].assembler.tokens(continues)
                 again = np.concatenate([tokens[: told.prompt_prefix], told.prompt_ids])
                 assert np.array_equal(again, other.prompt())
                 assert continues or not told.prompt_prefix
-    held = [book.rollout("r", 1, 0.0)._samples["main"].assembler.segments() for book in books]
+    held = [book.rollout("r", 1, 0.0).samples["main"].assembler.segments() for book in books]
     assert held[0] == held[1]
 
 

@@ -71,7 +71,7 @@ async def test_a_closed_trainer_takes_nothing(serve):
         await within(trainer.rollout(rollout_id="r1"), SOON)
 
 
-async def test_no_server_is_told_to_whoever_waits():
+async def test_every_waiting_call_raises_unavailable_without_a_server():
     async with Trainer(["127.0.0.1:1"], reply, config=TrainerConfig(lost_after=0.2)) as trainer:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
             await within(trainer.rollout(rollout_id="r1"))

@@ -23,6 +23,7 @@ from osmosis_grpc.trainer import (
 )
 from osmosis_grpc.types import CompletionStatus, Failure, Sample, Segment, VersionSpan
 from tests.trainer.conftest import Talker, talker
+from tests.waiting import ended
 
 
 def segment(runs, seed=0, versions=()):
@@ -300,7 +301,7 @@ async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, wa
         trainer = await train(policy)
         client = await stack.enter_async_context(RolloutClient(server.address))
         await client.init(**request, callback=trainer.callback())
-        outcome = await (trainer.completion("r", 10) if way == "callbacks" else client.wait("r"))
+        outcome = await (trainer.completion("r", 10) if way == "callbacks" else ended(client, "r"))
     batch = pad([outcome])
     assert len(batch) == len(outcome.samples["main"].segments) > 0
     assert batch.loss_mask.sum() == 6

@@ -45,10 +45,10 @@ def play(deployment, plan, odd, *, waits=(), forgets=()):
     """One plan through every transport: the completions by transport, what the policy was asked, what it answered."""
     runner, transports = deployment
     name = f"r{next(names)}"
-    Forgetful.forgets, Forgetful._told = frozenset(forgets), set()
+    Forgetful.forgets, Forgetful.sent = frozenset(forgets), set()
     played = {}
     for transport_name, transport in transports.items():
-        Forgetful._told = set()
+        Forgetful.sent = set()
         transport.agent.plans[name] = plan
         transport.sampler.begin(odd, waits)
         completion = runner.run(

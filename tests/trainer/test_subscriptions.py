@@ -40,7 +40,7 @@ async def collect(stream, pause=None, to=None):
         async for event in stream:
             got.append(event)
             if pause is not None:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # a slow reader
             if len(got) == to:
                 break
     return got

@@ -13,15 +13,8 @@ from google.rpc import error_details_pb2
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
-from osmosis_grpc.trainer import (
-    RolloutClient,
-    RolloutRequest,
-    SyncTrainer,
-    Trainer,
-    TrainerConfig,
-    TrainerServer,
-    completions,
-)
+from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, completion_recorder
 from osmosis_grpc.trainer import progress as progress_file
 from osmosis_grpc.trainer import unreachable as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
@@ -29,7 +22,6 @@ from osmosis_grpc.trainer.progress import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import CompletionStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
-from tests.trainer.raw_agent_server import complete, init_reply, referring, status
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
@@ -130,16 +122,6 @@ async def dial(tools, name):
     assert restarted(tools, name)
 
 
-@scenario("trainer.follow_ends")
-async def follow_ends(tools, name):
-    server, trainer = await tools.serve(talker()), await tools.train(reply)
-    inject(name)
-    async with RolloutClient(server.address) as client:
-        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
-        assert (await within(client.wait("r"))).status is COMPLETED
-    assert restarted(tools, name)
-
-
 @scenario("trainer.draw_progress")
 async def draw_progress(tools, name):
     tools.monkeypatch.setattr(progress_file.Lines, "period", 0.01)
@@ -199,7 +181,7 @@ async def read_events(tools, name):
 
 @scenario("trainer.overdue_outcome")
 async def overdue_outcome(tools, name):
-    tools.monkeypatch.setattr(completions, "READING_LIMIT", 0.1)
+    tools.monkeypatch.setattr(completion_recorder, "READING_LIMIT", 0.1)
     inject(name)
     with reported(name):
         await (await refer_to_nothing(tools))
@@ -339,20 +321,13 @@ async def endless():
 
 @scenario("ledger.commit")
 async def commit(tools, name):
-    async with Trainer([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
-        running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
-        await asyncio.sleep(0)
-        inject(name)
-        with failed(name):
-            await running
-    async with TrainerServer(reply, ledger=tools.path / "callback") as trainer:
-        waiting = [asyncio.ensure_future(within(trainer.completion("r")))]
-        waiting.append(asyncio.ensure_future(within(anext(trainer.completions()))))
-        await asyncio.sleep(0)
-        inject(name)
-        for task in waiting:
+    for transport in ("attach", "callback"):
+        async with Trainer([NOWHERE], reply, transport=transport, ledger=tools.path / transport) as trainer:
+            running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
+            await asyncio.sleep(0)
+            inject(name)
             with failed(name):
-                await task
+                await running
 
 
 @scenario("trainer.loop")

@@ -16,6 +16,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
 from osmosis_grpc.types import CompletionStatus, events
 from tests.processes import ROOT, server_process
+from tests.waiting import ended
 
 COMPLETED = CompletionStatus.COMPLETED
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -64,7 +65,7 @@ def test_u06_a_sync_policy_has_one_call_at_a_time_on_one_thread(target):
         calls[0] += 1
         most[0] = max(most[0], calls[0])
         threads.add(threading.current_thread())
-        time.sleep(0.005)
+        time.sleep(0.005)  # a second call would begin now
         calls[0] -= 1
         return answer(request, "#### 3", tokens=2)
 
@@ -107,7 +108,7 @@ def test_u06_requests_come_from_an_iterator_that_blocks_and_uses_the_trainer(tar
         for request in requests("lazy", 4):
             thread.append(threading.current_thread())
             trainer.rollout(request, rollout_id=f"{request.rollout_id}-first")
-            time.sleep(0.01)
+            time.sleep(0.01)  # the iterator blocks
             yield request
 
     with SyncTrainer([target], EchoPolicy()) as trainer:
@@ -285,5 +286,5 @@ async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, 
     assert err.count(b"Traceback") == 1
     assert b"osmosis_grpc/" not in err, err.decode()
     async with RolloutClient(target) as client:
-        outcome = await asyncio.wait_for(client.wait(f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
+        outcome = await asyncio.wait_for(ended(client, f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
     assert outcome.status is CompletionStatus.CANCELLED

@@ -1,14 +1,14 @@
-"""The journal's own clock, by which it counts how long a rollout has run and how long it is kept."""
+"""The journal's clock: it measures how long a rollout has run, and how long it is kept."""
 
 from collections.abc import Callable
 
 
 class JournalClock:
-    """Seconds for which processes have had the journal open.
+    """Counts the seconds in which a process has the journal open.
 
-    It follows the monotonic clock while a process has the journal, and stands still while none has it. So no jump of
-    the wall clock and no time without a server makes a rollout older. A process records its time with what it writes;
-    the next process goes on from there.
+    It follows the monotonic clock, and stops while no process has the journal. So neither a jump of the wall clock nor
+    time without a server makes a rollout older. The process writes its time to the journal; the next process continues
+    from there.
     """
 
     def __init__(self, recorded: float, monotonic: Callable[[], float]) -> None:
@@ -16,5 +16,5 @@ class JournalClock:
         self._ahead = recorded - monotonic()
 
     def now(self) -> float:
-        """Returns the seconds so far."""
+        """Return the seconds so far."""
         return self._monotonic() + self._ahead

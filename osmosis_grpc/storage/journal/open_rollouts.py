@@ -1,4 +1,4 @@
-"""The unsettled rollouts of a journal, in memory: the positions of their events, and the bytes that they take."""
+"""The unsettled rollouts of a journal, in memory: the positions of their events, and their sizes."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from osmosis_grpc.engine.shares import Shares
 Key = tuple[str, int]
 """A rollout's id and attempt."""
 End = tuple[str, float | None, float | None, int | None, float | None]
-"""State, start time, end time, position of the last event, and when it ended by the journal's clock."""
+"""State, start time, end time, position of the event Ended, and the end by the journal's clock."""
 
 
 @dataclass(slots=True)
 class OpenRollout:
-    """A rollout that may get further events."""
+    """A rollout to which events may be appended."""
 
     sequence: int
     key: Key
@@ -21,7 +21,7 @@ class OpenRollout:
     accepted: int
     """The position of its first event."""
     accepted_at: float
-    """By the journal's clock."""
+    """When it was accepted, by the journal's clock."""
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     committed: int = 0
     """How many of its events are committed."""
@@ -29,18 +29,18 @@ class OpenRollout:
     """About how many bytes its events take in the file."""
     start_time: float | None = None
     end: End = ("ACCEPTED", None, None, None, None)
-    """The values of its row."""
+    """These values of its row."""
     ended: bool = False
     settled: bool = False
     """Whether its last event was appended."""
 
 
 class OpenRollouts:
-    """Finds open rollouts by id and attempt, and counts the bytes of each owner's."""
+    """Finds open rollouts by id and attempt, and counts the bytes of each owner."""
 
     def __init__(self, budget: int) -> None:
         self.live_size = 0
-        """Bytes in the file of the rollouts that have not ended."""
+        """Bytes in the file of all rollouts that have not ended."""
         self._budget = budget
         self._rollouts: dict[Key, OpenRollout] = {}
         self._sizes = Shares(budget)
@@ -56,18 +56,18 @@ class OpenRollouts:
         return self._rollouts.get((rollout_id, attempt))
 
     def add(self, rollout: OpenRollout) -> OpenRollout:
-        """Take a rollout, whose events are counted by `grow`."""
+        """Add a rollout and return it. `grow` counts its events."""
         self._rollouts[rollout.key] = rollout
         return rollout
 
     def grow(self, rollout: OpenRollout, size: int) -> None:
-        """Count more bytes."""
+        """Add to the size of a rollout."""
         rollout.size += size
         self._sizes.add(rollout.owner, size)
         self.live_size += 0 if rollout.ended else size
 
     def end(self, rollout: OpenRollout) -> None:
-        """Count a rollout among the ended ones."""
+        """Note that a rollout has ended."""
         rollout.ended = True
         self.live_size -= rollout.size
 

@@ -1,7 +1,7 @@
-"""What is put right in the rows of a journal before anybody reads them, and what is logged of it.
+"""Repairs the rows of a journal when it is opened, and logs each repair.
 
-A rollout's row says nothing of its end that its events do not say, so that part is made anew from them. What is lost
-of a rollout stays as it is: it is damaged for everybody who reads it.
+The columns about the end of a rollout repeat its events, so they are computed again from the events. A rollout that has
+lost anything else stays damaged.
 """
 
 import logging
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 _END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
     last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
-"""A second row with the journal's id: all cursors and attachments depend on it."""
+"""A second row with the journal's id, on which all cursors and attachments depend."""
 
 
 def mend(database: sqlite3.Connection, path: Path) -> bool:
-    """Put right the facts, the tombstones and the rollouts; whether the journal is new. Raises sqlite3.Error."""
+    """Repair the facts, the tombstones and the rollouts. Returns whether the journal is new. Raises sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
     lost = _facts(database, path)
     for row in database.execute("SELECT * FROM tombstones").fetchall():
         if schema.JOURNAL.tables["tombstones"].wrong(row):
-            log.error("the cancel of rollout %s is damaged in the journal %s, and forgotten", row[1], path)
+            log.error("the cancel of rollout %s is damaged in the journal %s and deleted", row[1], path)
             database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
         wrong = row.wrong()
@@ -40,11 +40,11 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
         elif wrong.startswith("end_sum") and _remake(database, row):
             log.error(
-                "the row of rollout %s was damaged in the journal %s; it is made anew from its events",
+                "the row of rollout %s was damaged in the journal %s; it is repaired from its events",
                 row.rollout_id,
                 path,
             )
-        elif wrong.startswith("end_sum"):  # then its positions are not to be trusted: its events are found without
+        elif wrong.startswith("end_sum"):  # its positions may be wrong: events are found without them
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
@@ -54,18 +54,18 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
 
 
 def _facts(database: sqlite3.Connection, path: Path) -> bool:
-    """Delete damaged facts; whether there were any."""
+    """Delete damaged facts. Returns whether there were any."""
     lost = False
     for row in database.execute("SELECT rowid, * FROM facts").fetchall():
         if schema.JOURNAL.tables["facts"].wrong(row[1:]):
             lost = True
-            log.error("the fact %r is damaged in the journal %s, and made anew", row[1], path)
+            log.error("the fact %r is damaged in the journal %s and replaced", row[1], path)
             database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
     return lost
 
 
 def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
-    """Put in the facts that are always there; whether there was none."""
+    """Insert the facts that every journal has. Returns whether the journal is new."""
     known = dict(database.execute("SELECT name, value FROM facts"))
     journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
     (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
@@ -83,7 +83,7 @@ def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
 
 
 def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
-    """Put the ids of a rollout in its row as its first event has them; if they were what was damaged, it is sound."""
+    """Return the row of a rollout with the ids of its first event, also written to the file."""
     found = database.execute("SELECT * FROM events WHERE position IS ?", (row.accepted,)).fetchone()
     event = EventRow._make(found) if found is not None else None
     kind = event.read() if event is not None and event.sequence == row.sequence and event.sound else None
@@ -98,7 +98,7 @@ def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
 
 
 def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
-    """Make the part of a rollout's row anew that its events tell; whether they all are sound."""
+    """Compute the columns about a rollout's end from its events. Returns False if an event is damaged."""
     trail = Trail()
     start_time = end_time = ended = None
     state, settled = "ACCEPTED", False
@@ -118,7 +118,7 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     if trail.wrong(row._replace(positions=None, ended=None)):
         return False
     if ended is None:
-        start_time = None  # it is written with the end
+        start_time = None  # the end writes it
     positions = None if ended is None else trail.positions.tobytes()
     last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
     (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)

@@ -1,4 +1,4 @@
-"""The rows of rollouts and events, and whether they are what was written."""
+"""The rows of rollouts and events: how they are made, and whether they are damaged."""
 
 import json
 from array import array
@@ -26,14 +26,14 @@ class EventRow(NamedTuple):
 
     @property
     def sound(self) -> bool:
-        """Whether its checksum agrees."""
+        """Whether its checksum matches."""
         try:
             return event_sum(*self[:6]) == self.checksum
         except Exception:  # a damaged value may be of any type
             return False
 
     def read(self) -> EventKind:
-        """What happened."""
+        """Decode the event."""
         return kind_from_bytes(self.kind, self.body)
 
 
@@ -70,10 +70,10 @@ class RolloutRow(NamedTuple):
     def wrong(self) -> str:
         """Return which checksum does not match, in words; an empty text if all match."""
         found = schema.JOURNAL.tables["rollouts"].wrong(self)
-        return f"{found} does not agree in its row of rollouts" if found else ""
+        return f"{found} does not match in its row of rollouts" if found else ""
 
     def positions_json(self) -> str:
-        """Return the positions of the events of an ended rollout as a JSON list, for a query."""
+        """Return the positions of an ended rollout's events as JSON, for a query."""
         return json.dumps(array("Q", self.positions or b"").tolist())
 
     def usable(self) -> "RolloutRow":
@@ -106,7 +106,7 @@ with 0 as replacement."""
 
 
 class Trail:
-    """Where a rollout's events are, in the order of their numbers; 0 stands for one that is lost."""
+    """The positions of a rollout's events in the order of their numbers, with 0 for each lost event."""
 
     def __init__(self) -> None:
         self.positions: array[int] = array("Q")
@@ -114,16 +114,18 @@ class Trail:
         self._problem = ""
 
     def add(self, row: EventRow) -> None:
-        """Take the next event, in the order of their positions."""
+        """Add the next event. Events come in the order of their positions."""
         if row.sound:
             self.put(row.position, row.number, len(row.body))
             return
-        self._problem = self._problem or f"event {len(self.positions) + 1} (row {row.position}) has another checksum"
+        self._problem = (
+            self._problem or f"event {len(self.positions) + 1} (row {row.position}) does not match its checksum"
+        )
         self.positions.append(row.position)
         self.size += EVENT_BYTES
 
     def put(self, position: int, number: int, size: int = 0) -> None:
-        """Take the next event, which is sound or whose checksum is not checked."""
+        """Add the next event without its row, whose checksum was checked before or is not checked."""
         expected = len(self.positions) + 1
         if number != expected:
             self._problem = self._problem or f"event {expected} is missing"
@@ -134,7 +136,7 @@ class Trail:
         self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
-        """What is damaged in the events of a rollout; empty where nothing is."""
+        """Return what is damaged in the events of a rollout; an empty text if nothing is."""
         if self._problem:
             return self._problem
         if not self.positions or self.positions[0] != row.accepted:

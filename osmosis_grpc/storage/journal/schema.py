@@ -1,4 +1,4 @@
-"""The journal's tables, and what is written to them of many rollouts at once."""
+"""The journal's tables, their checksums, and the statements that write rows of many rollouts at once."""
 
 import sqlite3
 from contextlib import suppress
@@ -12,11 +12,11 @@ from osmosis_grpc.wire.event import kind_from_bytes
 
 
 class JournalError(Exception):
-    """The journal is of no use, and this is why."""
+    """The journal cannot be opened; the message says why."""
 
 
 class Damaged(DataLoss):
-    """A row is not what was written."""
+    """The checksum of a row does not match, or the row is missing."""
 
 
 TABLES = """
@@ -112,17 +112,17 @@ END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 CALLBACK = 5
-"""The column of rollouts with the callback."""
+"""The index of the callback in a row of ACCEPT."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
-"""What is written of many rollouts at once, in the order of a rollout's life; where in a row its sequence is."""
+"""The statements for many rollouts, in the order of a rollout's life, with the index of the sequence in their rows."""
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
-    """Delete the events of rollouts that have lost their row, and name these."""
+    """Delete the events of rollouts without a row. Returns the names of these rollouts."""
     orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
     names = []
     for kind, body in database.execute(f"SELECT kind, body {orphans} AND number = 1").fetchall():
-        with suppress(Exception):  # an event that is damaged, too
+        with suppress(Exception):  # the event is damaged too
             first = kind_from_bytes(kind, body)
             assert isinstance(first, events.Accepted)
             names.append(f"rollout {first.init.request.rollout_id} attempt {first.init.request.attempt}")
@@ -133,7 +133,7 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 FILE = "journal.db"
-"""What it is called in its folder."""
+"""The name of the file in its folder."""
 JOURNAL = Schema(
     kind="journal",
     tables_script=TABLES,
@@ -150,7 +150,7 @@ JOURNAL = Schema(
 
 
 def deaths_sum(sequence: int, deaths: int) -> int:
-    """Return the checksum of how often the process died."""
+    """Return the checksum of the column `deaths`."""
     return row_sum(b"rollouts.deaths_sum", (sequence, deaths))
 
 

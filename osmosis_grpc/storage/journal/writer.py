@@ -1,6 +1,6 @@
-"""The thread that commits: whatever waits goes into one transaction, and who waits is told after it.
+"""The journal's thread: commits everything that waits in one transaction, and shrinks the file.
 
-While one transaction is on its way to the disk, the next one gathers; then it goes, but no
+While one transaction is on its way to the disk, the next batch grows. It follows as soon as the disk is free, but no
 sooner than GATHER after the one before: a commit costs the same for one event and for a hundred.
 """
 
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
 from osmosis_grpc.storage.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
 from osmosis_grpc.storage.sqlite.locked_file import LockedFile
@@ -26,32 +27,24 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""Seconds between tries to write again, once that has failed."""
+"""Seconds between tries to write, while writing fails."""
 GATHER = 0.004
-"""Seconds between the starts of transactions, at least."""
-MEASURED = 0.05
-"""Seconds between two measurements of the file, at most one after each commit."""
+"""The least seconds between the starts of two transactions."""
+MEASURE_INTERVAL = 0.05
+"""The least seconds between two measurements of the file."""
 IDLE = 0.25
-"""Seconds without a commit after which the file shrinks to what is in use."""
-VACUUMED = 256
-"""Pages that the file gives back at a time: what comes meanwhile waits for it."""
+"""Seconds without a commit after which all free pages are released."""
+VACUUM_PAGES = 256
+"""Pages released at a time: new batches wait for it."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
-"""Rows of one statement. Python hands its lock over at every statement: the fewer, the better."""
+"""Rows of one statement. Python releases its lock at each statement, so a few large ones are faster."""
 Row = tuple[Any, ...]
-
-
-class Rollout(Protocol):
-    """What a token begins with."""
-
-    sequence: int
-
-
-Token = tuple[Rollout, int, Any]
-"""A rollout, a position, and what whoever appended wants to be told again."""
+Token = tuple[OpenRollout, int, Any]
+"""One queued append: its rollout, its position, and the token for `on_commit`."""
 
 
 class Latest(NamedTuple):
-    """What is so from now on, whatever was written of the same thing before. `before` is done outside the database."""
+    """A value that replaces earlier ones: a statement, and what to call before the transaction that contains it."""
 
     statement: str
     values: Row
@@ -60,32 +53,33 @@ class Latest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What is written together, in this order: before() outside the database, rows, statements, latest."""
+    """What one transaction writes: rows, statements and latest, in this order."""
 
     rows: dict[str, list[Row]] = field(default_factory=lambda: {statement: [] for statement in SEQUENCES})
-    """By statements that take many rows."""
+    """Values of the statements that take many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
     latest: dict[Hashable, Latest] = field(default_factory=dict)
-    """By what it is about, a rollout by its sequence. Written with the next batch where the disk failed."""
+    """By what they are about, a rollout by its sequence. If the disk fails, they are written with the next batch."""
     tokens: list[Token] = field(default_factory=list)
-    """Who is told once it is committed, or cannot be."""
+    """Reported after the commit, or when the batch cannot be committed."""
     barriers: list[Callable[[bool], None]] = field(default_factory=list)
-    """Told the same in the event loop, after the tokens; and that it cannot be, where the batch before could not."""
+    """Called on the event loop after the tokens; with False also if the batch before could not be committed."""
     before: list[Callable[[], None]] = field(default_factory=list)
+    """Called on the thread before the transaction."""
     after: list[Callable[[], None]] = field(default_factory=list)
-    """Done once it is committed."""
+    """Called on the thread after the commit."""
     shrinks: bool = False
-    """Whether the file may give room back."""
+    """Whether it frees pages."""
     done: bool = False
-    """Whether those who wait for it know how it went."""
+    """Whether its tokens and barriers were called."""
 
 
 class Writer(Committer[Batch]):
-    """Commits a batch at a time, over the only connection that writes.
+    """Commits one batch at a time, over the only connection that writes.
 
-    `report` gets tokens in the event loop, and whether they are committed; `on_problem` why
-    nothing can be written, and an empty text when that is over; `measured` how many bytes of the
-    file are in use, before those who wait for the commit.
+    On the event loop it calls `report` with tokens and whether they are committed, `on_problem` with the reason why
+    writing fails, or with an empty text when it works again, and, before the report of a commit, `measured` with the
+    bytes of the file that are in use.
     """
 
     def __init__(
@@ -104,42 +98,42 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file may have free pages, or a WAL that is longer than it need be."""
+        """Whether the file may have free pages, or a write-ahead log that can be emptied."""
         self._idle = False
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
-        """Rollouts of which an event could not be committed: none that follows may be, either."""
+        """Sequences of rollouts with an event that could not be committed: no later event of them is written."""
         self._owed: dict[Hashable, Latest] = {}
-        """What the disk did not take, and is written again."""
+        """What a failed transaction left for the next one."""
         self.commits = 0
-        """Transactions that were committed since the start."""
+        """Transactions since the start."""
         self.commit_seconds = 0.0
-        """The time that they took."""
+        """The time of all commits."""
         super().__init__(file, COMMIT, supervisor)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be committed and nothing is on its way to the disk."""
+        """Whether no batch waits and no transaction runs."""
         return not self._busy and self._timer is None
 
     def batch(self) -> Batch:
-        """What is written next, to be added to at once."""
+        """Return the next batch. The caller adds to it at once."""
         if self.idle:
             self._arm()
         return self._batch
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Commit the last batch and end the thread."""
         if self._timer is not None:
             self._timer.cancel()
         self._put(self._batch)
         self._end()
 
     def broken(self, error: BaseException) -> None:
-        """Commit nothing more: what is to be written is not as it should be. Those who wait for it get the error."""
+        """Commit nothing more, because the next batch is inconsistent. Its tokens and barriers get False."""
         self._supervisor.failed(COMMIT, error, self._died)
 
     def _arm(self) -> None:
@@ -147,7 +141,7 @@ class Writer(Committer[Batch]):
         self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
 
     def flush(self) -> None:
-        """Hand the batch to the thread now."""
+        """Give the batch to the thread now."""
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
@@ -161,10 +155,10 @@ class Writer(Committer[Batch]):
         waiting, self._batch = self._batch, Batch()
         self._report_problem(f"its thread has ended: {error!r}")
         for batch in (*items, waiting):
-            self._written(batch, False)
+            self._finish(batch, False)
 
-    def _written(self, batch: Batch, ok: bool) -> None:
-        """In the event loop: a batch is done with."""
+    def _finish(self, batch: Batch, ok: bool) -> None:
+        """Call the tokens and barriers of a batch, on the event loop."""
         if batch.done:
             return
         batch.done = True
@@ -180,11 +174,11 @@ class Writer(Committer[Batch]):
         for then in batch.barriers:
             self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
-    def _patience(self) -> float | None:
+    def _timeout(self) -> float | None:
         if self.problem:
             return RETRY
         if self._unmeasured:
-            return MEASURED
+            return MEASURE_INTERVAL
         if self._shrinking:
             return 0.0 if self._idle else IDLE
         return None
@@ -192,11 +186,11 @@ class Writer(Committer[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
-        if self.problem and not items:  # can it be written again?
-            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))]))
+        if self.problem and not items:  # does writing work again?
+            self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))], done=True))
         if self.problem:
             return
-        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURED):
+        if self._unmeasured and (not items or time.monotonic() >= self._measured_at + MEASURE_INTERVAL):
             self._measure()
         elif self._shrinking:
             self._idle = not items
@@ -224,29 +218,29 @@ class Writer(Committer[Batch]):
             self.commits += 1
             self.commit_seconds += time.perf_counter() - began
             self._owed = {}
-        except Exception as error:  # whatever it was, whoever waits has to be told
+        except Exception as error:  # of any kind: the batch has to be reported
             problem = str(error) or type(error).__name__
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
             refused = {row[0] for row in batch.rows[ACCEPT]}
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
-        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds on a full disk, too
+        wrote = batch.tokens or batch.statements or latest  # an empty transaction also succeeds on a full disk
         if (problem or wrote) and self._set_problem(problem):
             self._on_loop(self._report_problem, problem)
         self._unmeasured = not problem
         if self._unmeasured and batch.shrinks:
             self._measure()
-        self._on_loop(self._written, batch, not problem)
+        self._on_loop(self._finish, batch, not problem)
         if problem:
             return
         self._shrinking = self._shrinking or batch.shrinks
         try:
             for call in batch.after:
                 call()
-        except Exception:  # it is committed all the same
-            log.exception("the journal %s: what follows a commit failed", self._file.path)
+        except Exception:  # the batch is committed all the same
+            log.exception("the journal %s: a step after a commit failed", self._file.path)
 
     def _pages(self) -> tuple[int, int]:
-        """How many pages of the file are in use, and how many are free."""
+        """Return how many pages of the file are in use, and how many are free."""
         (pages,), (free,) = (self._database.execute(f"PRAGMA {name}_count").fetchone() for name in ("page", "freelist"))
         return pages - free, free
 
@@ -256,23 +250,23 @@ class Writer(Committer[Batch]):
             self._on_loop(self._measured, self._pages()[0] * self._page)
 
     def _shrink(self) -> None:
-        """Give back some free pages: all in the end once nothing comes, and else what exceeds a quarter of the file.
+        """Release some free pages: while idle until none is left, else those beyond a quarter of the pages in use.
 
-        Rollouts that come take free pages again, and that costs less than to give them back.
+        New rollouts use free pages again, which costs less than to release them.
         """
         try:
             used, free = self._pages()
-            if free > (0 if self._idle else max(VACUUMED, used // 4)):
-                # execute() steps a statement once, and each step of this one frees one page.
-                self._database.executescript(f"PRAGMA incremental_vacuum({VACUUMED})")
+            if free > (0 if self._idle else max(VACUUM_PAGES, used // 4)):
+                # execute() steps a statement once, and each step of this one releases one page.
+                self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
             elif self._idle:
                 self._shrinking, self._idle = self._truncate(), False
-        except sqlite3.Error:  # another sweep tries it again
+        except sqlite3.Error:  # the next sweep tries again
             self._shrinking = False
 
     def _truncate(self) -> bool:
-        """Empty the WAL. Returns whether a reader still needs it."""
-        self._database.execute("PRAGMA busy_timeout = 0")  # nothing that is to be committed waits for a reader
+        """Empty the write-ahead log. Returns whether a reader still needs it."""
+        self._database.execute("PRAGMA busy_timeout = 0")  # no batch waits for a reader
         try:
             (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
@@ -280,23 +274,23 @@ class Writer(Committer[Batch]):
         return bool(busy)
 
     def _leave_out(self, batch: Batch) -> None:
-        """Write nothing of rollouts that lack an event."""
+        """Remove the rollouts that lack an event from a batch, and report their tokens."""
         late = [token for token in batch.tokens if token[0].sequence in self._broken]
         if late:
             batch.tokens = [token for token in batch.tokens if token[0].sequence not in self._broken]
             for statement, rows in batch.rows.items():
-                place = SEQUENCES[statement]
-                batch.rows[statement] = [row for row in rows if row[place] not in self._broken]
+                column = SEQUENCES[statement]
+                batch.rows[statement] = [row for row in rows if row[column] not in self._broken]
             self._on_loop(self._report, late, False)
 
 
 def _refuse(then: Callable[[bool], None], error: BaseException) -> None:
-    """The one who waits at a barrier is not told that it holds."""
+    """Call a barrier with False after its first call has raised."""
     then(False)
 
 
 def execute(database: sqlite3.Connection, statement: str, rows: Sequence[Row]) -> None:
-    """Once for many rows."""
+    """Execute a statement for all rows, with as few calls as possible."""
     if not rows:
         return
     marks = f"({', '.join('?' * len(rows[0]))})"

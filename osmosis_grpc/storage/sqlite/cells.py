@@ -1,24 +1,24 @@
-"""The cells of a page of one of SQLite's tables, in which its rows stand. See https://sqlite.org/fileformat.html."""
+"""Decodes the cells of a page of a SQLite table: each cell is one row. See https://sqlite.org/fileformat.html."""
 
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _INTEGERS = (0, 1, 2, 3, 4, 6, 8)
-"""Bytes of whole numbers, by their serial type."""
+"""Bytes of integers, by their serial type."""
 
 
 class Cell(NamedTuple):
-    """A row."""
+    """One row."""
 
     rowid: int
     values: list[Any]
     size: int
-    """Bytes that it takes in its page."""
+    """Its bytes in the page."""
 
 
 def pointers(page: bytes, head: int = 0) -> list[int]:
-    """Where a page's cells are said to be."""
+    """Return the offsets of the cells, as the page's header has them."""
     count = int(struct.unpack_from(">H", page, head + 3)[0])
     first = head + (12 if page[head] in (2, 5) else 8)
     count = min(count, (len(page) - first) // 2)
@@ -26,7 +26,7 @@ def pointers(page: bytes, head: int = 0) -> list[int]:
 
 
 def accounted(page: bytes, sizes: Sequence[int]) -> bool:
-    """Whether cells of these sizes, and the holes between them, fill a leaf as its head says."""
+    """Return whether cells of these sizes and the free blocks between them fill a leaf, as its header says."""
     free, count, content = struct.unpack_from(">3H", page, 1)
     holes, seen = page[7], 0
     while free and seen < len(page):
@@ -41,7 +41,7 @@ def accounted(page: bytes, sizes: Sequence[int]) -> bool:
 
 
 def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) -> Cell | None:
-    """The row that begins at a place; None where none can. `other` gives the pages on which it goes on."""
+    """Return the row at an offset; None if there is none. `other` returns its overflow pages."""
     try:
         size, body = _varint(page, at)
         rowid, body = _varint(page, body)
@@ -75,7 +75,7 @@ def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) ->
 
 
 def _local(size: int, page_size: int) -> int:
-    """How many bytes of a row stand in its leaf."""
+    """Return how many bytes of a row are in its leaf; overflow pages have the others."""
     most = page_size - 35
     if size <= most:
         return size
@@ -95,7 +95,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _types(record: bytes) -> tuple[list[int], int] | None:
-    """The serial types of a record, and where its values begin; rows here have few columns, so a byte says where."""
+    """Return a record's serial types and the offset of its values, which is one byte for rows with few columns."""
     end, at, types = record[0], 1, []
     while at < end:
         kind, at = _varint(record, at)

@@ -1,7 +1,7 @@
-"""A SQLite file of ours, the journal or the trainer's ledger: made, opened, checked, or refused by name.
+"""Opens a journal or a ledger: creates it, checks it, repairs it, or refuses it.
 
-Until 0.1.0 is released a file of an older or newer version is refused: nothing converts it. A file that is
-damaged is read row by row into a fresh one (salvage.py), so a program starts on any file of its own version.
+Until 0.1.0 is released a file of another version is refused: nothing converts it. The rows of a damaged file are copied
+into a new one (salvage.py), so a program starts with any file of its own version.
 """
 
 import logging
@@ -27,24 +27,28 @@ _NOT_DAMAGE = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOMEM,
 }
-"""What SQLite says of a disk, or of another process."""
+"""SQLite's errors about the disk or another process."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection for one thread at a time, without transactions of its own making. Raises sqlite3.Error."""
+    """Return a connection for one thread at a time, which begins no transaction by itself. Raises sqlite3.Error."""
     return _lenient(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
 
 
 def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
-    """The connection that writes a file. The file is made where there is none, and mended where it is damaged.
+    """Return the connection that writes a file. Creates a missing file and repairs a damaged one.
 
     Raises schema.error, OSError, sqlite3.Error.
     """
     finish(path)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get its mode
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
-        problem = pages.problem(schema) or _problem(path, schema, new=pages.is_blank)
+        problem = pages.problem(schema)
+        if not (problem or pages.is_blank):
+            with closing(connect(path)) as database:
+                database.execute("PRAGMA query_only = 1")
+                problem = problem_of(database, schema)
         if problem:
             salvage(pages, path, schema, problem)
     database = connect(path)
@@ -57,9 +61,9 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
 
 
 def look(path: Path, schema: Schema) -> sqlite3.Connection:
-    """A connection that changes nothing, and sees what is there now. Raises schema.error, sqlite3.Error.
+    """Return a read-only connection that sees the file as it is now. Raises schema.error, sqlite3.Error.
 
-    No other file is made beside it: where there is no write-ahead log, nobody has the file open.
+    It creates no other file: without a write-ahead log, no process has the file open.
     """
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -69,7 +73,7 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
     try:
         database.execute("BEGIN")
-        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # now, and not at what is read first
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # the snapshot begins here, not with the first read
     except BaseException:
         database.close()
         raise
@@ -77,7 +81,7 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
 
 
 def check_version(pages: Pages, path: Path, schema: Schema) -> None:
-    """Raise schema.error for another program's file, and for one of another version."""
+    """Raise schema.error for a file of another program or another version."""
     if pages.is_blank:
         return
     if not pages.is_database:
@@ -97,7 +101,7 @@ def check_version(pages: Pages, path: Path, schema: Schema) -> None:
 
 
 def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
-    """What is wrong with a file's structure; empty where nothing is. Raises sqlite3.Error where it cannot be read."""
+    """Return what is damaged in a file's structure; empty if nothing is. Raises sqlite3.Error if the disk fails."""
     try:
         if database.execute(schema.CATALOG).fetchall() != schema.catalog:
             return "its tables are not those of this version"
@@ -111,16 +115,8 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
     return ""
 
 
-def _problem(path: Path, schema: Schema, *, new: bool) -> str:
-    if new:
-        return ""
-    with closing(connect(path)) as database:
-        database.execute("PRAGMA query_only = 1")
-        return problem_of(database, schema)
-
-
 def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
-    """Make the tables of a new file, and set what a connection that writes needs."""
+    """Create the tables of a new file, and set the pragmas of a connection that writes."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     for pragma in (*(() if version else schema.first), *_PRAGMAS, *schema.pragmas):
         database.execute(f"PRAGMA {pragma}")
@@ -129,6 +125,6 @@ def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
 
 
 def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """Let a damaged text be read: its checksum says what it is worth."""
+    """Make a damaged text readable: the checksum of its row does not match."""
     database.text_factory = lambda data: data.decode("utf-8", "replace")
     return database

@@ -1,4 +1,4 @@
-"""What a file of ours looks like: the version of its schema, its tables, and the checksums of their rows."""
+"""Describes a journal or a ledger file: the version of its schema, its tables, and the checksums of their rows."""
 
 import sqlite3
 import zlib
@@ -11,27 +11,27 @@ from typing import Any
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
 SCHEMA_VERSION = 3
-"""Of the journal and the ledger. It grows with each change of a table; a file of another version is refused."""
+"""The version of the journal and the ledger. It grows with each change of a table; other versions are refused."""
 
 Row = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its columns, and which of them each checksum covers."""
+    """One table: its columns, and the columns of each checksum."""
 
     name: str
     columns: tuple[str, ...]
     key: tuple[int, ...]
-    """Places of the columns that name a row."""
+    """Indices of the primary key's columns."""
     rowid: int | None
-    """The place of the column that is SQLite's own key, and stands before the row instead of in it."""
+    """The index of the column that is SQLite's rowid, which a row's record does not contain; None if none is."""
     optional: frozenset[int]
-    """Places of the columns that may be NULL; where all that a checksum covers are, it is NULL, too."""
+    """Indices of the columns that may be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
     sums: Mapping[str, tuple[str, ...]]
-    """By the checksum's column."""
+    """The columns that each checksum covers, by its column."""
     rank: tuple[int, ...]
-    """Places of the columns that grow: where two versions of a row are found, the higher one is the newer one."""
+    """Indices of columns whose values only grow: of two versions of a row, the newer one has the higher values."""
 
     def wrong(self, row: Row) -> str:
         """Return the first checksum that does not match a row, or "a value"; an empty text if all match."""
@@ -47,7 +47,7 @@ class Table:
         return ""
 
     def newer(self, row: Row, other: Row) -> bool:
-        """Whether a row is the newer version of another one."""
+        """Return whether a row is a newer version of the other one."""
 
         def rank(one: Row) -> list[float]:
             return [
@@ -66,51 +66,51 @@ class Table:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of file."""
+    """One kind of file: the journal or the ledger."""
 
     kind: str
-    """What it is called: journal or ledger."""
+    """Its name in messages: journal or ledger."""
     tables_script: str
     error: Callable[[str], Exception]
-    """Raised when a file is another program's or of another version."""
+    """Raised for a file of another program or another version."""
     instead: str
-    """What else may be used, in words."""
+    """What messages propose to use instead."""
     known_table: str
-    """A table that older versions have, too."""
+    """A table that older versions have too."""
     page_size: int
     shrinks: bool
-    """Whether the file gives back room."""
+    """Whether the file shrinks."""
     legacy_id: int
     """The application id of schema 1."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    """By table, where a row has other checksums than one of all its columns."""
+    """The checksums of a table; by default, one of all columns."""
     rank: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By table, the columns that grow as a row is written again."""
+    """The columns of Table.rank, by table."""
     clean: Callable[[sqlite3.Connection], Sequence[str]] = lambda database: ()
-    """Called with a fresh file: delete rows that belong to nothing, and say whose they were."""
+    """Deletes the orphaned rows of a salvaged file, and returns the names of their rollouts."""
     pragmas: tuple[str, ...] = ()
-    """Pragmas of the connection that writes, beside those of every such file."""
+    """Further pragmas of the connection that writes."""
 
     CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
 
     def application_id(self, version: int) -> int:
-        """What stands in the head of a file of a version. One flipped bit in either does not make another version."""
+        """Return the application id of a version. Ids of versions differ in many bits, so one flipped bit is damage."""
         return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
 
     @property
     def first(self) -> tuple[str, ...]:
-        """Pragmas of a file that is made."""
+        """Pragmas of a new file."""
         return f"page_size = {self.page_size}", f"auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}"
 
     @property
     def script(self) -> str:
-        """The statements that make the tables and name the version."""
+        """The statements that create the tables and set the version."""
         own = self.application_id(SCHEMA_VERSION)
         return f"{self.tables_script};\nPRAGMA application_id = {own};\nPRAGMA user_version = {SCHEMA_VERSION};"
 
     @cached_property
     def catalog(self) -> list[tuple[Any, ...]]:
-        """What SQLite has in its own table of such a file."""
+        """The rows of sqlite_schema in such a file."""
         with closing(self._empty()) as database:
             return database.execute(self.CATALOG).fetchall()
 

@@ -1,4 +1,4 @@
-"""A SQLite file that one process writes: the journal or the ledger, with its lock."""
+"""A journal or ledger file with its lock: one process at a time writes it."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from osmosis_grpc.storage.sqlite.file_schema import Schema
 
 
 class LockedFile:
-    """A file, its lock, and the connection that writes it. Made if there is none; repaired if it is damaged.
+    """A file, its lock, and the connection that writes it. Creates a missing file and repairs a damaged one.
 
     Raises Locked, OSError, sqlite3.Error, and schema.error for a file of another program or version.
     """
@@ -33,7 +33,7 @@ class LockedFile:
 
 @contextmanager
 def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
-    """Turn what goes wrong while a file is opened into schema.error, which names the path."""
+    """Raise schema.error with the path for every error of opening a file."""
     try:
         yield
         return

@@ -1,6 +1,7 @@
-"""The pages of a SQLite file as they stand on the disk, and the rows in them: what SQLite refuses to read, too.
+"""Reads the pages of a SQLite file and the rows in them from the disk, also of a file that SQLite refuses to read.
 
-Nothing is written. Rows are found page by page, whatever leads to them. Only a row's checksum says what it is worth.
+It visits page by page, without the pages' links to each other, and writes nothing. The checksum of a row tells whether
+the row is sound.
 """
 
 import os
@@ -18,16 +19,16 @@ _TABLE_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR, _INDEX_LEAF = 13, 5, 2, 10
 
 
 class FoundRow(NamedTuple):
-    """A row, or what is left of one."""
+    """A row of a page, sound or damaged."""
 
     table: Table
     values: list[Any]
     sound: bool
-    """Whether its checksums agree."""
+    """Whether its checksums match."""
 
 
 class Pages:
-    """A file and its write-ahead log, open for reading until close(). Raises OSError where it cannot be read."""
+    """A file and its write-ahead log, open for reading until close(). Raises OSError."""
 
     def __init__(self, path: Path, page_size: int) -> None:
         self.size = page_size
@@ -36,17 +37,17 @@ class Pages:
         self.has_wal = _size_of(Path(f"{path}-wal")) > HEAD
         """Whether there is a write-ahead log."""
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
-        """How many pages there are."""
+        """The number of pages."""
         self.lost = 0
-        """How many rows could not be read, by what was read so far."""
+        """How many rows could not be read so far."""
         self._first = self.page(1).ljust(page_size, b"\0")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
     def page(self, number: int) -> bytes:
-        """A page, counted from 1, as of the last commit."""
+        """Return a page, counted from 1, as of the last commit."""
         known = self._log.pages.get(number)
         return known if known is not None else os.pread(self._file, self.size, (number - 1) * self.size)
 
@@ -54,30 +55,30 @@ class Pages:
 
     @property
     def is_database(self) -> bool:
-        """Whether it begins as SQLite's files do, a few bytes aside."""
+        """Whether it begins like a SQLite file, except for a few bytes."""
         return sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was ever made in it."""
+        """Whether no table was ever created in it."""
         return not self.count or (not self.application_id and not self.user_version and self._first[103:105] == b"\0\0")
 
     @property
     def user_version(self) -> int:
-        """What PRAGMA user_version gives."""
+        """The value of PRAGMA user_version."""
         return int(struct.unpack_from(">I", self._first, 60)[0])
 
     @property
     def application_id(self) -> int:
-        """What PRAGMA application_id gives."""
+        """The value of PRAGMA application_id."""
         return int(struct.unpack_from(">I", self._first, 68)[0])
 
     def has_table(self, name: str) -> bool:
-        """Whether there is a table of a name."""
+        """Return whether there is a table with a name."""
         return any(values[:2] == ["table", name] for values in self._schema_rows())
 
     def problem(self, schema: Schema) -> str:
-        """What is wrong with the head of the file or with its log; empty where nothing is."""
+        """Return what is damaged in the file's header or its write-ahead log; an empty text if nothing is."""
         if self.is_blank:
             return ""
         head = self._first
@@ -89,15 +90,15 @@ class Pages:
             "the encoding": head[56:60] == b"\0\0\0\1",
             "the version": self.application_id == version,
             "the way it shrinks": (head[52:56] != bytes(4), head[64:68] != bytes(4)) == (schema.shrinks,) * 2,
-            "the room that is reserved": head[72:92] == bytes(20),
+            "the reserved bytes": head[72:92] == bytes(20),
         }
         wrong = [name for name, sound in fields.items() if not sound]
-        return self._log.problem or (f"{wrong[0]} in its head" if wrong else "")
+        return self._log.problem or (f"{wrong[0]} in its header" if wrong else "")
 
     # The rows.
 
     def rows(self, schema: Schema) -> Iterator["FoundRow"]:
-        """All rows. One may come in several versions, of which Table.newer tells the newest."""
+        """Yield all rows. A row may come in several versions; Table.newer finds the newest."""
         unused = self._unused()
         for number in range(2, self.count + 1):
             if number not in unused:
@@ -111,7 +112,7 @@ class Pages:
         read = {at: cells.read(page, at, self.page, self.size) for at in pointers}
         rows = {at: row for at, cell in read.items() if cell is not None and (row := _row(cell, schema)) is not None}
         whole = kind == _TABLE_LEAF and cells.accounted(page, [cell.size if cell else 0 for cell in read.values()])
-        if not whole or len(rows) < len(read):  # a row that is whole may begin anywhere
+        if not whole or len(rows) < len(read):  # search the page for sound rows at every offset
             for at in range(8, self.size - 4):
                 if at not in rows and (cell := cells.read(page, at, self.page, self.size)) is not None:
                     row = _row(cell, schema)
@@ -127,7 +128,7 @@ class Pages:
                 yield cell.values
 
     def _unused(self) -> set[int]:
-        """Pages that nothing uses: what stands in them was deleted. Empty where the list of them is damaged."""
+        """Return the free pages, whose rows are deleted; none if the list of free pages is damaged."""
         trunk, count = struct.unpack_from(">2I", self._first, 32)
         free: set[int] = set()
         while trunk:
@@ -142,7 +143,7 @@ class Pages:
         return free - self._used() if len(free) == count else set()
 
     def _used(self) -> set[int]:
-        """Pages that can be reached from a table, as far as the way there is sound."""
+        """Return the pages that the tables reach through sound pages."""
         used: set[int] = set()
         left = [values[3] for values in self._schema_rows() if isinstance(values[3], int)]
         while left:
@@ -158,7 +159,7 @@ class Pages:
 
 
 def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
-    """The table that a row belongs to: the one whose checksum agrees, else one with so many columns."""
+    """Return a row with its table: one whose checksum matches, else one with as many columns; None without both."""
     near: FoundRow | None = None
     for table in schema.tables.values():
         if len(cell.values) != len(table.columns):
@@ -174,7 +175,7 @@ def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
 
 
 def _bytes_of(path: Path) -> bytes:
-    """A log that does not begin anew while it is read."""
+    """Return a write-ahead log, read again if SQLite restarts it meanwhile."""
     for _ in range(10):
         try:
             data = path.read_bytes()

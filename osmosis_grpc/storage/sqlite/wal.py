@@ -1,7 +1,7 @@
-"""A write-ahead log of SQLite's, read by ourselves: SQLite drops all that follows a damaged frame, and says nothing.
+"""Reads SQLite's write-ahead log without SQLite, which silently drops everything after a damaged frame.
 
-A frame is the image of a page: 24 bytes of head, then the page. Each has a checksum that goes on from the one
-before, so a frame after a damaged one still shows that the log went on.
+A frame is the image of a page: a header of 24 bytes, then the page. Its checksum continues the one of the frame before,
+so a sound frame after a damaged one proves that the log continues.
 """
 
 import struct
@@ -19,14 +19,14 @@ Sum = tuple[int, int]
 
 @dataclass
 class Log:
-    """What is committed in a log."""
+    """The committed content of a log."""
 
     pages: dict[int, bytes] = field(default_factory=dict)
     """The newest image of each page."""
     size: int = 0
-    """Pages of the database after the last commit; 0 without one."""
+    """Pages of the database after the last commit; 0 without a commit."""
     problem: str = ""
-    """What is damaged; empty where nothing is."""
+    """What is damaged; empty if nothing is."""
 
 
 @dataclass
@@ -34,16 +34,16 @@ class _Frame:
     index: int
     page: int
     commits: int
-    """Pages of the database, where the frame ends a transaction; else 0."""
+    """Pages of the database if the frame ends a transaction; else 0."""
     image: bytes
     sure: bool
-    """Whether it was meant to be read, whatever follows."""
+    """Whether it belongs to the log without a proof by later frames."""
     what: str
-    """What is damaged in it."""
+    """What is damaged in it; empty if nothing is."""
 
 
 def read_log(data: bytes, page_size: int) -> Log:
-    """Read a log. A last transaction that was not written to its end is left out, as SQLite does."""
+    """Read a log. Leaves out an incomplete last transaction, as SQLite does."""
     found = Log()
     if len(data) < HEAD + FRAME_HEAD + page_size:
         return found
@@ -58,7 +58,7 @@ def read_log(data: bytes, page_size: int) -> Log:
             found.size = frame.commits
             frames.clear()
     if not found.problem and not _sound_head(data, page_size) and found.pages:
-        found.problem = "the head of its write-ahead log"
+        found.problem = "the header of its write-ahead log"
     return found
 
 
@@ -68,7 +68,7 @@ def _sound_head(data: bytes, page_size: int) -> bool:
 
 
 def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
-    """The frames of the newest log in the file; behind them may stand those of older ones, which have other salts."""
+    """Yield the frames of the newest log in the file. Frames of older logs may follow, with other salts."""
     big = bool(data[3] & 1) if _sound_head(data, page_size) else sys.byteorder == "big"
     salts: tuple[int, ...] = struct.unpack_from(">2I", data, 16)
     if not _sound_head(data, page_size):
@@ -77,7 +77,7 @@ def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
     if starts[0] != (computed := _sum(data[:24], (0, 0), big)):
         starts.append(computed)
     behind = False
-    """Whether the frame before was none of this log's."""
+    """Whether the frame before belongs to an older log."""
     for index, at in enumerate(range(HEAD, len(data) - FRAME_HEAD - page_size + 1, FRAME_HEAD + page_size), 1):
         head = data[at : at + 8]
         image = data[at + FRAME_HEAD : at + FRAME_HEAD + page_size]
@@ -99,7 +99,7 @@ def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
             yield _Frame(index, page, commits, image, True, "its checksum")
             continue
         mended = [data for one in sums for data in _flipped(head + image, one, stored, big)]
-        if len(mended) == 1:  # else the checksums of the rows say what is wrong
+        if len(mended) == 1:  # else the checksums of the rows find the damage
             page, commits = struct.unpack(">2I", mended[0][:8])
             image = mended[0][8:]
         yield _Frame(index, page, commits, image, bool(mended), "one bit" if mended else "its content")
@@ -120,13 +120,13 @@ def _sum(data: bytes, start: Sum, big: bool) -> Sum:
 
 
 def _flipped(data: bytes, computed: Sum, wanted: Sum, big: bool) -> list[bytes]:
-    """Data with one bit flipped so that it has the wanted checksum, for each bit of which that is so; few are needed.
+    """Return the data with one bit flipped, for up to two bits whose flip gives the wanted checksum.
 
-    The checksum is linear: a bit changes it by an amount that depends on its place. High bits of a word in many places
-    change it by the same.
+    The checksum is linear: a bit changes it by an amount that depends on the bit's position. High bits of words at
+    many positions change it by the same amount.
     """
     missing = (wanted[0] - computed[0]) & _MASK, (wanted[1] - computed[1]) & _MASK
-    first, second = (1, 1), (0, 1)  # what 1 more in the first or second word of a pair makes of the checksum's halves
+    first, second = (1, 1), (0, 1)  # the change of both halves by 1 more in the first or second word of a pair
     order = f"{'>' if big else '<'}{len(data) // 4}I"
     words, found = list(struct.unpack(order, data)), []
     for at in range(len(words) - 2, -1, -2):

@@ -3,35 +3,19 @@
 import itertools
 from typing import Any
 
-import grpc
-
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, hello
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH, OPTIONS, OWN_CONNECTION, RawListener, RawStream
 
 _NUMBERS = itertools.count(1)
 
 
-class RawAgentServer:
+class RawAgentServer(RawDialler):
     """An agent server with a journal id of its own and all streams that it opens at one trainer."""
 
     def __init__(self, address: str) -> None:
+        super().__init__(address, ACCEPT, services_pb2.AcceptRequest, services_pb2.AcceptResponse)
         self.journal_id = f"journal-{next(_NUMBERS)}"
-        self.stream: RawStream
-        """The newest stream."""
-        self._channel: Any = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
-
-    async def __aenter__(self) -> "RawAgentServer":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._channel.close()
-
-    def open(self) -> RawStream:
-        """Open a stream on which nothing was sent."""
-        call: Any = self._channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)
-        self.stream = RawStream(call(), services_pb2.AcceptRequest)
-        return self.stream
 
     async def attach(self, **fields: Any) -> attach_pb2.TrainerHello:
         """Open a stream, send the hello and return the trainer's. `fields` are those of ServerHello."""
@@ -43,10 +27,6 @@ class RawAgentServer:
     def hello(self, **fields: Any) -> attach_pb2.ServerFrame:
         """Return this agent server's hello."""
         return hello(**({"journal_id": self.journal_id} | fields))
-
-    async def send(self, *frames: Any) -> None:
-        """Send frames on the newest stream."""
-        await self.stream.send(*frames)
 
     async def accept(self) -> rollout_pb2.InitRequest:
         """Return the next Init and accept its rollout."""

@@ -12,14 +12,6 @@ from google.rpc import error_details_pb2, status_pb2
 from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("testing.read", OnFailure.RAISE)
-OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-"""Channel options: messages of any size."""
-OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
-"""Channel option: a connection that no other channel to the same address uses."""
-ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
-"""The call of trainers that dial an agent server."""
-ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
-"""The call of agent servers that dial a trainer."""
 TIMEOUT = 10.0
 """Seconds after which every wait of a stream raises TimeoutError."""
 
@@ -135,43 +127,6 @@ class RawStream:
             self.over = over
         async with self._news:
             self._news.notify_all()
-
-
-class RawListener:
-    """Listens on a free port of loopback for the streams that the other side opens.
-
-    `method` is the call's full name; `receives` and `sends` are the types of its messages.
-    """
-
-    def __init__(self, method: str, receives: Any, sends: Any) -> None:
-        self.address = ""
-        """HOST:PORT, once it listens."""
-        self._method = method
-        self._receives = receives
-        self._sends = sends
-        self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
-        self._server = grpc.aio.server(options=OPTIONS)
-
-    async def __aenter__(self) -> "RawListener":
-        _, service, method = self._method.split("/")
-        handler: Any = grpc.stream_stream_rpc_method_handler(self._serve, self._receives.FromString, None)
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {method: handler})])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._server.stop(None)
-
-    async def accept(self) -> RawStream:
-        """Return the next stream. Raise TimeoutError when none comes."""
-        async with asyncio.timeout(TIMEOUT):
-            return await self._streams.get()
-
-    async def _serve(self, _requests: Any, context: Any) -> None:
-        stream = RawStream(context, self._sends)
-        await self._streams.put(stream)
-        await asyncio.shield(stream.reader)
 
 
 def detail_of(status: Any, kind: type[M]) -> M | None:

@@ -1,48 +1,31 @@
 """A scripted trainer: it dials an agent server, or agent servers dial it."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2, trainer_pb2
-from osmosis_grpc.testing.raw.stream import ACCEPT, ATTACH, OPTIONS, OWN_CONNECTION, RawListener, RawStream
+from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
+from osmosis_grpc.testing.raw.stream import RawStream
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, hello, init, recorded, reply
 
 _NUMBERS = itertools.count(1)
 
 
-class RawTrainer:
+class RawTrainer(RawDialler):
     """A trainer with an attachment id of its own and all streams that it opens at one agent server.
 
     `channel` is a channel to that server which others use, too; the trainer makes one of its own without it.
     """
 
     def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
+        super().__init__(address, ATTACH, services_pb2.AttachRequest, services_pb2.AttachResponse, channel)
         self.attachment_id = f"raw-trainer-number-{next(_NUMBERS)}"
-        self.stream: RawStream
-        """The newest stream."""
         self.tokens: dict[tuple[str, str, int], list[int]] = {}
         """Prompt and reply of each chat that was answered, by rollout, sample and chat number."""
-        self.metadata: Sequence[tuple[str, str]] = ()
-        """The headers of each stream, for example an authorization."""
-        self._own = None if channel else grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS])
-        self._channel: Any = channel or self._own
         self._barriers = itertools.count(1)
-
-    async def __aenter__(self) -> "RawTrainer":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._own is not None:
-            await self._own.close()
-
-    def open(self) -> RawStream:
-        """Open a stream on which nothing was sent."""
-        call = self._channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
-        self.stream = RawStream(call(metadata=self.metadata), services_pb2.AttachRequest)
-        return self.stream
 
     async def attach(self, **fields: Any) -> RawStream:
         """Open a stream, send the hello and wait for the server's. `fields` are those of TrainerHello."""
@@ -54,10 +37,6 @@ class RawTrainer:
     def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
         """Return this trainer's hello."""
         return hello(**({"attachment_id": self.attachment_id} | fields))
-
-    async def send(self, *frames: Any) -> None:
-        """Send frames on the newest stream."""
-        await self.stream.send(*frames)
 
     async def start(self, rollout_id: str, **fields: Any) -> rollout_pb2.InitResponse:
         """Start a rollout and return the answer. Raise AssertionError when it is refused."""

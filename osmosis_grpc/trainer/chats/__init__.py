@@ -1,1 +1,1 @@
-"""What a trainer knows of its rollouts' chats: each is sampled once, and answered again as it was."""
+"""The chats of a trainer's rollouts. Each is sampled once; the same chat again gets the same reply."""

@@ -1,4 +1,4 @@
-"""What a trainer remembers: a entry for every rollout, and its completion recorded once."""
+"""The cache of a trainer: one entry for each rollout. Each completion is recorded once."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import Aborted, CallError, LedgerError
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.storage.ledger.ledger import ChatRow, Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import tools_of
@@ -22,11 +22,11 @@ from osmosis_grpc.types import ChatRequest, Completion, Outcome, ToolDict
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
-"""Told what became of a completion, and the completion where it is recorded now."""
+"""Called with the answer for the server, and with the completion if it was recorded now."""
 
 
 class ChatCache:
-    """All rollouts of a trainer."""
+    """The newest attempt of each rollout of a trainer."""
 
     def __init__(self, policy: Policy, ledger: Ledger | None = None, supervisor: Supervisor | None = None) -> None:
         self.metrics = Metrics()
@@ -35,7 +35,7 @@ class ChatCache:
         self._rollouts: dict[str, AttemptCache] = {}
 
     def restore(self, kept: Iterable[LedgerRollout], now: float) -> None:
-        """Take in what the ledger kept."""
+        """Add the rollouts from the ledger."""
         for row in kept:
             entry = self._rollouts[row.rollout_id] = AttemptCache(row.attempt, self._ledger)
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
@@ -48,29 +48,24 @@ class ChatCache:
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
     def set_tools(self, rollout_id: str, attempt: int, tools: Sequence[ToolDict]) -> None:
-        """Set what the chats of an attempt offer that name no tools of their own."""
+        """Set the tools of chats that name none."""
         self.rollout(rollout_id, attempt, time.monotonic()).tools = tools
 
     def knows(self, rollout_id: str) -> bool:
-        """Whether a rollout has a entry."""
+        """Returns whether a rollout has an entry."""
         return rollout_id in self._rollouts
 
     @property
     def open(self) -> int:
-        """How many rollouts have no result yet. Any thread may ask."""
+        """How many rollouts have no result. Any thread may read it."""
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
-    def expects(self, rollout_id: str) -> bool:
-        """Whether a rollout has a entry, and its completion is still to be recorded."""
-        entry = self._rollouts.get(rollout_id)
-        return entry is not None and (entry.result_id is None or entry.committing is not None)
-
     def is_restored(self, rollout_id: str) -> bool:
-        """Whether the newest attempt of a rollout comes from the ledger of an earlier process."""
+        """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
-        """What becomes of a completion, and the completion where it is recorded now; without a ledger."""
+        """Record a completion without a ledger. Returns the answer, and the completion if it was recorded now."""
         entry = self.rollout(completion.rollout_id, completion.attempt, now)
         if entry.result_id is not None:
             return _known(entry, completion), None
@@ -150,11 +145,11 @@ class ChatCache:
             then(error, None)
 
     def is_new(self, completion: Completion, now: float) -> bool:
-        """Whether a rollout has no result yet. Raises Aborted for an attempt that is no longer the newest."""
+        """Returns whether a rollout has no result. Raises Aborted for a lower attempt."""
         return self.rollout(completion.rollout_id, completion.attempt, now).result_id is None
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """An attempt's entry, begun now or before; a higher one closes the lower. Raises Aborted for a lower one."""
+        """Returns the entry of an attempt. A higher attempt closes the lower one; a lower attempt raises Aborted."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and attempt < entry.attempt:
             raise Aborted(
@@ -168,7 +163,7 @@ class ChatCache:
         return entry
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
-        """Forget rollouts that were last heard of before a time, but those to keep and those to be confirmed."""
+        """Drop rollouts that were last used before a time, except those in `keep` and the unconfirmed ones."""
         unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
         old = [
             rollout_id

@@ -1,4 +1,4 @@
-"""The answer to a chat, as it is sent."""
+"""The reply to a chat in wire form."""
 
 from osmosis_grpc.errors import Internal
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
@@ -8,11 +8,11 @@ from osmosis_grpc.wire.trainer import reply_bytes
 
 
 def reply_of(asked: PendingChat, continues: int) -> bytes:
-    """The reply of an answered chat to whoever continues that one. Raises Internal when it cannot be sent."""
+    """Returns the reply of an answered chat, its prompt without the tokens of chat `continues`. Raises Internal."""
     written, asked.written = asked.written, None
     try:
         reply = written if written is not None and asked.as_kept(continues) else reply_bytes(asked.reply(continues))
-    except Exception as problem:  # whatever the policy put into it
+    except Exception as problem:  # the policy may have put anything into it
         raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")

@@ -1,4 +1,4 @@
-"""One sample as a trainer keeps it: its conversation, its tokens, and every chat that was asked."""
+"""One sample in the cache: its conversation, its tokens and its chats."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +26,14 @@ from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, path
 
 if TYPE_CHECKING:
-    from osmosis_grpc.storage.ledger.ledger import ChatRow
+    from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose]
-"""Where its history ends (equal histories end in the same node), parameters, what stands for its tools, purpose."""
+"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose."""
 
 
 class PendingChat:
-    """A chat that was asked, answered or not."""
+    """A chat, answered or not."""
 
     __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
 
@@ -41,12 +41,12 @@ class PendingChat:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done with the answer, where there is a ledger with its commit; what went wrong is raised."""
+        """Done when the chat is answered, with a ledger after the commit. Raises the error of the sampling."""
         self.task: asyncio.Future[ChatResponse] | None = None
         self.unwritten: ChatRow | None = None
-        """What the ledger has not committed."""
+        """The row that the ledger has not committed."""
         self.written: bytes | None = None
-        """What it has, until it is sent."""
+        """The committed reply, until it is sent."""
         self._sample = sample
         self._continues = continues
         self._response: ChatResponse | None = None
@@ -62,12 +62,12 @@ class PendingChat:
         return self._continues
 
     def answer(self, response: ChatResponse) -> None:
-        """Keep a reply, and tell it. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
         self.keep(response)
         self.done.set_result(None)
 
     def keep(self, response: ChatResponse) -> None:
-        """Keep a reply, and tell nobody. Raises InvalidArgument when its parts do not agree."""
+        """Keep a reply. Raises InvalidArgument when its parts do not agree."""
         response.check()
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
@@ -80,26 +80,26 @@ class PendingChat:
         self._response = response
 
     def kept(self) -> ChatResponse:
-        """The reply as it is kept: its prompt from the tokens of `continues` onward."""
+        """Returns the reply in the form that is kept: its prompt without the tokens of `continues`."""
         assert self._response is not None
         return self._response
 
     def as_kept(self, continues: int) -> bool:
-        """Whether the reply to whoever continues this chat is the one that is kept."""
+        """Returns whether reply(continues) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
             continues == self._continues and bool(continues or not response.prompt_prefix)
         )
 
     def fail(self, error: CallError) -> None:
-        """Nothing was sampled: the next one that asks begins anew."""
+        """Raise an error from every caller. The next request samples again."""
         if self._sample.asked.get(self.number) is self:
             del self._sample.asked[self.number]
         self.done.set_exception(error)
         self.done.exception()  # it may be that nobody asks any more
 
     def reply(self, continues: int = 0) -> ChatResponse:
-        """The reply, its prompt told from the tokens of `continues` onward; 0 tells it in full."""
+        """Returns the reply, its prompt without the tokens of chat `continues`; with 0 the whole prompt."""
         response = self.kept()
         if self.as_kept(continues):
             return response
@@ -109,7 +109,7 @@ class PendingChat:
         return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared)
 
     def prompt(self) -> Ids | None:
-        """The whole prompt; None when it was not told."""
+        """Returns the whole prompt; None if the policy gave none."""
         response, assembler = self._response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
@@ -119,19 +119,19 @@ class PendingChat:
         return np.concatenate([assembler.tokens(self._continues)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
-        """Its tokens."""
+        """Returns its tokens."""
         tokens = self._response.tokens if self._response else None
         return SampledChat(number=self.number, continues=self._continues, prompt_ids=self.prompt(), tokens=tokens)
 
-    def place(self, continues: int | None, whole: Ids | None) -> None:
-        """Enter its sample's assembler again, its whole prompt being `whole`."""
+    def reassemble(self, continues: int | None, whole: Ids | None) -> None:
+        """Add it to the new assembler of its sample. `whole` is its whole prompt."""
         assert self._response is not None
         self._continues = self._continues if continues is None else continues
         self._response = replace(self._response, prompt_ids=whole, prompt_prefix=0)
         self._sample.assembler.add(self.number, self._continues, self._response, self.body[3])
 
     def feed(self, assembler: Assembler) -> None:
-        """Hand it to another assembler."""
+        """Add it to another assembler."""
         assert self._response is not None
         whole = replace(self._response, prompt_ids=self.prompt(), prompt_prefix=0)
         assembler.add(self.number, self._continues, whole, self.body[3])
@@ -147,11 +147,11 @@ class SampleState:
         self.asked: dict[int, PendingChat] = {}
 
     def holds(self, numbers: Iterable[int]) -> bool:
-        """Whether all these chats were answered here."""
+        """Returns whether all these chats are answered."""
         return all(number in self.asked and self.asked[number].answered for number in numbers)
 
     def restore(self, asked: events.ChatRequested, response: ChatResponse) -> None:
-        """Take in a chat that another process answered; one that is known stays as it is."""
+        """Add a chat that another process answered, unless it is known."""
         if asked.number in self.asked:
             return
         if asked.continues:
@@ -159,13 +159,13 @@ class SampleState:
         else:
             position = self.tree.insert(asked.messages)
         if position is None:
-            return  # what it continues is no longer told: the sample stays as it was reported
+            return  # the chat that it continues is unknown: the sample stays as it was reported
         body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
         chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
         chat.answer(response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
-        """Take in a chat that this trainer answered before it was started anew; `tools` stand for those offered."""
+        """Add an answered chat from the ledger. `tools` is the digest of its tools."""
         position = None
         if asked.continues:
             position = self.tree.insert_after(asked.continues, asked.messages)
@@ -176,15 +176,15 @@ class SampleState:
         chat.answer(response)
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
-        """Put the tokens together anew, in order, with each chat continuing the one that the server says."""
+        """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
         answered = [asked for _, asked in sorted(self.asked.items()) if asked.answered]
         wholes = [(asked, asked.prompt()) for asked in answered]
         self.assembler = Assembler()
         for asked, whole in wholes:
-            asked.place(continues.get(asked.number), whole)
+            asked.reassemble(continues.get(asked.number), whole)
 
     def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
-        """A conversation with what it begins with put back."""
+        """Returns a conversation with its first messages, which `begins` refers to."""
         reply = self.tree.reply(begins.number)
         if begins.prefix_len or reply is None:
             return begins, messages
@@ -192,10 +192,9 @@ class SampleState:
         return ChatRef(begins.sample, begins.number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample, omitted: bool) -> Sample:
-        """What to train on, from the trainer's own chats: those whose reply the agent received.
+        """Returns the sample with segments assembled from the cached chats that its segments name.
 
-        A completion names them. As told where the trainer did not answer them all, or where the
-        sample is not trainable.
+        Returns it as reported if it is not trainable, or if the trainer did not answer all of these chats.
         """
         if reported.begins is not None:
             begins, messages = self.whole(reported.begins, reported.messages)
@@ -230,7 +229,7 @@ class SampleState:
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Equal for equal tools; empty for None."""
+    """Returns a digest of tools; empty for None."""
     return "" if tools is None else sha256(jsontext.canonical(list(tools)).encode()).hexdigest()
 
 

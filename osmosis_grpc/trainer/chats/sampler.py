@@ -1,7 +1,4 @@
-"""Calls the policy: counts the calls in flight, and knows the policy's version.
-
-What a chat is, and what is remembered of it, is in attempt.py.
-"""
+"""Calls the policy, counts the calls in flight and keeps the policy's version."""
 
 import asyncio
 import inspect
@@ -27,7 +24,7 @@ SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
 
 Keep = Callable[[object], bool]
-"""Takes what came of a policy call, a reply or an exception; returns whether the chat is answered."""
+"""Called with the reply or the exception of a policy call. Returns whether the chat is answered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +40,9 @@ class Sampler:
 
     def __init__(self, policy: Policy, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
-        """Given to every call from now on, as ChatRequest.version."""
+        """The ChatRequest.version of the next calls."""
         self.failures = Throttled(log)
-        """Warns of errors that the policy raises on purpose."""
+        """Logs CallErrors of the policy."""
         self._policy = policy
         self._metrics = metrics
         self._supervisor = supervisor
@@ -58,7 +55,7 @@ class Sampler:
         return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
-        """Call the policy and hand what comes of it to `keep`. Returns the task of a policy that is awaited."""
+        """Call the policy, then `keep`. Returns the task of an async policy."""
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
         ended = partial(self._supervisor.call, KEEP, self._ended, call, report=partial(self._keep, call))
@@ -88,7 +85,7 @@ class Sampler:
         error = FailedPrecondition("the trainer was resumed before it was idle")
         for future in self._take_waiting():
             future.set_exception(error)
-            future.exception()  # its caller may have gone
+            future.exception()  # its caller may have left
 
     def _ended(self, call: "_PolicyCall", reply: object) -> None:
         if isinstance(reply, asyncio.Future):
@@ -113,7 +110,7 @@ class Sampler:
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
-    """Returns the reply; with this version for its tokens where the policy gave none."""
+    """Returns the reply, with this version for its tokens if the policy gave none."""
     tokens = response.tokens
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response
@@ -126,7 +123,7 @@ def entered(policy: object) -> AbstractAsyncContextManager[Any]:
 
 
 def version_text(version: str | int) -> str:
-    """A version as text. Raises TypeError for anything but a text or a whole number."""
+    """Returns a version as text. Raises TypeError if it is neither text nor a whole number."""
     if isinstance(version, bool) or not isinstance(version, str | int):
         raise TypeError(f"version: is a {type(version).__name__}; use a str or an int, for example 'step-7' or 7")
     return str(version)

@@ -15,9 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.storage.ledger.ledger import Ledger
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription, Subscriptions
@@ -37,21 +35,13 @@ REFS = 1000
 class AttachedServer(AgentServerLink):
     """One agent server over attachments."""
 
-    def __init__(
-        self,
-        name: str,
-        owner: Owner,
-        cache: ChatCache,
-        *,
-        delta: bool = True,
-        server_key: str = "",
-        ledger: Ledger | None = None,
-    ) -> None:
-        super().__init__(name, owner, cache, server_key=server_key, ledger=ledger)
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
+        super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
         self._delta = delta
-        self._stream: FrameStream | None = None
-        self.chats = OpenChats(cache, self._unopened)
+        self.stream: FrameStream | None = None
+        """The newest stream; None while there is none."""
+        self.chats = OpenChats(self.cache, self._unopened)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {
@@ -66,12 +56,12 @@ class AttachedServer(AgentServerLink):
             "draining": self._on_draining,
             "heartbeat": lambda _: None,
         }
-        """What to do with a frame, by its kind."""
+        """The handler of each kind of frame."""
 
     @property
     def attached(self) -> bool:
         """Whether there is a stream."""
-        return self._stream is not None
+        return self.stream is not None
 
     def greeting(self, granted: int) -> bytes:
         """Returns the trainer's hello, which grants so many open chats."""
@@ -90,10 +80,10 @@ class AttachedServer(AgentServerLink):
         )
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
-        """Use this stream, on which both hellos were said, and send again what was not answered."""
-        if self._stream is not None:
-            self._stream.end(Aborted("another stream of this server took over"))
-        self._stream = stream
+        """Use a stream after both hellos, and send again every unanswered frame."""
+        if self.stream is not None:
+            self.stream.end(Aborted("another stream of this server took over"))
+        self.stream = stream
         self.identify(
             ServerIdentity(hello.journal_id, hello.process_uuid, hello.version, tuple(map(str, hello.agent_loops)))
         )
@@ -104,28 +94,28 @@ class AttachedServer(AgentServerLink):
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
         for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
             self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
-        room = self.window - len(opened) - len(self.leaving)
+        slots = self.window - len(opened) - len(self.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
-            room -= 1
-            if room >= 0:
+            slots -= 1
+            if slots >= 0:
                 self.send_init(rollout)
             else:
-                self.owner.restart(rollout, "the server has less room than before")
+                self.owner.restart(rollout, "the server has fewer slots than before")
         self.cancels.resend_all()
         self.subscriptions.resend_all()
         self.owner.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
         """Record that a stream has ended."""
-        if self._stream is stream:
-            self._stream = None
+        if self.stream is stream:
+            self.stream = None
             self.chats.leave()
             self.problem = problem
 
     def send_init(self, rollout: Rollout) -> None:
         """See AgentServerLink."""
-        if self._stream is not None and rollout.written:
-            self._stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
+        if self.stream is not None and rollout.written:
+            self.stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
         """See AgentServerLink."""
@@ -155,8 +145,8 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         """See AgentServerLink."""
-        if self._stream is not None:
-            self._stream.leave()
+        if self.stream is not None:
+            self.stream.leave()
 
     def close(self, error: Exception) -> None:
         """See AgentServerLink."""
@@ -174,19 +164,19 @@ class AttachedServer(AgentServerLink):
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
-        """Whether the answer to a rollout's Init is still to come."""
+        """Returns whether a rollout waits for the answer to its Init."""
         rollout = self.rollouts.get(key)
         return rollout is not None and not rollout.opened
 
     def _send(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.send(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.send(trainer_frame(kind, message))
 
     def _answer(self, kind: str, message: Any) -> None:
-        if self._stream is not None:
-            self._stream.answer(trainer_frame(kind, message))
+        if self.stream is not None:
+            self.stream.answer(trainer_frame(kind, message))
 
-    # What the server sends.
+    # Frames of the server.
 
     def _on_unknown_rollouts(self, message: pb.UnknownRollouts) -> None:
         found = [self.rollouts.get((ref.rollout_id, ref.attempt)) for ref in message.rollouts]

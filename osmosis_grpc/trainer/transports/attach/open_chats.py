@@ -1,6 +1,6 @@
-"""The chats that an agent server has open over its attachment: answered from the cache, within its window.
+"""The chats that an agent server has open over its attachment, within its window.
 
-What is open is open on a stream. After a break the server asks again, and the cache joins or repeats.
+An open chat belongs to a stream. After a break the server sends the chat again, and the cache joins or repeats it.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
 
 MAX_PARKED = 64
-"""Chats of a rollout that may wait for the answer to its Init; the server asks the others again."""
+"""Chats of a rollout that may wait for the answer to its Init. The server sends others again."""
 
 ChatKey = tuple[str, int, str, int]
 
 
 class OpenChats:
-    """Those of one agent server. `unopened` tells whether the answer to a rollout's Init is still to come."""
+    """The open chats of one agent server. `unopened` returns whether a rollout waits for the answer to its Init."""
 
     def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool]) -> None:
         self._cache = cache
@@ -37,19 +37,19 @@ class OpenChats:
         self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
 
     def take(self, stream: FrameStream, granted: int) -> None:
-        """Go on over this stream, on which the hello granted so many chats."""
+        """Use a new stream, whose hello granted so many open chats."""
         self.leave()
         self._stream = stream
         self._granted = self._largest_granted = granted
 
     def leave(self) -> None:
-        """The stream has ended."""
+        """Drop the open chats of a stream that has ended."""
         self._stream = None
         self._open.clear()
         self._parked.clear()
 
     def grant(self, window: int) -> None:
-        """How many chats the server may have open from now on."""
+        """Set how many chats the server may have open."""
         if window != self._granted:
             self._granted = window
             self._largest_granted = max(window, self._largest_granted)
@@ -57,16 +57,16 @@ class OpenChats:
                 self._stream.send(trainer_frame("window", pb.TrainerWindow(max_open_chats=window)))
 
     def opened(self, key: RolloutKey) -> None:
-        """The answer to a rollout's Init has come: so may its chats."""
+        """Handle the chats that waited for the answer to a rollout's Init."""
         for chat in self._parked.pop(key, ()):
             self.on_chat(chat)
 
     def on_chat(self, message: trainer_pb2.ChatRequest) -> None:
-        """A chat was asked. Raises ResourceExhausted for one beyond every window that was granted."""
+        """Answer a chat. Raises ResourceExhausted if it exceeds every granted window."""
         key = (message.rollout_id, message.attempt, message.sample, message.number)
         if key in self._open:
-            return  # asked twice on this stream: the one answer is on its way
-        if self._unopened(key[:2]):  # the answer to its Init was lost, and comes again
+            return  # sent twice on this stream: one answer follows
+        if self._unopened(key[:2]):  # the answer to its Init was lost, and the server sends it again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
                 waiting.append(_own(message))
@@ -96,7 +96,7 @@ class OpenChats:
     def _answered(
         self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int, _: "asyncio.Future[None]"
     ) -> None:
-        if stream is self._stream:  # on another stream the server asks again
+        if stream is self._stream:  # on another stream the server sends the chat again
             self._open.discard(key)
             self._answer(key, asked, continues)
 
@@ -116,7 +116,7 @@ class OpenChats:
 
 
 def _own(message: trainer_pb2.ChatRequest) -> trainer_pb2.ChatRequest:
-    """A copy that outlives the message it came in."""
+    """Returns a copy that outlives the frame."""
     own = trainer_pb2.ChatRequest()
     own.CopyFrom(message)
     return own

@@ -1,4 +1,4 @@
-"""Events of a rollout over an attachment, in order and without gaps, across breaks."""
+"""Events of rollouts over an attachment, in order and without gaps, across breaks."""
 
 import asyncio
 import itertools
@@ -14,15 +14,15 @@ from osmosis_grpc.wire.attach import refused
 from osmosis_grpc.wire.event import event_from_wire
 
 MAX_WAITING = 4096
-"""Events that may wait for their reader; then the server is asked to stop for a while."""
+"""Events that may wait for their reader; then the subscription is paused."""
 
 
 class Subscription:
-    """One rollout's events from a number onward."""
+    """The events of one rollout after a number."""
 
     def __init__(self, rollout_id: str, attempt: int, after: int, tokens: bool) -> None:
         self.subscription_id = ""
-        """Another one each time the server is asked, so that what is still on its way belongs to nobody."""
+        """A new one for each Subscribe, so that late events of an earlier one are dropped."""
         self._rollout_id = rollout_id
         self._attempt = attempt
         self._after = after
@@ -34,14 +34,14 @@ class Subscription:
         self._error: Exception | None = None
 
     def message(self) -> pb.Subscribe:
-        """What to ask the server: from after the newest event that came."""
+        """Returns the Subscribe for the events after the newest one received."""
         request = control_pb2.StreamEventsRequest(rollout_id=self._rollout_id, attempt=self._attempt, after=self._after)
         return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
 
     def put(self, response: control_pb2.StreamEventsResponse) -> bool:
-        """Take in an event; false when the reader is too slow for more of them."""
+        """Add an event. Returns False when the reader is too slow for more."""
         if self._paused or not response.HasField("event") or response.event.number != self._after + 1:
-            return True  # a sign of life, or one that is not the next: it was on its way before a break
+            return True  # a heartbeat, or an event from before a break
         if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
             self._waiting.append(event_from_wire(response.event))
         self._after = response.event.number
@@ -51,18 +51,18 @@ class Subscription:
         return not self._paused
 
     def ended(self, error: Exception | None) -> None:
-        """The server sends no more."""
+        """End the subscription, with an error or without."""
         self._over, self._error = True, error
         self._arrived.set()
 
-    async def read(self, go_on: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
-        """The events as they come. `go_on` asks the server again. Raises the error it ends with."""
+    async def read(self, subscribe: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield events. `subscribe` resumes a paused subscription. Raises the error that the subscription ends with."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()
             if self._paused:
                 self._paused = False
-                go_on(self)
+                subscribe(self)
             if self._over:
                 if self._error is not None:
                     raise self._error
@@ -72,7 +72,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """Those of one agent server, asked again on its next stream. `send` sends a frame where there is a stream."""
+    """The subscriptions at one agent server. `send` sends a frame if there is a stream."""
 
     def __init__(self, send: Callable[[str, Any], None]) -> None:
         self._send = send
@@ -80,18 +80,18 @@ class Subscriptions:
         self._ids = itertools.count(1)
 
     def begin(self, subscription: Subscription) -> None:
-        """Follow events, from where the subscription is."""
+        """Start or resume a subscription."""
         subscription.subscription_id = f"s{next(self._ids)}"
         self._open[subscription.subscription_id] = subscription
         self._send("subscribe", subscription.message())
 
     def end(self, subscription: Subscription) -> None:
-        """Follow them no longer."""
+        """End a subscription."""
         if self._open.pop(subscription.subscription_id, None) is not None:
             self._send("unsubscribe", pb.Unsubscribe(id=subscription.subscription_id))
 
     def resend_all(self) -> None:
-        """Ask for all of them on a new stream."""
+        """Send every subscription on a new stream."""
         for subscription in self._open.values():
             self._send("subscribe", subscription.message())
 
@@ -102,7 +102,7 @@ class Subscriptions:
         self._open.clear()
 
     def on_event(self, frame: pb.EventFrame) -> None:
-        """An event has come."""
+        """Add an event to its subscription."""
         subscription = self._open.get(frame.id)
         if subscription is None:
             return
@@ -114,7 +114,7 @@ class Subscriptions:
             subscription.ended(error)
 
     def on_unsubscribed(self, message: pb.Unsubscribed) -> None:
-        """The server sends no more of them."""
+        """End a subscription that the server has ended."""
         subscription = self._open.pop(message.id, None)
         if subscription is not None:
             subscription.ended(refused(message.status) if message.HasField("status") else None)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -19,9 +20,15 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, RolloutKey, ServerIdentity, job_failed
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer.agent_server_link import (
+    AgentServerLink,
+    Owner,
+    Rollout,
+    RolloutKey,
+    ServerIdentity,
+    job_failed,
+)
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.attach import check_protocol
@@ -53,17 +60,16 @@ class CalledServer(AgentServerLink):
     def __init__(
         self,
         target: str,
-        scheduler: Scheduler,
+        owner: Owner,
         *,
         server_key: str,
         credentials: Credentials,
         make_callback: Callable[[str], Callback],
     ) -> None:
-        super().__init__(target, scheduler, scheduler.cache, server_key=server_key, ledger=scheduler.ledger)
-        self._supervisor: Supervisor = scheduler.supervisor
+        super().__init__(target, owner, server_key=server_key)
         self._credentials = credentials
         self._make_callback = make_callback
-        self._calls = Calls(credentials, scheduler.cache.metrics.made_calls)
+        self._calls = Calls(credentials, self.cache.metrics.made_calls)
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._reached = asyncio.Event()
         self._in_doubt = asyncio.Event()
@@ -72,6 +78,8 @@ class CalledServer(AgentServerLink):
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
+        self._streams: set[Any] = set()
+        """The calls of events() that are open."""
         self._closed: Exception | None = None
 
     @property
@@ -153,7 +161,7 @@ class CalledServer(AgentServerLink):
             self.release(rollout)
             self.owner.refused(rollout, job_failed(INIT, error))
 
-        task = self._supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
+        task = self.owner.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
@@ -227,7 +235,7 @@ class CalledServer(AgentServerLink):
             if not future.done():
                 future.set_exception(job_failed(CANCEL, error))
 
-        self._cancels[future] = self._supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
+        self._cancels[future] = self.owner.supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
         future.add_done_callback(lambda _: self._cancels.pop(future).cancel())
         return future
 
@@ -251,11 +259,12 @@ class CalledServer(AgentServerLink):
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
         """See AgentServerLink."""
-        while True:
+        while self._closed is None:
             request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             stream = None
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
+                self._streams.add(stream)
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.number, response.event.attempt
@@ -273,11 +282,11 @@ class CalledServer(AgentServerLink):
                 pass
             finally:
                 if stream is not None:
+                    self._streams.discard(stream)
                     stream.cancel()
             self._in_doubt.set()
-            if not await self._is_reached_again():
-                assert self._closed is not None
-                raise self._closed
+            await self._is_reached_again()
+        raise self._closed
 
     def grant(self, open_chats: int) -> None:
         """Does nothing: the transport bounds the chats of all servers together."""
@@ -290,6 +299,8 @@ class CalledServer(AgentServerLink):
     def close(self, error: Exception) -> None:
         """See AgentServerLink."""
         self._closed = error
+        for stream in self._streams:
+            stream.cancel()
         for future in list(self._cancels):
             if not future.done():
                 future.set_exception(error)

@@ -118,8 +118,12 @@ class CallbackRecorder:
             await self._record_once(completion, state, credential)
         outcome, recorded = self._cache.complete(completion, time.monotonic())
         if recorded is not None:
-            self._cache.metrics.ended(recorded, self._cache.sampler.version)
+            self.recorded(recorded)
         return outcome
+
+    def recorded(self, completion: Completion) -> None:
+        """Count a completion that was recorded. Its samples come from the chats that were answered here."""
+        self._cache.metrics.ended(completion, self._cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
         """See Receiver. The server gives up."""

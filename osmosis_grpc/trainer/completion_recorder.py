@@ -1,8 +1,7 @@
-"""What becomes of a completion that an agent server reports over its attachment.
+"""Records the completions that agent servers report, and answers the servers.
 
-It is recorded and its server told. One that refers to chats which are not known here is recorded
-once the rollout's events were read. How much may wait for that is bounded, for each server by
-itself: a server could report such completions without end.
+A completion that refers to chats which are not cached is recorded after the rollout's events were read. The bytes that
+wait for that are limited for each server, since a server may report such completions without end.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
-from osmosis_grpc.storage.ledger.ledger import ChatRow
+from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.cache import ChatCache
@@ -24,22 +23,22 @@ READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
 UNCLAIMED_RETRY = 5.0
-"""Seconds after which a server may report again a rollout that nobody here has asked for."""
+"""Seconds after which a server may report a rollout again that no caller waits for."""
 
-READING_ROOM = 64 * 1024 * 1024
-"""Bytes of one server's completions that may wait for events; what comes beyond is refused, to come again."""
+READING_BYTES = 64 * 1024 * 1024
+"""Bytes of one server's completions that may wait for events. A completion beyond them is refused for now."""
 READING_COST = 64 * 1024
-"""Bytes counted for each beside its own."""
+"""Bytes counted for each completion beside its own."""
 READING_RETRY = 1.0
-"""Seconds after which a server may report again what found no room."""
+"""Seconds after which a server may report a refused completion again."""
 
 READING_LIMIT = 60.0
-"""Seconds in which the events that an outcome refers to have to be read; then its rollout ends with an error."""
+"""Seconds to read the events that an outcome refers to; after that its rollout ends with an error."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
-class Completions:
+class CompletionRecorder:
     """Records the completions of all servers.
 
     `rollouts` maps ids to unfinished rollouts. `on_recorded` is called after each one is recorded, `refused` with each
@@ -65,7 +64,7 @@ class Completions:
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One for each rollout with an outcome that cannot be recorded yet."""
-        self._room_taken: Counter[AgentServerLink] = Counter()
+        self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
         """Record a completion, if needed after reading the rollout's events, and answer its server.
@@ -120,17 +119,17 @@ class Completions:
         key = (server, completion.rollout_id, completion.attempt, completion.result_id)
         if key in self._reading:
             return
-        room = report.raw.ByteSize() + READING_COST
-        if self._room_taken[server] + room > READING_ROOM:
+        size = report.raw.ByteSize() + READING_COST
+        if self._waiting_bytes[server] + size > READING_BYTES:
             raise Unavailable("too many completions wait for their rollouts' events", retry_after=READING_RETRY)
 
         def read(_: asyncio.Task[None]) -> None:
             del self._reading[key]
-            self._room_taken[server] -= room
-            if not self._room_taken[server]:
-                del self._room_taken[server]
+            self._waiting_bytes[server] -= size
+            if not self._waiting_bytes[server]:
+                del self._waiting_bytes[server]
 
-        self._room_taken[server] += room
+        self._waiting_bytes[server] += size
         fail = partial(self.fail, report, READ)
         self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
