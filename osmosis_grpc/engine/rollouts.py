@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.resolve_references import resolve_from_journal
 from osmosis_grpc.errors import NotFound, Unavailable
@@ -52,10 +53,8 @@ class Rollouts:
         """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
         rows: list[RolloutInfo] = []
         place = 0
-        found = self._context.table.after(
-            after, owner, limit + 1, states=states, group_id=group_id, unsettled=undelivered
-        )
-        async for record in found:
+        where = RolloutFilter(states, group_id, unsettled=undelivered)
+        async for record in self._context.table.after(after, owner, limit + 1, where):
             group = record.init.request.group
             if not record.accepted.done() or (states and record.state not in states):
                 continue

@@ -4,16 +4,16 @@ With a journal, rollouts that are over and delivered are found there, and not ke
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.journal_port import Journal
+from osmosis_grpc.engine.journal_port import Journal, RolloutFilter
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
-from osmosis_grpc.types import JournaledRollout, RolloutRequest, RolloutState
+from osmosis_grpc.types import JournaledRollout, RolloutRequest
 
 MESSAGE_BYTES = 256
 """What a message takes in memory beside its texts, about."""
@@ -85,22 +85,12 @@ class RecordTable:
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
-    async def after(
-        self,
-        sequence: int,
-        owner: str,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
-    ) -> AsyncIterator[Record]:
-        """The owner's accepted records in order of acceptance; `limit` is how many the caller wants.
+    async def after(self, sequence: int, owner: str, limit: int, where: RolloutFilter) -> AsyncIterator[Record]:
+        """Yield the owner's accepted records in order of acceptance, after a sequence number.
 
-        Leaves out some of those that have another state or group, or are settled where `unsettled` is asked for.
+        `limit` is the number that the caller wants. The filter is a hint: other records may be yielded too.
         """
-        filters: dict[str, Any] = {"states": states, "group_id": group_id, "unsettled": unsettled}
-        while page := await self._journal.entries(owner, sequence, min(PAGE, limit), **filters):
+        while page := await self._journal.entries(owner, sequence, min(PAGE, limit), where):
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.types import (
     Completion,
@@ -119,7 +120,8 @@ async def test_entries_are_an_owners_rollouts_in_order_of_acceptance(opening):
         await writer.committed()
 
         async def names(*args, **filters):
-            return [entry.init.request.rollout_id for entry in await writer.journal.entries(*args, **filters)]
+            where = RolloutFilter(**filters)
+            return [entry.init.request.rollout_id for entry in await writer.journal.entries(*args, where)]
 
         assert await names("me", 0, 10) == ["r0", "r2", "r4"]
         assert await names("me", 1, 1) == ["r2"]
