@@ -73,7 +73,7 @@ class Asking(Call):
 
 
 class Unregistered(grpc.GenericRpcHandler):
-    """The last handler of a server. It counts calls of unknown methods as "other".""
+    """The last handler of a server. It counts calls of unknown methods, as the method "other" of the sink."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink

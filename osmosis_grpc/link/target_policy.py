@@ -128,7 +128,7 @@ def _unmapped(ip: IPAddress) -> IPAddress:
 
 
 def _embedded(ip: IPAddress) -> IPAddress:
-    """Returns the IPv4 address that an IPv6 address leads to: mapped, compatible, 6to4 or NAT64; else the address itself."""
+    """Returns the IPv4 address that an IPv6 address leads to (mapped, 6to4, NAT64); else the address itself."""
     if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
         return ip
     if any(ip in network for network in _CARRIERS):
