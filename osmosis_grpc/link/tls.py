@@ -108,7 +108,7 @@ def _stamp(file: File) -> tuple[int, int, int] | None:
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
-    """Returns the checked contents of the files. Raises ValueError for a bad file and for a key of another certificate."""
+    """Returns the checked contents of the files. Raises ValueError for a bad file and a key of another certificate."""
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
