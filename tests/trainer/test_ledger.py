@@ -226,7 +226,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         await until(lambda: trainer.scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
+        await trainer.scheduler.ledger.written()
         left = copied(path)
         running.cancel()
     with closing(sqlite3.connect(left)) as connection, connection:
@@ -296,20 +296,19 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         await until(lambda: trainer.scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
+        await trainer.scheduler.ledger.written()
         ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
         running.cancel()
-        next(iter(trainer.scheduler.servers))._stream.end(Unavailable("as if killed"))
+        next(iter(trainer.scheduler.servers)).stream.end(Unavailable("as if killed"))
         agent.gates["r0"].clear()
-        await trainer._transport._server.stop(0)
-        async with Trainer([], reply, listen=address, ledger=left) as other:
-            assert [s.attachment_id for s in other.scheduler.servers] == ids
-            task = asyncio.create_task(collect(other.run(requests(1))))
-            await until(lambda: other.servers[0].attached)
-            agent.release()
-            (completion,) = await task
-            assert completion.attempt == 1
+    async with Trainer([], reply, listen=address, ledger=left) as other:
+        assert [s.attachment_id for s in other.scheduler.servers] == ids
+        task = asyncio.create_task(collect(other.run(requests(1))))
+        await until(lambda: other.servers[0].attached)
+        agent.release()
+        (completion,) = await task
+        assert completion.attempt == 1
 
 
 async def test_callbacks_what_is_not_confirmed_is_yielded_again(serve, tmp_path):
