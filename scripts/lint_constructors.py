@@ -13,8 +13,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("osmosis_grpc/engine", "osmosis_grpc/server", "osmosis_grpc/trainer")
 MOST = 7
-LEFT = {"TrainerServer"}
-"""Classes that take more and are to be changed."""
 
 
 def problems(source: str) -> Iterator[tuple[int, str, int]]:
@@ -55,10 +53,9 @@ def main() -> int:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for line, name, count in problems(path.read_text()):
-                if name not in LEFT:
-                    found = 1
-                    shown = path.relative_to(ROOT).as_posix()
-                    print(f"{shown}:{line}: {name} takes {count} parameters besides configuration, more than {MOST}")
+                found = 1
+                shown = path.relative_to(ROOT).as_posix()
+                print(f"{shown}:{line}: {name} takes {count} parameters besides configuration, more than {MOST}")
     return found
 
 

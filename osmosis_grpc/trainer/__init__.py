@@ -31,7 +31,6 @@ from osmosis_grpc.trainer.client import InitResult, RolloutClient
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
-from osmosis_grpc.trainer.server import TrainerServer
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName
@@ -82,7 +81,6 @@ __all__ = [
     "TokenBlock",
     "Trainer",
     "TrainerConfig",
-    "TrainerServer",
     "TrajectoryEvent",
     "TransportName",
     "VersionSpan",

@@ -1,5 +1,6 @@
 """RolloutService's client: start rollouts, watch them, cancel them."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,15 +18,13 @@ from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes, EndedBefore
-from osmosis_grpc.trainer.inbox import read_elsewhere
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
+from osmosis_grpc.trainer.stream_retry import StreamRetry
+from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable import Unreached
-from osmosis_grpc.trainer.watch import Patience, Watch
 from osmosis_grpc.types import (
     Callback,
     CancelResult,
-    Completion,
     EarlierRun,
     InitRequest,
     RolloutInfo,
@@ -57,11 +56,10 @@ class InitResult:
 class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError. `timeout` is the deadline of a unary call; wait() and events() go on
-    over cuts until the server was away for `lost_after`. Both in seconds. `token` is shown with
-    every call, `tls` says how to speak TLS; a token goes in plain text to this machine only, unless
-    that is meant (`insecure`). Raises ValueError for what cannot be dialled so, TypeError for a `tls`
-    that is not ClientTls.
+    Methods raise CallError. `timeout` is the deadline of a unary call. events() survives breaks until the server was
+    away for `lost_after`. Both are in seconds. `token` is shown with every call, `tls` says how to speak TLS. A token
+    goes in plain text to this machine only, unless `insecure` is set. Raises ValueError for a target that cannot be
+    dialled so, TypeError for a `tls` that is not ClientTls.
     """
 
     def __init__(
@@ -87,16 +85,13 @@ class RolloutClient:
         self._unreached = Unreached(target, self._supervisor)
         self._channel = credentials.channel(target, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
-        self._ended_before = EndedBefore()
-        self._earlier = EarlierOutcomes()
-        self._watch = Watch(self.get, self.all_events, lost_after, self._unreached, self._supervisor)
+        self._closed = False
 
     async def __aenter__(self) -> "RolloutClient":
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        self._earlier.report()
-        await self._watch.close()
+        self._closed = True
         await self._supervisor.close()
         await self._channel.close()
 
@@ -109,10 +104,9 @@ class RolloutClient:
     ) -> InitResult:
         """Start a rollout: a RolloutRequest, or its fields by name.
 
-        Idempotent: the same request again answers the same, with `created` false, and runs
-        nothing; a rollout that has ended sends its completion once more, and wait() reads it; a
-        higher `attempt` runs it anew. Where it ended for an earlier run of the trainer, this answer
-        and the completion say so in `from_journal`.
+        Idempotent: the same request again returns the same, with `created` false, and runs nothing. A rollout that has
+        ended sends its completion once more; a higher `attempt` runs it anew. `from_journal` is set if it ended in an
+        earlier run of the trainer.
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
@@ -122,24 +116,8 @@ class RolloutClient:
         message = init_to_wire(InitRequest(request=wanted, callback=callback))
         answer = await self._call(self._stub.Init, message)
         earlier = earlier_from_wire(answer)
-        if earlier is not None:
-            self._ended_before.add(answer.rollout_id, answer.attempt, earlier)
         tools = tools_from_wire(answer.tools, "tools")
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
-
-    async def wait(self, rollout_id: str, attempt: int = 0) -> Completion:
-        """Wait until a rollout has ended: its completion as the server holds it.
-
-        All waits of a client share one event stream. Raises NotFound when the server does not
-        know the rollout, or has forgotten it.
-        """
-        completion = await self._watch.wait(rollout_id, attempt)
-        earlier = self._ended_before.find(rollout_id, completion.attempt)
-        if earlier is not None:
-            completion = replace(completion, from_journal=earlier)
-        self._earlier.count(completion)
-        read_elsewhere(completion)
-        return completion
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """Where a rollout stands; attempt 0 means the highest."""
@@ -175,22 +153,25 @@ class RolloutClient:
     ) -> AsyncGenerator[TrajectoryEvent, None]:
         """A rollout's events with numbers above `after`, then live, to its last one.
 
-        A cut stream goes on where it was. Events of a newer protocol are left out.
+        A stream that breaks continues where it was. Events of a newer protocol are left out. Raises Unavailable when
+        the server is lost, and when this client is closed.
         """
-        patience = Patience(self._lost_after, self._unreached)
+        retry = StreamRetry(self._lost_after, self._unreached)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:
-                        patience.renew()
+                        retry.renew()
                         if response.HasField("event"):
                             after, attempt = response.event.number, response.event.attempt
                             if response.event.WhichOneof("kind"):
                                 yield event_from_wire(response.event)
                 return
             except Unavailable as error:
-                await patience.pause(error)
+                if self._closed:
+                    raise
+                await retry.pause(error)
 
     async def all_events(
         self, cursor: str = "", from_now: bool = False
@@ -216,18 +197,27 @@ class RolloutClient:
         """
         return drain_result_from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the client was closed")
+
     async def _call(self, method: Any, request: Any) -> Any:
+        self._check_open()
         try:
             return await call(method, request, timeout=self._timeout, metadata=self._metadata)
         except CallError as error:
             raise await explained(self.target, self._credentials, error) from None
 
     async def _stream(self, request: pb.StreamEventsRequest) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+        self._check_open()
         stream: Any = self._stub.StreamEvents(request, metadata=tuple(self._metadata) or None)
         try:
             async for response in stream:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise await explained(self.target, self._credentials, error_of(error)) from None
+        except asyncio.CancelledError:  # of the reader's task, or of the call
+            raise_if_cancelled()
+            raise Unavailable("the client was closed") from None
         finally:
             stream.cancel()

@@ -4,14 +4,10 @@ The warning reaches stderr without logging configuration, too: Python's handler 
 """
 
 import logging
-from collections import OrderedDict
 
-from osmosis_grpc.types import Completion, EarlierRun
+from osmosis_grpc.types import Completion
 
 log = logging.getLogger(__name__)
-
-REMEMBERED = 16_384
-"""Rollouts of which a client remembers that an Init of its own found them ended."""
 
 
 class EarlierOutcomes:
@@ -57,20 +53,3 @@ class EarlierOutcomes:
             self._attempt,
             "".join(f"; {change}" for change in self._changes.values()),
         )
-
-
-class EndedBefore:
-    """What the answers to a client's Inits said of rollouts that had ended in an earlier run."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], EarlierRun] = OrderedDict()
-
-    def add(self, rollout_id: str, attempt: int, earlier: EarlierRun) -> None:
-        """Remember one; the oldest is forgotten where there are too many."""
-        self._known[rollout_id, attempt] = earlier
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-    def find(self, rollout_id: str, attempt: int) -> EarlierRun | None:
-        """Returns what was said of a rollout; None where it ran for this client."""
-        return self._known.get((rollout_id, attempt))

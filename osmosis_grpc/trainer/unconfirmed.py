@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -30,10 +29,6 @@ class UnconfirmedOutcomes:
     def holds(self, rollout_id: str, attempt: int) -> bool:
         """Returns whether there is an unconfirmed completion of this attempt or a higher one."""
         return self._ledger.unconfirmed.get(rollout_id, 0) >= attempt
-
-    def waiting(self) -> Iterator[str]:
-        """Returns the ids in `left` that have a completion, oldest first."""
-        return (rollout_id for rollout_id in self.left if self.holds(rollout_id, 1))
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
         """Returns a future of a completion; it raises AlreadyExists for another request, LedgerError."""

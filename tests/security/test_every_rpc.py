@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.trainer import Trainer, TrainerServer
+from osmosis_grpc.trainer import Trainer
 from tests.security.conftest import RIGHT, SECOND, TOKEN, WRONG, methods, status
 
 TOKENS = [f"named={TOKEN}", SECOND]
@@ -45,12 +45,10 @@ async def test_an_agent_server_asks_everybody(agent_server, channel, method):
 
 
 @pytest.mark.parametrize("method", methods("TrainerService"), ids=lambda row: row[0].rpartition("/")[2])
-@pytest.mark.parametrize("kind", ["TrainerServer", "attach"])
-async def test_a_trainer_asks_everybody(stack, method, kind):
-    if kind == "attach":
-        trainer = Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(TOKENS))
-    else:
-        trainer = TrainerServer(ToolCallingMock(), tokens=TOKENS)
+@pytest.mark.parametrize("transport", ["callback", "attach"])
+async def test_a_trainer_asks_everybody(stack, method, transport):
+    security = ServerSecurity(TOKENS)
+    trainer = Trainer([], ToolCallingMock(), transport=transport, listen="127.0.0.1:0", security=security)
     await stack.enter_async_context(trainer)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     for name, shown in WRONG.items():

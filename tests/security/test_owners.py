@@ -91,7 +91,7 @@ async def test_a_rotated_token_keeps_its_rollouts(deployment):
     assert not again.created
     assert await rows(rotated) == await rows(owner) == ["r"]
     assert len(await rotated.cancel("r")) == 1
-    assert (await asyncio.wait_for(owner.wait("r"), PATIENCE)).status is CompletionStatus.CANCELLED
+    assert (await asyncio.wait_for(ended(owner, "r"), PATIENCE)).status is CompletionStatus.CANCELLED
 
 
 async def test_http_callers_are_owners_as_well(deployment, stack):

@@ -18,7 +18,7 @@ from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig, TrainerServer
+from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
 from tests.damaged import signed
@@ -121,10 +121,9 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
 async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path):
     server, path = await serve(talker()), tmp_path / "deep" / "ledger"
     secret = "hush-hush-credential"
-    async with TrainerServer(reply, ledger=path, tokens=secret) as trainer, RolloutClient(server.address) as client:
-        callback = trainer.callback(credential=secret, state=b"hush-hush-state")
-        await client.init(rollout_id="r", messages=[USER], callback=callback)
-        completion = await trainer.completion("r", PATIENCE)
+    secrets = {"credentials": Credentials(token=secret), "security": ServerSecurity(secret)}
+    async with Trainer([server.address], reply, transport="callback", ledger=path, **secrets) as trainer:
+        completion = await trainer.rollout(rollout_id="r", messages=[USER])
         assert completion.status is COMPLETED
         files = [file for file in path.parent.iterdir() if file.suffix != ".lock"]
         assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
@@ -134,14 +133,18 @@ async def test_only_its_owner_may_read_it_and_no_secret_is_in_it(serve, tmp_path
 # An application and its trainer, started again.
 
 
-async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path):
+BOTH = pytest.mark.parametrize("transport", ["attach", "callback"])
+
+
+@BOTH
+async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path, transport):
     server, path, asked = await serve(talker()), tmp_path / "ledger", []
-    async with Trainer([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         first = await collect(trainer.run(requests(4, metadata={"turns": 3})))
         await first[0].confirm()
         await first[0].confirm()
     sampled = lambda request: asked.append(request) or reply(request)  # noqa: E731
-    async with Trainer([server.address], sampled, ledger=path) as trainer:
+    async with Trainer([server.address], sampled, transport=transport, ledger=path) as trainer:
         left = {request.rollout_id: request for request in requests(4, metadata={"turns": 3})}
         with pytest.raises(AlreadyExists, match="is over"):
             await trainer.rollout(left.pop(first[0].rollout_id))
@@ -151,7 +154,7 @@ async def test_what_is_not_confirmed_is_yielded_again_as_it_was(serve, tmp_path)
             await completion.confirm()
         assert await collect(trainer.unconfirmed()) == []
     assert asked == []
-    async with Trainer([server.address], reply, ledger=path) as trainer:
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
         assert await collect(trainer.unconfirmed()) == []
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)], "the chats of what is confirmed are deleted"
     assert rows(path, "SELECT count(*) FROM rollout") == [(0,)]
@@ -311,64 +314,20 @@ async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, sta
         assert completion.attempt == 1
 
 
-async def test_callbacks_what_is_not_confirmed_is_yielded_again(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    server, asked = await serve(agent), []
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        for request in requests(3):
-            await client.init(request, callback=trainer.callback())
-        first = [await trainer.completion(f"r{n}", PATIENCE) for n in range(3)]
-        assert await trainer.completion("r1", PATIENCE) == first[1], "as long as it is not confirmed"
-        await first[0].confirm()
-        with pytest.raises(TimeoutError):
-            await trainer.completion("r0", 0.05)
-    async with TrainerServer(asked.append, ledger=path) as trainer:
-        assert await trainer.completion("r2", PATIENCE) == first[2]
-        async with aclosing(trainer.completions()) as completions:
-            left = await anext(completions)
-        assert left == first[1]
+@BOTH
+async def test_a_higher_attempt_takes_the_place_of_what_is_not_confirmed(serve, tmp_path, transport):
+    server, path = await serve(talker()), tmp_path / "ledger"
+    (request,) = requests(1)
+    for attempt in (1, 2):
+        async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+            completion = await trainer.rollout(replace(request, attempt=attempt))
+            assert completion.attempt == attempt
+    async with Trainer([server.address], reply, transport=transport, ledger=path) as trainer:
+        (left,) = await collect(trainer.unconfirmed())
+        assert left.attempt == 2
         await left.confirm()
-    assert asked == []
-
-
-async def test_callbacks_a_higher_attempt_takes_the_place_of_what_is_not_confirmed(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    server = await serve(agent)
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(requests(1)[0], callback=trainer.callback())
-        await until(lambda: rows(path, "SELECT count(*) FROM rollout WHERE result_id IS NOT NULL") == [(1,)])
-    async with TrainerServer(reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(replace(requests(1)[0], attempt=2), callback=trainer.callback())
-        completion = await trainer.completion("r0", PATIENCE, attempt=2)
-        assert completion.attempt == 2
-        await completion.confirm()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(trainer.completions()), 0.1)
     assert rows(path, "SELECT attempt FROM confirmed") == [(2,)]
     assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
-
-
-async def test_callbacks_a_full_disk_holds_completions_up(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    agent.gate("r0")
-    server = await serve(agent)
-    async with TrainerServer(long_reply, ledger=path) as trainer, RolloutClient(server.address) as client:
-        await client.init(requests(1)[0], callback=trainer.callback())
-        await until(lambda: agent.running["r0"])
-        fill(trainer._ledger, True)
-        agent.release()
-        with pytest.raises(TimeoutError):
-            await trainer.completion("r0", 0.3)
-        fill(trainer._ledger, False)
-        assert (await trainer.completion("r0", PATIENCE)).status is COMPLETED
-        async with asyncio.timeout(PATIENCE):
-            while [info async for info in client.rollouts(undelivered=True)]:
-                await asyncio.sleep(0.01)
-
-
-def test_a_recorder_and_a_ledger_are_refused_together(tmp_path):
-    with pytest.raises(ValueError, match="a recorder and a ledger"):
-        TrainerServer(reply, recorder=print, ledger=tmp_path / "ledger")
 
 
 async def test_without_a_ledger_confirm_does_nothing(serve):
@@ -537,11 +496,13 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
     assert "can be written again" in told[1]
 
 
-async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_path):
+@BOTH
+async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_path, transport):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
     server = await serve(agent)
-    async with Trainer([server.address], long_reply, ledger=path) as trainer, asyncio.timeout(PATIENCE):
+    options = {"transport": transport, "ledger": path}
+    async with Trainer([server.address], long_reply, **options) as trainer, asyncio.timeout(PATIENCE):
         running = asyncio.create_task(trainer.rollout(requests(1)[0]))
         await until(lambda: agent.running["r0"])
         fill(trainer.scheduler.ledger, True)
@@ -556,6 +517,7 @@ async def test_a_full_disk_holds_rollouts_up_and_refuses_new_ones(serve, tmp_pat
         assert not running.done()
         fill(trainer.scheduler.ledger, False)
         assert (await running).status is COMPLETED
+        await until(lambda: not server.engine.capacity().undelivered)
         assert (await trainer.rollout(rollout_id="new", messages=[USER])).status is COMPLETED
 
 

@@ -14,15 +14,7 @@ from google.rpc import error_details_pb2
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
-from osmosis_grpc.trainer import (
-    RolloutClient,
-    RolloutRequest,
-    SyncTrainer,
-    Trainer,
-    TrainerConfig,
-    TrainerServer,
-    completion_recorder,
-)
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, completion_recorder
 from osmosis_grpc.trainer import progress as progress_file
 from osmosis_grpc.trainer import unreachable as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
@@ -127,16 +119,6 @@ async def dial(tools, name):
     inject(name)
     async with Trainer([server.address], reply) as trainer:
         assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
-    assert restarted(tools, name)
-
-
-@scenario("trainer.follow_ends")
-async def follow_ends(tools, name):
-    server, trainer = await tools.serve(talker()), await tools.train(reply)
-    inject(name)
-    async with RolloutClient(server.address) as client:
-        await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
-        assert (await within(client.wait("r"))).status is COMPLETED
     assert restarted(tools, name)
 
 
@@ -339,20 +321,13 @@ async def endless():
 
 @scenario("ledger.commit")
 async def commit(tools, name):
-    async with Trainer([NOWHERE], reply, ledger=tools.path / "attach") as trainer:
-        running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
-        await asyncio.sleep(0)
-        inject(name)
-        with failed(name):
-            await running
-    async with TrainerServer(reply, ledger=tools.path / "callback") as trainer:
-        waiting = [asyncio.ensure_future(within(trainer.completion("r")))]
-        waiting.append(asyncio.ensure_future(within(anext(trainer.completions()))))
-        await asyncio.sleep(0)
-        inject(name)
-        for task in waiting:
+    for transport in ("attach", "callback"):
+        async with Trainer([NOWHERE], reply, transport=transport, ledger=tools.path / transport) as trainer:
+            running = asyncio.ensure_future(within(trainer.rollout(rollout_id="r")))
+            await asyncio.sleep(0)
+            inject(name)
             with failed(name):
-                await task
+                await running
 
 
 @scenario("trainer.loop")

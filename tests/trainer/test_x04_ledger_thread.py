@@ -8,7 +8,7 @@ from osmosis_grpc import supervise
 from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.writer import COMMIT
-from osmosis_grpc.trainer import RolloutRequest, TrainerServer
+from osmosis_grpc.trainer import RolloutRequest
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 
@@ -27,6 +27,7 @@ async def collect(values):
     return [value async for value in values]
 
 
+@pytest.mark.parametrize("transport", ["attach", "callback"])
 async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, attach_to, tmp_path, caplog):
     agent = talker()
     agent.gate("r1", "r2-0", "r2-1", "r3")
@@ -64,15 +65,3 @@ async def test_x04_what_is_asked_of_a_dead_thread_fails_at_once(tmp_path):
         await within(ledger.confirm("r", 1, "x"))
     await within(ledger.close())
     await (await SqliteLedger.open(tmp_path / "ledger", 60.0)).close()
-
-
-async def test_x04_a_dead_ledger_thread_fails_every_call_of_a_callback_trainer(tmp_path):
-    async with TrainerServer(reply, ledger=tmp_path / "ledger") as trainer:
-        waiting = begun(trainer.completion("r")), begun(collect(trainer.completions()))
-        await asyncio.sleep(0)
-        supervise.inject(COMMIT.name, MemoryError("injected"))
-        for task in waiting:
-            with pytest.raises(TrainerFailed, match=r"ledger\.commit.*injected"):
-                await task
-        with pytest.raises(TrainerFailed, match=r"ledger\.commit"):
-            await within(trainer.completion("other"))

@@ -60,11 +60,6 @@ class ChatCache:
         """How many rollouts have no result. Any thread may read it."""
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
-    def expects(self, rollout_id: str) -> bool:
-        """Returns whether a rollout has an entry without a recorded completion."""
-        entry = self._rollouts.get(rollout_id)
-        return entry is not None and (entry.result_id is None or entry.committing is not None)
-
     def is_restored(self, rollout_id: str) -> bool:
         """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -77,6 +78,8 @@ class CalledServer(AgentServerLink):
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
+        self._streams: set[Any] = set()
+        """The calls of events() that are open."""
         self._closed: Exception | None = None
 
     @property
@@ -256,11 +259,12 @@ class CalledServer(AgentServerLink):
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
         """See AgentServerLink."""
-        while True:
+        while self._closed is None:
             request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             stream = None
             try:
                 stream = self._calls.stream("StreamEvents", request, control_pb2.StreamEventsResponse)
+                self._streams.add(stream)
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.number, response.event.attempt
@@ -278,11 +282,11 @@ class CalledServer(AgentServerLink):
                 pass
             finally:
                 if stream is not None:
+                    self._streams.discard(stream)
                     stream.cancel()
             self._in_doubt.set()
-            if not await self._is_reached_again():
-                assert self._closed is not None
-                raise self._closed
+            await self._is_reached_again()
+        raise self._closed
 
     def grant(self, open_chats: int) -> None:
         """Does nothing: the transport bounds the chats of all servers together."""
@@ -295,6 +299,8 @@ class CalledServer(AgentServerLink):
     def close(self, error: Exception) -> None:
         """See AgentServerLink."""
         self._closed = error
+        for stream in self._streams:
+            stream.cancel()
         for future in list(self._cancels):
             if not future.done():
                 future.set_exception(error)

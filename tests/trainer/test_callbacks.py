@@ -13,7 +13,6 @@ from osmosis_grpc._gen.osmosis.rollout.v1.trainer_pb2 import CompleteRequest
 from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
 from osmosis_grpc.link.client_calls import call
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.trainer.inbox import Inbox
 from osmosis_grpc.types import (
     ChatPurpose,
     ChatRequest,
@@ -245,21 +244,6 @@ async def test_a_policy_need_not_be_async(train, stack):
     assert reply_from_wire(reply).message == SAID
 
 
-async def test_waiting_for_a_completion_can_end(ask):
-    with pytest.raises(TimeoutError):
-        await ask.trainer.completion("nobody", timeout=0.01)
-
-
-async def test_a_completion_is_kept_when_its_waiter_goes():
-    inbox = Inbox(counts=lambda completion: None, expects=lambda rollout_id: True)
-    waiting = asyncio.ensure_future(inbox.take("r", 0, None))
-    await asyncio.sleep(0)
-    inbox.put(ended())
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    assert (await inbox.take("r", 0, 1.0)).result_id == "one"
-
-
 async def test_a_higher_attempt_is_waited_for(ask):
     await ask(ended("first"))
     waiting = asyncio.ensure_future(ask.trainer.completion("r", attempt=2))
@@ -267,13 +251,6 @@ async def test_a_higher_attempt_is_waited_for(ask):
     assert not waiting.done()
     await ask(ended("second", attempt=2))
     assert (await waiting).result_id == "second"
-
-
-async def test_two_may_wait_for_one_completion(ask):
-    waiting = [asyncio.ensure_future(ask.trainer.completion("r")) for _ in range(2)]
-    await asyncio.sleep(0.01)
-    await ask(ended())
-    assert [completion.result_id for completion in await asyncio.gather(*waiting)] == ["one", "one"]
 
 
 async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):
