@@ -44,7 +44,7 @@ class EventLog:
         self.dropped = 0
         """Events that the store could not keep."""
         self._idle = idle_interval
-        self._waiters: set[asyncio.Event] = set()
+        self.waiters: set[asyncio.Event] = set()
 
     def append(
         self, record: Record, kind: EventKind, then: Then | None = None, *, entry: JournaledRollout | None = None
@@ -116,7 +116,7 @@ class EventLog:
         try:
             for waiter in record.trail.waiters:
                 waiter.set()
-            for waiter in self._waiters:
+            for waiter in self.waiters:
                 waiter.set()
         except Exception as error:  # readers look again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
@@ -186,7 +186,7 @@ class EventLog:
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
         """Yield the events of an owner above a position, then new ones, without end; each with its position."""
         waiter = asyncio.Event()
-        self._waiters.add(waiter)
+        self.waiters.add(waiter)
         gone = self._journal.forgotten_position
         try:
             yield position, None
@@ -203,7 +203,7 @@ class EventLog:
                 elif not await self._woken(waiter):
                     yield position, None
         finally:
-            self._waiters.discard(waiter)
+            self.waiters.discard(waiter)
 
     def _raise_gone(self) -> NoReturn:
         first = self.cursor(self._journal.forgotten_position)
