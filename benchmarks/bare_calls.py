@@ -32,22 +32,11 @@ QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
 Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
-class Methods(grpc.GenericRpcHandler):
-    """Unary methods by name; bytes in, bytes out."""
-
-    def __init__(self, **methods: Callable[[bytes, Any], Any]) -> None:
-        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            f"/bare/{name}": grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()
-        }
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(details.method)
-
-
-async def serving(methods: Methods) -> tuple[grpc.aio.Server, int]:
-    """A server on a free port."""
+async def serving(**methods: Callable[[bytes, Any], Any]) -> tuple[grpc.aio.Server, int]:
+    """Start a server of unary methods on a free port. It takes and returns bytes."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((methods,))
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port
@@ -74,7 +63,7 @@ async def agent_side() -> None:
         task.add_done_callback(running.discard)
         return b""
 
-    server, port = await serving(Methods(init=init))
+    server, port = await serving(init=init)
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     stopping = asyncio.Event()
@@ -97,7 +86,7 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
         ended[request[: request.index(b" ")]].set()
         return b""
 
-    own, port = await serving(Methods(chat=chat, complete=complete))
+    own, port = await serving(chat=chat, complete=complete)
     async with grpc.aio.insecure_channel(server.grpc, options=client_options()) as channel:
         init: Method = channel.unary_unary("/bare/init")
 

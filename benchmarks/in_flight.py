@@ -8,21 +8,20 @@ if nothing but the trainer took time. `server_rss_mb` is the most memory that th
 
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.figures import Parser, measured, show
 from benchmarks.flight import Work, new_names
 from benchmarks.measure import TRAINERS, Watch, finish
-from benchmarks.options import add_journal, add_work, journal_of, work_of
+from benchmarks.options import add_work, work_of
 from benchmarks.processes import server
 from benchmarks.tap import straight
 
 
-async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
+async def measure(work: Work) -> dict[str, Any]:
     """One wave of rollouts."""
-    with server(work.mode, work.in_flight, serve) as started:
+    with server(work.mode, work.in_flight) as started:
         idle = started.peak_rss_mb
         async with TRAINERS[work.mode](work, started, straight) as trainer:
             watch = Watch(started, ())
@@ -32,7 +31,6 @@ async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
         return {
             "benchmark": "in_flight",
             **asdict(work),
-            "serve": list(serve),
             "server_rss_mb": round(started.peak_rss_mb),
             "idle_rss_mb": round(idle),
             "lost": lost,
@@ -45,11 +43,9 @@ async def measure(work: Work, serve: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     add_work(parser, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
-    add_journal(parser)
     given = parser.parse_args()
     given.in_flight = given.rollouts
-    work, serve = work_of(parser, given), journal_of(parser, given)
-    show(measured(measure(work, serve)), given.json)
+    show(measured(measure(work_of(parser, given))), given.json)
 
 
 if __name__ == "__main__":

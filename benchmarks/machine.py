@@ -8,13 +8,13 @@ from typing import Any
 
 def machine() -> dict[str, Any]:
     """The machine and the versions that matter."""
-    names = ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")
+    versions = {found.name: found.version for found in metadata.distributions()}
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "system": platform.system(),
         "processor": _processor(),
-        "packages": {name: _version(name) for name in names},
+        "packages": {name: versions.get(name) for name in ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")},
     }
 
 
@@ -30,13 +30,6 @@ def peak_rss_mb(pid: int) -> float:
     with open(f"/proc/{pid}/status") as file:
         kibibytes = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
     return kibibytes * 1024 / 1e6
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

@@ -42,11 +42,6 @@ def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
     return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
 
 
-def add_ledger(parser: argparse.ArgumentParser) -> None:
-    """--ledger, for trainers over gRPC."""
-    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every completion")
-
-
 def with_ledger(parser: argparse.ArgumentParser, given: argparse.Namespace, work: Work) -> Work:
     """The work with its ledger. Ends the process with 2 where the trainer cannot keep one."""
     if given.ledger and given.mode not in ("attach", "callback"):

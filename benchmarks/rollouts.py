@@ -14,14 +14,14 @@ from pathlib import Path
 
 from benchmarks.figures import Parser, measured, show
 from benchmarks.measure import measure
-from benchmarks.options import add_journal, add_ledger, add_work, journal_of, with_ledger, work_of
+from benchmarks.options import add_journal, add_work, journal_of, with_ledger, work_of
 
 
 def main() -> None:
     parser = Parser(__doc__)
     add_work(parser)
     add_journal(parser)
-    add_ledger(parser)
+    parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every completion")
     parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")

@@ -28,8 +28,8 @@ async def measure(starts: int) -> dict[str, Any]:
         "starts": starts,
         "ready_s": round(statistics.median(ready[1:]), 3),
         "help_s": round(statistics.median(help_[1:]), 3),
-        "all_ready_s": _rounded(ready[1:]),
-        "all_help_s": _rounded(help_[1:]),
+        "all_ready_s": [round(value, 3) for value in ready[1:]],
+        "all_help_s": [round(value, 3) for value in help_[1:]],
     }
 
 
@@ -48,10 +48,6 @@ def _help() -> float:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "osmosis_grpc.serve", "--help"], check=True, cwd=ROOT, capture_output=True)
     return time.perf_counter() - began
-
-
-def _rounded(seconds: list[float]) -> list[float]:
-    return [round(value, 3) for value in seconds]
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.figures import progress
 from benchmarks.machine import machine
-from benchmarks.programs import FAILED, run
+from benchmarks.programs import run
 
 BARE = "bare calls"
 MODES = {
@@ -177,17 +177,17 @@ def main() -> None:
     if given.record:
         given.record.write_text(json.dumps({"machine": machine(), "rows": sound + rows, "runs": results}, indent=1))
     print(text(sound + rows))
-    failed = [name for name, found in results.items() if FAILED in [one.get("missing") for one in _listed(found)]]
+    failed = [
+        name
+        for name, found in results.items()
+        if any("missing" in one for one in (found if isinstance(found, list) else [found]))
+    ]
     for name in failed:
         progress(f"went wrong: {name}")
     for row in sound:
         if row["verdict"] != "floor":
             progress(f"not sound: {row['what']} is {row['measured']}")
     sys.exit(bool(failed) or any(row["verdict"] != "floor" for row in sound))
-
-
-def _listed(found: Any) -> list[dict[str, Any]]:
-    return found if isinstance(found, list) else [found]
 
 
 if __name__ == "__main__":

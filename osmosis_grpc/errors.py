@@ -1,14 +1,14 @@
-"""The error vocabulary: what may be raised, and whose fault it was.
+"""The exceptions of this project, and whose fault each one is.
 
-Two planes, never mixed. A call that failed is a CallError: one class per gRPC status, the
-same on both ends of the wire (osmosis_grpc.wire.status holds the table). A rollout that
-failed is a value, osmosis_grpc.types.Failure; the `boundary` of the exception that escaped
-from the agent says who is named in it. Nothing here knows a transport.
+A failed call raises a CallError: one class for each gRPC status, the same on both sides
+(osmosis_grpc.wire.status has the table). A failed rollout is a value, osmosis_grpc.types.Failure;
+the `boundary` of the exception that escaped from the agent says whose fault it was. Nothing here
+depends on a transport.
 
     OsmosisRolloutError
     ├── CallError                  a call was refused or could not be made
-    │   ├── OsmosisValidationError     asking again will not help
-    │   ├── OsmosisServerError         the other side broke
+    │   ├── OsmosisValidationError     a retry does not help
+    │   ├── OsmosisServerError         the other side failed
     │   ├── OsmosisTransportError      the other side could not be reached
     │   └── OsmosisTimeoutError        no answer in time
     ├── ToolExecutionError         a tool failed
@@ -16,8 +16,8 @@ from the agent says who is named in it. Nothing here knows a transport.
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
-    ├── LedgerError                a trainer's ledger cannot be opened, or not be written now
-    ├── TrainerFailed              background work that a trainer cannot do without has failed
+    ├── LedgerError                a trainer's ledger cannot be opened, or cannot be written now
+    ├── TrainerFailed              background work that a trainer needs has failed
     └── MissingExtraError          an optional dependency is not installed
 """
 
@@ -62,50 +62,49 @@ __all__ = [
 ]
 
 DISTRIBUTION = "osmosis-grpc"
-"""The name that pip knows this project by."""
+"""The name of this project for pip."""
 
 Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-"""Who failed."""
+"""Whose fault a failure is."""
 
 
 LONGEST_PAUSE = 86_400.0
-"""Seconds; nobody is asked to wait longer."""
+"""The longest `retry_after`, in seconds."""
 
 
 class OsmosisRolloutError(Exception):
-    """The root of everything this project raises on purpose."""
+    """The base class of all exceptions that this project raises on purpose."""
 
     boundary: Boundary = "agent"
-    """Who is named in the Failure when this escapes from an agent's run."""
+    """Whose fault the Failure is if this exception escapes from an agent's run."""
 
     retryable = False
-    """Whether the same thing, tried again, may succeed."""
+    """Whether a retry may succeed."""
 
 
 class CallError(OsmosisRolloutError):
-    """A call was refused or could not be made. Raised by ctx.chat, its fault is the trainer's."""
+    """A call was refused or could not be made. If ctx.chat raises it, it is the trainer's fault."""
 
     boundary: Boundary = "trainer"
     code = 2
-    """The gRPC status code it travels as."""
+    """The gRPC status code."""
     status_code = 500
     """The nearest HTTP status."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        sensible = retry_after is not None and 0 <= retry_after <= LONGEST_PAUSE
-        self.retry_after = retry_after if sensible else None
-        """Seconds after which the other side wants to be asked again, if it said so sensibly."""
+        self.retry_after = retry_after if retry_after is not None and 0 <= retry_after <= LONGEST_PAUSE else None
+        """Seconds after which the caller should retry; None if the other side names no valid time."""
 
 
 class OsmosisValidationError(CallError):
-    """The request is wrong, or not allowed; asking again will not help."""
+    """The request is wrong or not allowed. A retry does not help."""
 
     status_code = 400
 
 
 class OsmosisServerError(CallError):
-    """The other side broke while answering."""
+    """The other side failed while it answered."""
 
 
 class OsmosisTransportError(CallError):
@@ -121,7 +120,7 @@ class OsmosisTimeoutError(CallError):
 
 
 class InvalidArgument(OsmosisValidationError):
-    """A field is out of bounds. `violations` names each: (field path, what is wrong)."""
+    """Fields are out of bounds. `violations` has a (field path, problem) for each."""
 
     code = 3
 
@@ -131,7 +130,7 @@ class InvalidArgument(OsmosisValidationError):
 
 
 class NotFound(OsmosisValidationError):
-    """There is no such thing, or it is not the caller's."""
+    """The named object does not exist, or it belongs to another caller."""
 
     code = 5
     status_code = 404
@@ -143,7 +142,7 @@ class NotFound(OsmosisValidationError):
 
 
 class AlreadyExists(OsmosisValidationError):
-    """The id is taken by something else. `attempt` is the rollout's current one, where known."""
+    """The id is already in use. `attempt` is the rollout's current attempt; 0 if it is unknown."""
 
     code = 6
     status_code = 409
@@ -155,7 +154,7 @@ class AlreadyExists(OsmosisValidationError):
 
 
 class Aborted(OsmosisValidationError):
-    """A newer attempt stands. `attempt` is that one."""
+    """A newer attempt has replaced this one. `attempt` is the newer one."""
 
     code = 10
     status_code = 409
@@ -167,7 +166,7 @@ class Aborted(OsmosisValidationError):
 
 
 class FailedPrecondition(OsmosisValidationError):
-    """The state of things does not allow it: `kind` and `subject` say which."""
+    """The current state does not allow the call. `kind` and `subject` name the condition."""
 
     code = 9
     status_code = 412
@@ -179,7 +178,7 @@ class FailedPrecondition(OsmosisValidationError):
 
 
 class UnknownChat(FailedPrecondition):
-    """The trainer does not know the earlier chat that a chat refers to: it wants the history in full."""
+    """The trainer does not know the earlier chat that a chat refers to. It needs the full history."""
 
     def __init__(self, sample: str, number: int) -> None:
         super().__init__(
@@ -192,7 +191,7 @@ class UnknownChat(FailedPrecondition):
 
 
 class OutOfRange(OsmosisValidationError):
-    """The events asked for are gone; these are the first still kept."""
+    """The requested events are gone. `first_number` and `first_cursor` are the first that are left."""
 
     code = 11
     status_code = 416
@@ -204,28 +203,28 @@ class OutOfRange(OsmosisValidationError):
 
 
 class Unauthenticated(OsmosisValidationError):
-    """No credential, or a wrong one."""
+    """The call has no credential, or a wrong one."""
 
     code = 16
     status_code = 401
 
 
 class PermissionDenied(OsmosisValidationError):
-    """A good credential, for something else."""
+    """The credential is valid and does not allow this call."""
 
     code = 7
     status_code = 403
 
 
 class Unimplemented(OsmosisValidationError):
-    """The other side does not know this call."""
+    """The other side does not know this method."""
 
     code = 12
     status_code = 501
 
 
 class ResourceExhausted(CallError):
-    """At capacity, or too large. With `retry_after` when waiting helps."""
+    """The other side is at capacity, or the message is too large. It has `retry_after` if waiting helps."""
 
     code = 8
     status_code = 429
@@ -233,56 +232,56 @@ class ResourceExhausted(CallError):
 
 
 class Unavailable(OsmosisTransportError):
-    """Not there, draining, or pausing."""
+    """The other side is unreachable, drains or pauses."""
 
     code = 14
     retryable = True
 
 
 class TlsMismatch(Unavailable):
-    """One side speaks TLS in another way than the other expects, or not at all; asking again will not help."""
+    """The two sides do not agree about TLS. A retry does not help."""
 
     retryable = False
 
 
 class DeadlineExceeded(OsmosisTimeoutError):
-    """No answer within the deadline."""
+    """No answer came within the deadline."""
 
     code = 4
     retryable = True
 
 
 class Internal(OsmosisServerError):
-    """A bug, or a hook of the user's that raised."""
+    """A bug, or an exception of the user's code."""
 
     code = 13
 
 
 class ReplyUnreadable(Internal):
-    """A trainer's reply to a chat cannot be read, or contradicts itself."""
+    """A trainer's reply to a chat cannot be read, or its parts contradict each other."""
 
 
 class UnknownError(OsmosisServerError):
-    """The other side answered with no status that says more."""
+    """The other side answered with an unknown status."""
 
     code = 2
 
 
 class DataLoss(OsmosisServerError):
-    """What was stored cannot be read."""
+    """Stored data cannot be read."""
 
     code = 15
 
 
 class Cancelled(CallError):
-    """The call was given up by the caller."""
+    """The caller cancelled the call."""
 
     code = 1
     status_code = 499
 
 
 class ToolExecutionError(OsmosisRolloutError):
-    """A tool failed. Raised out of run, it ends the rollout FAILED (tool)."""
+    """A tool failed. If it escapes from run, the rollout ends FAILED (tool)."""
 
     boundary: Boundary = "tool"
 
@@ -301,7 +300,7 @@ class RolloutEndedError(OsmosisRolloutError):
 
 
 class AgentLoopNotFoundError(OsmosisRolloutError):
-    """No agent loop of that name is known."""
+    """No agent loop has that name."""
 
     def __init__(self, name: str, available: Iterable[str]) -> None:
         self.name = name
@@ -311,16 +310,16 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
 
 
 class LedgerError(OsmosisRolloutError):
-    """A trainer's ledger cannot be opened, or cannot be written at the moment. Names the file."""
+    """A trainer's ledger cannot be opened, or cannot be written now. The message names the file."""
 
     boundary: Boundary = "trainer"
     retryable = True
 
 
 class TrainerFailed(OsmosisRolloutError):
-    """Background work that a trainer cannot do without has failed. `job` names it.
+    """Background work that a trainer needs has failed. `job` names it.
 
-    Every call that waits raises this, and so does every later call. Close the trainer and make a new one.
+    Every waiting call and every later call raises it. Close the trainer and make a new one.
     """
 
     boundary: Boundary = "trainer"
@@ -338,7 +337,7 @@ class MissingExtraError(OsmosisRolloutError, ImportError):
 
 
 def missing_extra(what: str, extra: str) -> str:
-    """Returns the sentence that says how to install an extra: from where this distribution itself came."""
+    """Returns a sentence that says how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"
     checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
@@ -353,7 +352,7 @@ def missing_extra(what: str, extra: str) -> str:
 
 
 def _wheel() -> str | None:
-    """Returns the file or the folder that pip installed this distribution from; None when it is gone or elsewhere."""
+    """Returns the file or the folder that pip installed this distribution from; None if it is gone or not local."""
     import importlib.metadata
     import json
     from urllib.parse import unquote, urlsplit

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import typer
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
 from osmosis_grpc.link.tokens import check_token
+from osmosis_grpc.serve import entrypoint
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
@@ -132,6 +134,4 @@ gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
 """The command `python -m osmosis_gateway`."""
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    gateway.add_to(app, NAME)
-    app()
+    sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, "osmosis_gateway.__main__", "gateway")))

@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from osmosis_grpc.supervise import OnFailure, job, thread
+from osmosis_grpc.types.completion import printable
 
 WRITE = job("console.write_log", OnFailure.RESTART, "thread")
 
@@ -147,10 +148,3 @@ def _readable(logger: Any, method: str, event: Any) -> Any:
             lines = value.split("\n") if key in ("event", "exception") else [value]
             event[key] = "\n    ".join(map(printable, lines))
     return event
-
-
-def printable(text: str) -> str:
-    """Return a text with unprintable characters escaped, so that it stays on one line."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -19,6 +19,20 @@ Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts a list has. The default matches all."""
+
+    states: Sequence[RolloutState] = ()
+    """Leaves out settled rollouts in other states; () for all states."""
+    group_id: str = ""
+    unsettled: bool = False
+    """Leaves out all settled rollouts."""
+
+
+EVERY = RolloutFilter()
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of a journal, for its metrics."""
 
@@ -125,19 +139,12 @@ class Journal(ABC):
 
     @abstractmethod
     async def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
     ) -> Sequence[JournaledRollout]:
         """Return an owner's rollouts in order of acceptance, after a sequence number, without completions.
 
-        The filters are hints: the result has every rollout that matches, and may have others. `states` and `unsettled`
-        only concern settled rollouts. Never blocks the event loop for long.
+        The filter is a hint: the result has every rollout that matches, and may have others. Never blocks the event
+        loop for long.
         """
 
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:

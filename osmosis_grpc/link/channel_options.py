@@ -1,6 +1,5 @@
 """Channel options, set on purpose, the same for every channel and server of this project."""
 
-import json
 from collections.abc import Sequence
 from importlib import resources
 
@@ -73,5 +72,4 @@ def callback_options(authority: str) -> Options:
 
 def service_config() -> str:
     """The retry policy that ships with the project, as JSON text."""
-    text = resources.files("osmosis_grpc.link").joinpath("service_config.json").read_text()
-    return json.dumps(json.loads(text))
+    return resources.files("osmosis_grpc.link").joinpath("service_config.json").read_text()

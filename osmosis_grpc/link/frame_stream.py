@@ -69,14 +69,12 @@ class Duplex(Protocol):
 class OutgoingFrames:
     """The frames that wait to be sent, in the order in which they go out. No I/O and no clock."""
 
-    __slots__ = ("_added", "_answers", "_events", "_frames", "_taken", "answer_bytes", "event_bytes")
+    __slots__ = ("_events", "_frames", "answer_bytes", "event_bytes")
 
     def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._events: deque[bytes] = deque()
-        self._answers: deque[tuple[int, int]] = deque()
-        """The position of each waiting answer among all frames, and its bytes."""
-        self._added = self._taken = 0
+        self._frames: deque[tuple[bytes, int]] = deque()
+        """Each frame with the bytes that it counts as an answer; 0 for other frames."""
+        self._events: deque[tuple[bytes, int]] = deque()
         self.answer_bytes = 0
         """Bytes of the waiting answers, with their overhead."""
         self.event_bytes = 0
@@ -87,19 +85,17 @@ class OutgoingFrames:
 
     def add(self, frame: bytes) -> None:
         """Queues a frame before all events."""
-        self._frames.append(frame)
-        self._added += 1
+        self._frames.append((frame, 0))
 
     def add_answer(self, frame: bytes) -> None:
         """Queues a frame like add(), and counts its bytes in `answer_bytes`."""
         size = len(frame) + _ANSWER_OVERHEAD
-        self._answers.append((self._added, size))
+        self._frames.append((frame, size))
         self.answer_bytes += size
-        self.add(frame)
 
     def add_event(self, frame: bytes) -> None:
         """Queues a frame behind all others."""
-        self._events.append(frame)
+        self._events.append((frame, 0))
         self.event_bytes += len(frame)
 
     def batch(self) -> list[bytes]:
@@ -107,18 +103,15 @@ class OutgoingFrames:
         batch: list[bytes] = []
         size = 0
         for queue in (self._frames, self._events):
-            while queue and len(batch) < MAX_FRAMES and (not batch or size + len(queue[0]) <= MAX_BATCH_BYTES):
-                frame = queue.popleft()
+            while queue and len(batch) < MAX_FRAMES and (not batch or size + len(queue[0][0]) <= MAX_BATCH_BYTES):
+                frame, answer = queue.popleft()
                 batch.append(frame)
                 size += len(frame)
+                self.answer_bytes -= answer
                 if queue is self._events:
                     self.event_bytes -= len(frame)
-                else:
-                    self._taken += 1
             if queue:
                 break
-        while self._answers and self._answers[0][0] < self._taken:
-            self.answer_bytes -= self._answers.popleft()[1]
         return batch
 
 

@@ -104,10 +104,8 @@ def is_loopback(host: str) -> bool:
     """Whether a host to bind to is this machine alone."""
     if host == "localhost":
         return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    ip = _ip_of(host.strip("[]"))
+    return ip is not None and ip.is_loopback
 
 
 def _parse(target: str, field: str) -> tuple[str, int]:
@@ -117,9 +115,9 @@ def _parse(target: str, field: str) -> tuple[str, int]:
     host, port = match["six"] or match["host"], int(match["port"])
     if not 0 < port < 65536:
         raise InvalidArgument(field, f"{port} is not a port")
-    if _NUMERIC.fullmatch(host) and not _is_ip(host):
+    if _NUMERIC.fullmatch(host) and _ip_of(host) is None:
         raise InvalidArgument(field, f"{host} is not an address in its usual form")
-    if match["six"] and not _is_ip(host):
+    if match["six"] and _ip_of(host) is None:
         raise InvalidArgument(field, f"[{host}] is not an address")
     return host, port
 
@@ -138,21 +136,21 @@ def _embedded(ip: IPAddress) -> IPAddress:
     return ip.ipv4_mapped or ip.sixtofour or ip
 
 
-def _is_ip(host: str) -> bool:
+def _ip_of(host: str) -> IPAddress | None:
+    """Returns the address that a host is; None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 async def _resolve(host: str, port: int, field: str) -> list[IPAddress]:
-    if _is_ip(host):
-        return [ipaddress.ip_address(host)]
-    loop = asyncio.get_running_loop()
+    ip = _ip_of(host)
+    if ip is not None:
+        return [ip]
     try:
         async with asyncio.timeout(10):
-            rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError) as error:
         raise InvalidArgument(field, f"{host} does not resolve: {error or 'no answer'}") from None
     found = dict.fromkeys(ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows)

@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.awaited_tools import await_tools
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, Peer, settled
+from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
@@ -31,7 +32,7 @@ from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
@@ -40,10 +41,11 @@ log = logging.getLogger(__name__)
 
 UPDATE_HEALTH = job("server.update_health", OnFailure.RESTART)
 SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
-DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
+LIST_TOOLS_TIMEOUT = 2.0
+"""Seconds for an async get_tools whose result GetServerInfo lists."""
 _Status = health_pb2.HealthCheckResponse
 
 
@@ -234,23 +236,16 @@ def _left(capacity: Capacity) -> dict[str, int]:
 
 
 async def _default_tools(agent: Runnable) -> list[ToolDict]:
-    """The tools for a request that says nothing in particular; none when the agent wants to know more."""
+    """Return the tools for an empty request; an empty list for an agent that needs a real one."""
     if not agent.lists_tools_without_request:
         return []
     try:
         tools: Any = agent.tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = child(DEFAULT_TOOLS, settled(tools))
-            done, _ = await asyncio.wait({task}, timeout=2)
-            if not done or task.cancelled():
-                task.cancel()
-                raise TimeoutError("it took longer than 2 s")
-            tools, error = task.result()
-            if error is not None:
-                raise error
+            tools = await await_tools(tools, LIST_TOOLS_TIMEOUT)
         return tool_dicts(tools)
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError):
-            raise
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # the agent's code may raise anything
         log.info("agent loop %s lists no tools without a request: %s", agent.name, describe(error))
         return []

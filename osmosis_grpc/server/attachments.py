@@ -165,7 +165,7 @@ class Attachments:
         if attachment is not None and attachment.owner != owner:
             raise Unauthenticated("the attachment belongs to another credential")
         if attachment is None:
-            if not self._held.room(owner):
+            if not self._held.available(owner):
                 raise ResourceExhausted(
                     f"there are {self._held.total} attachments, {self._held.used(owner)} of them this owner's",
                     retry_after=5.0,

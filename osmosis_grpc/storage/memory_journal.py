@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from osmosis_grpc.engine.journal_port import Journal, Trajectories
-from osmosis_grpc.types import JournaledRollout, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.engine.journal_port import EVERY, Journal, RolloutFilter, Trajectories
+from osmosis_grpc.types import JournaledRollout, TrajectoryEvent, events
 
 T = TypeVar("T")
 
@@ -120,14 +120,7 @@ class MemoryJournal(Journal):
         return rollout.size if rollout else 0
 
     async def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
     ) -> Sequence[JournaledRollout]:
         """Return all rollouts of the owner and the group; this journal does not know their states."""
         found: list[JournaledRollout] = []
@@ -136,7 +129,7 @@ class MemoryJournal(Journal):
             entry = self._entries.get(sequence)
             if entry is not None and entry.owner == owner:
                 group = entry.init.request.group
-                if not group_id or (group is not None and group.id == group_id):
+                if not where.group_id or (group is not None and group.id == where.group_id):
                     found.append(entry)
                     if len(found) == limit:
                         break

@@ -1,4 +1,4 @@
-"""The values everything else speaks in: frozen, transport-free, without a clock.
+"""The values of all other packages: frozen, without transport and clock.
 
 Nothing here imports grpc, google or asyncio. Messages and tool schemas are plain dicts;
 everything else is a frozen dataclass.

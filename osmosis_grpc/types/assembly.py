@@ -1,14 +1,14 @@
 """Segment assembly: from the chats of a sample to what a trainer trains on.
 
-A chat's prompt is compared with the tokens (prompt and reply) of the chat it continues. It
-begins with all of them, and that chat is the newest of its segment: the segment grows, what
-is new in the prompt under mask 0, the reply under mask 1. It parts earlier (drift), or that
-chat is not the newest (a branch): a new segment begins, everything before the reply under
-mask 0. So no sampled token is ever under mask 1 twice.
+A chat's prompt is compared with the tokens (prompt and reply) of the chat it continues. If it
+begins with all of them, and that chat is the newest of its segment, the segment grows: the new
+tokens of the prompt get mask 0, the reply gets mask 1. If it differs earlier (drift), or that
+chat is not the newest (a branch), a new segment begins: all tokens before the reply get mask 0.
+So no sampled token gets mask 1 twice.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 @dataclass(slots=True)
 class _Growing:
-    """A segment under construction: its ids as they came, put into one array when somebody looks."""
+    """A segment under construction. Its ids wait as pieces and are joined when they are read."""
 
     drift_index: int | None
     pieces: list[Ids] = field(default_factory=list)
@@ -51,7 +51,7 @@ class _Growing:
             runs[-1] += count
 
     def ids(self, start: int, end: int) -> Ids:
-        """Some of its ids, a view: of an array that doubles when it is full."""
+        """Returns a view of some ids. The array doubles when it is full."""
         if self.pieces:
             if self.length > len(self._array):
                 grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
@@ -68,18 +68,21 @@ class _Growing:
         ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
+        versions = tuple(self.versions) if self.versioned else ()
+        return replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+
+    def reference(self) -> Segment:
         return Segment(
-            ids=ids,
-            logprobs=logprobs,
+            ids=_NO_IDS,
+            logprobs=_NO_LOGPROBS,
             mask_runs=tuple(self.runs),
             chats=tuple(self.chats),
-            versions=tuple(self.versions) if self.versioned else (),
             drift_index=self.drift_index,
         )
 
 
 class _End(NamedTuple):
-    """Where a chat's tokens end in its segment, and where its prompt does."""
+    """The ends of a chat's tokens and of its prompt in its segment."""
 
     segment: _Growing
     end: int
@@ -87,7 +90,7 @@ class _End(NamedTuple):
 
 
 class Assembler:
-    """Builds the segments of one sample, chat by chat, in order of their numbers or nearly so."""
+    """Builds the segments of one sample, chat by chat, about in the order of their numbers."""
 
     __slots__ = ("_ends", "_segments", "reason")
 
@@ -95,27 +98,27 @@ class Assembler:
         self._segments: list[_Growing] = []
         self._ends: dict[int, _End] = {}
         self.reason = ""
-        """Why the sample is not trainable; empty while it is."""
+        """Why the sample is not trainable; empty if it is."""
 
     @property
     def sampled(self) -> int:
-        """How many tokens stand under mask 1."""
+        """How many tokens have mask 1."""
         return sum(sum(segment.runs[1::2]) for segment in self._segments)
 
     def tokens(self, chat: int) -> Ids:
-        """All tokens of a chat, prompt and reply; empty when they are not known. A view."""
+        """Returns a view of all tokens of a chat, prompt and reply; empty if they are unknown."""
         place = self._ends.get(chat)
         return _NO_IDS if place is None else place.segment.ids(0, place.end)
 
     def prompt(self, chat: int) -> Ids | None:
-        """The whole prompt of a chat; None when it is not known. A view."""
+        """Returns a view of the whole prompt of a chat; None if it is unknown."""
         place = self._ends.get(chat)
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
-        """How many ids a reply's whole prompt has. None when it was not told.
+        """Returns how many ids a reply's whole prompt has; None if the reply came without its prompt.
 
-        Raises InvalidArgument when its prefix is longer than what it continues.
+        Raises InvalidArgument if its prefix is longer than the chat that it continues.
         """
         if response.prompt_ids is None:
             return None
@@ -128,11 +131,11 @@ class Assembler:
         return response.prompt_prefix + len(response.prompt_ids)
 
     def shared_prefix(self, continues: int, prompt: Ids) -> int:
-        """How many leading ids a prompt shares with the tokens of the chat it continues."""
+        """Returns how many leading ids a prompt shares with the tokens of the chat it continues."""
         return _common(self.tokens(continues), prompt)
 
     def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
-        """Take in an answered chat; returns its prompt_length, and raises as that does."""
+        """Adds an answered chat. Returns its prompt_length(), and raises the same."""
         length = self.prompt_length(continues, response)
         if purpose is ChatPurpose.JUDGE:
             return length
@@ -169,24 +172,11 @@ class Assembler:
         return length
 
     def references(self) -> tuple[Segment, ...]:
-        """The same without tokens, for whoever answered the chats itself."""
-        return (
-            ()
-            if self.reason
-            else tuple(
-                Segment(
-                    ids=_NO_IDS,
-                    logprobs=_NO_LOGPROBS,
-                    mask_runs=tuple(segment.runs),
-                    chats=tuple(segment.chats),
-                    drift_index=segment.drift_index,
-                )
-                for segment in self._segments
-            )
-        )
+        """Returns the segments without their tokens, for a receiver that answered the chats itself."""
+        return () if self.reason else tuple(segment.reference() for segment in self._segments)
 
     def segments(self) -> tuple[Segment, ...]:
-        """What to train on: all segments, or none when the sample is not trainable."""
+        """Returns all segments; none if the sample is not trainable."""
         return () if self.reason else tuple(segment.freeze() for segment in self._segments)
 
 

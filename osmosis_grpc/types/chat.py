@@ -1,4 +1,4 @@
-"""A chat: one model reply asked for and given. In these values a history is always full."""
+"""A chat: the request for one model reply, and the reply. In these values a history is always full."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ from osmosis_grpc.types.tokens import ArrayEquality, Ids, TokenBlock, VersionSpa
 
 
 class ChatPurpose(StrEnum):
-    """What a reply is for."""
+    """The purpose of a reply."""
 
     POLICY = "policy"
-    """The policy that is trained."""
+    """A reply of the policy in training."""
     JUDGE = "judge"
-    """A grader's call; never trained on."""
+    """A reply for a grader; it is never trained on."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest(ArrayEquality):
-    """Asks for one reply: what a policy is called with.
+    """Asks for one reply. A policy is called with it.
 
-    `messages` is the whole history and `tools` what to offer with it, both in OpenAI's format;
+    `messages` is the whole history and `tools` the tools to offer, both in OpenAI's format;
     `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
-    chat. The first `prefix_len` messages are known from chat `continues`, whose tokens, prompt and
-    reply, are `known_ids`. Nothing in it is to be changed.
+    chat. The first `prefix_len` messages are known from chat `continues`; `known_ids` are that
+    chat's tokens, prompt and reply. A policy must not change any of it.
     """
 
     rollout_id: str
@@ -37,68 +37,65 @@ class ChatRequest(ArrayEquality):
     number: int = 1
     """From 1 within the sample."""
     messages: Sequence[Message]
-    """The whole history. Not to be changed."""
+    """The whole history. A policy must not change it."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """The tools to offer; None means those of the rollout."""
+    """The tools to offer; None for the tools of the rollout."""
     tools_overridden: bool = True
-    """Whether the tools were chosen for this chat, and are not those of the rollout."""
+    """Whether the tools were chosen for this chat and differ from the rollout's."""
     purpose: ChatPurpose = ChatPurpose.POLICY
     continues: int = 0
     """The answered chat that the history continues; 0 for none."""
     prefix_len: int = 0
     """How many leading messages that chat covers, its reply included; the rest is new.
 
-    0 beside a `continues`: they were left out on the way, and `messages` are only what is new.
+    0 with a `continues`: the sender left them out, and `messages` are only the new ones.
     """
     known_ids: Ids | None = None
-    """uint32, shape (k,): the tokens of that chat, prompt and reply, where they are known."""
+    """uint32, shape (k,): the tokens of that chat, prompt and reply; None if they are unknown."""
     state: bytes = b""
     """The state of the rollout's callback."""
     credential: str = field(default="", repr=False)
-    """The bearer token that the chat came with, where it came over a wire. Never shown."""
+    """The bearer token that the chat came with over the network. Never shown."""
     timeout: float | None = None
-    """Seconds the asker waits for this try; None for no limit."""
+    """Seconds that the caller waits for this attempt; None for no limit."""
     version: str = ""
-    """The policy version that the trainer was resumed with; empty where it was given none."""
+    """The policy version that the trainer was resumed with; empty if it got none."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatResponse(ArrayEquality):
-    """One reply: what a policy returns.
+    """One reply. A policy returns it.
 
     `message` is an assistant message in OpenAI's format. A sample can be trained on only if
     every reply has `tokens`, from TokenBlock.of(ids, logprobs), and `prompt_ids`, the ids of its
-    whole prompt as uint32. `finish_reason`, `usage`, `versions` and `extra` are told to the agent
-    and kept with the reply.
+    whole prompt as uint32. The agent gets `finish_reason`, `usage`, `versions` and `extra`, and
+    they are stored with the reply.
     """
 
     message: Message
-    """The reply, its role assistant."""
+    """The reply, with the role assistant."""
     finish_reason: str = "stop"
     usage: Mapping[str, Any] | None = None
     """Token counts under OpenAI's names."""
     tokens: TokenBlock | None = None
-    """The sampled tokens; None when the sampler did not tell them."""
+    """The sampled tokens; None if the sampler does not return them."""
     prompt_ids: Ids | None = None
-    """uint32, shape (p,): the prompt from `prompt_prefix` on; None when not told."""
+    """uint32, shape (p,): the prompt from `prompt_prefix` on; None if the sampler does not return it."""
     prompt_prefix: int = 0
-    """How many leading ids are left out, being those of the chat that this one continues."""
+    """How many leading ids are left out, because they are those of the chat that this one continues."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which policy version sampled which tokens; one span may stand for all."""
+    """Which policy version sampled which tokens; a single span counts for all."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     size: int = 0
-    """Bytes on the wire, where it came over one."""
+    """Its bytes on the wire; 0 if it did not come over the network."""
     wire: bytes = field(default=b"", repr=False, compare=False)
-    """Its wire form, where somebody is going to keep it."""
+    """Its serialized form, if the receiver asked to keep it."""
 
     def check(self, *, arrays: bool = True) -> None:
-        """Refuse a reply whose parts do not agree; without `arrays` these were checked before.
-
-        Raises InvalidArgument.
-        """
+        """Raises InvalidArgument for a reply whose parts do not agree. `arrays`: check the arrays, too."""
         if not isinstance(self.message, dict):
             raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
         if self.tokens is not None and not isinstance(self.tokens, TokenBlock):

@@ -1,4 +1,4 @@
-"""How a rollout ended: a value, whatever happened."""
+"""The end of a rollout as a value, also if it failed."""
 
 import math
 import numbers
@@ -25,7 +25,7 @@ MAX_TRACEBACK = 16 * 1024
 
 
 class RolloutState(StrEnum):
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     ACCEPTED = "ACCEPTED"
     QUEUED = "QUEUED"
@@ -38,7 +38,7 @@ class RolloutState(StrEnum):
 
 
 class CompletionStatus(StrEnum):
-    """How a rollout ended. CANCELLED is only ever somebody's request."""
+    """How a rollout ended. It ends CANCELLED only if a caller requested that."""
 
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
@@ -72,27 +72,29 @@ class Failure:
     causes: tuple[Cause, ...] = ()
     """The exceptions behind it, outermost first."""
     file: str = ""
-    """The file of the agent's own code in which an exception was raised; empty when that is not known.
+    """The file of the agent's own code in which an exception was raised; empty if it is unknown.
 
-    Relative to the server's working folder, or to the folder that its module was found in."""
+    Relative to the server's working folder, or to the folder of sys.path that has its module."""
     line: int = 0
-    """The line in that file, from 1; 0 when that is not known."""
+    """The line in that file, from 1; 0 if it is unknown."""
     frames: tuple[StackFrame, ...] = ()
-    """The last lines of the agent's own code that the exception passed, the innermost last; at most 5."""
+    """The last lines of the agent's own code in the traceback, the innermost last; at most 5."""
     reason: FailureReason | str = ""
-    """What kind of failure it is. Empty from a server that is older than reasons; a plain str from a newer one."""
+    """The kind of the failure. Empty from a server without reasons; a plain str from a newer server with other ones."""
 
     @property
     def where(self) -> str:
-        """FILE:LINE in FUNCTION of the innermost frame; empty when that is not known."""
+        """FILE:LINE in FUNCTION of the innermost frame; empty if it is unknown."""
         function = f" in {self.frames[-1].function}" if self.frames else ""
         return f"{self.file}:{self.line}{function}" if self.file else ""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an escaped exception stands for."""
+        """Returns the failure for an exception that escaped from an agent."""
         known = _first_blamed(error)
-        text = f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)  # a key alone says little
+        text = (
+            f"KeyError: {_text(error)}" if type(error) is KeyError else describe(error)
+        )  # the key alone explains nothing
         failure = cls(
             known.boundary if known else "agent",
             clip(text),
@@ -113,35 +115,35 @@ class Failure:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
-    """What a rollout took: the eight counters of the HTTP contract, and four times in seconds."""
+    """The metrics of a rollout: the eight counters of the HTTP contract, and four times in seconds."""
 
     total_latency_ms: float = 0.0
     """From acceptance to the end."""
     llm_latency_ms: float = 0.0
-    """All chats' latencies, added up."""
+    """The sum of the latencies of all chats."""
     tool_latency_ms: float = 0.0
-    """All tool calls' latencies, added up: as the agent recorded them, else as the helpers measured them."""
+    """The sum of the latencies of all tool calls: recorded by the agent, else measured by the helpers."""
     num_llm_calls: int = 0
     num_tool_calls: int = 0
-    """Tool calls that the agent recorded, that helpers ran, or whose results are tool messages; each counts once."""
+    """Tool calls that the agent recorded, that the helpers ran, or that tool messages answer; each counts once."""
     prompt_tokens: int = 0
     response_tokens: int = 0
     max_context_tokens: int = 0
     queue_time: float = 0.0
-    """Waiting for a slot."""
+    """Seconds in the queue."""
     model_time: float = 0.0
-    """At least one chat open."""
+    """Seconds with at least one open chat."""
     tool_time: float = 0.0
-    """At least one tool running and no chat open."""
+    """Seconds with at least one running tool and no open chat."""
     overhead_time: float = 0.0
-    """What remains."""
+    """The remaining seconds."""
 
 
 class Receipt(Protocol):
-    """Whatever keeps a completion until it is confirmed: a trainer's ledger."""
+    """Keeps a completion until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
-        """The completion has been used and is not needed any more. Idempotent."""
+        """Records that the completion has been used and is not needed any more. Idempotent."""
 
 
 @fast_init
@@ -152,47 +154,47 @@ class Completion:
     rollout_id: str
     attempt: int = 1
     result_id: str = ""
-    """Made by the server, once per result."""
+    """The server makes one for each result."""
     status: CompletionStatus
     finish_reason: str = ""
     failure: Failure | None = None
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
     begins: ChatRef | None = None
-    """The answered chat that `messages` begin with, where they do."""
+    """The answered chat that `messages` begin with; None if they begin with none."""
     reward: float | None = None
-    """Unset is not zero; a failure never carries one."""
+    """None is not zero. A rollout that did not complete has no reward."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
     metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
-    """Field paths of what was left out for its size."""
+    """Paths of the fields that were left out because of their size."""
     group: Group | None = None
     """The group its rollout belongs to."""
     evaluation: bool = False
-    """Whether its rollout was an evaluation, and so is never trained on."""
+    """Whether its rollout was an evaluation, which is never trained on."""
     agent_version: str = ""
-    """The version of the agent loop that ran it; empty where none ran or none is known."""
+    """The version of the agent loop that ran it; empty if it is unknown or none ran."""
     from_journal: EarlierRun | None = None
-    """Set: nothing ran for this request. The rollout had ended in an earlier run of the trainer."""
+    """Set if nothing ran for this request, because the rollout had ended in an earlier run of the trainer."""
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
-    """Set by a trainer with a ledger; used by confirm()."""
+    """A trainer with a ledger sets it for confirm()."""
 
     async def confirm(self) -> None:
-        """Tell the trainer's ledger that this completion has been used: it is not yielded again.
+        """Records in the trainer's ledger that this completion has been used: it is not yielded again.
 
-        Idempotent. Without a ledger there is nothing to tell, and nothing is done. Raises
-        LedgerError when the ledger cannot be written; then it may be confirmed later.
+        Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written;
+        then the caller may try again later.
         """
         if self.receipt is not None:
             await self.receipt.confirm()
 
     def trainable_samples(self) -> dict[str, Sample]:
-        """Returns the samples to train on, by name, each with its reward; empty where there is none.
+        """Returns the samples to train on, by name, each with its reward.
 
-        Nothing of a rollout that did not complete, that was an evaluation or that has no reward is
-        trained on; `not_trainable_reason` says which. A sample has its own reward, else the
-        rollout's; an only sample has the rollout's.
+        It is empty for a rollout that did not complete, that was an evaluation or that has no reward;
+        `not_trainable_reason` explains it. A sample has its own reward, else the rollout's; an only
+        sample has the rollout's.
         """
         if self.evaluation or self.status is not CompletionStatus.COMPLETED:
             return {}
@@ -202,14 +204,14 @@ class Completion:
         }
 
     def reward_of(self, sample: str) -> float | None:
-        """Returns the reward of a sample: its own, else the rollout's; of an only sample, the rollout's first."""
+        """Returns the reward of a sample: its own, else the rollout's. For an only sample the rollout's comes first."""
         own = self.samples[sample].reward if sample in self.samples else None
         first, second = (self.reward, own) if len(self.samples) == 1 else (own, self.reward)
         return second if first is None else first
 
     @property
     def not_trainable_reason(self) -> str:
-        """Why trainable_samples() is empty; an empty string where it is not."""
+        """Why trainable_samples() is empty; an empty string if it is not empty."""
         if self.evaluation:
             return "it is an evaluation"
         if self.status is not CompletionStatus.COMPLETED:
@@ -223,7 +225,7 @@ class Completion:
 
 
 def lacks(sample: Sample) -> str:
-    """Returns why a sample has no tokens to train on; an empty string where it has them."""
+    """Returns why a sample has no tokens to train on; an empty string if it has them."""
     if not sample.trainable:
         return sample.not_trainable_reason or "it is not trainable"
     if not sample.segments or any(segment.referred for segment in sample.segments):
@@ -232,7 +234,7 @@ def lacks(sample: Sample) -> str:
 
 
 def is_reward(value: object) -> bool:
-    """Whether a value can be a reward: a finite number, and no bool."""
+    """Returns whether a value can be a reward: a finite number and not a bool."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -242,23 +244,23 @@ def is_reward(value: object) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An exception's text, never empty."""
+    """Returns an exception's text, or its type's name if the text is empty."""
     return _text(error) or type(error).__name__
 
 
 def log_traceback(error: BaseException) -> str:
-    """Returns an exception's traceback for a log: bounded, and without characters that steer a terminal."""
+    """Returns an exception's traceback for a log: bounded, and without control characters."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
-        text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself stands at the end
+        text = f"{text[:half]}\n  [cut]\n{text[-half:]}"  # the exception itself is at the end
     return printable(text, keep="\n\t")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Returns a text in which characters that steer a terminal, and others that nobody sees, are escaped.
+    """Returns a text with its control characters and other invisible characters escaped.
 
-    `keep` holds those of them that stay, such as a line feed.
+    `keep` names characters that stay, such as a line feed.
     """
     if text.isprintable():
         return text
@@ -266,7 +268,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:
-    """A text cut to so many bytes, and made to travel."""
+    """Returns a text cut to `limit` bytes of UTF-8, without unpaired surrogates."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= limit:
         return raw.decode()
@@ -282,7 +284,7 @@ def _text(error: BaseException) -> str:
 
 
 def _first_blamed(error: BaseException) -> OsmosisRolloutError | None:
-    """The exception that says whose fault it was: this one, or the first such one of a group."""
+    """Returns the exception whose class says whose fault it was: this one, or the first such one of a group."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first_blamed, error.exceptions)), None)
     return error if isinstance(error, OsmosisRolloutError) else None

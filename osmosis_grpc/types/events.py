@@ -25,16 +25,16 @@ class Accepted:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Its agent began, after `queue_time` seconds."""
+    """Its agent started, after `queue_time` seconds."""
 
     queue_time: float = 0.0
     agent_version: str = ""
-    """The version of the agent loop; empty where it is not known."""
+    """The version of the agent loop; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Its agent began again under the same attempt."""
+    """Its agent started again in the same attempt."""
 
     previous_last_number: int = 0
 
@@ -42,7 +42,7 @@ class Resumed:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequested:
-    """The agent asked for a reply: `messages` follow the reply of the chat it continues."""
+    """The agent requested a reply. `messages` follow the reply of the chat that it continues."""
 
     sample: str
     number: int
@@ -56,19 +56,19 @@ class ChatRequested:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswered:
-    """The trainer gave a reply, after `latency` seconds."""
+    """The trainer replied after `latency` seconds."""
 
     sample: str
     number: int
     response: ChatResponse
     latency: float = 0.0
     recorded_number: int = 0
-    """Where it was served from the record: the event that recorded it."""
+    """The number of the event that recorded the reply, if it was read from the record; else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFailed:
-    """A chat, or a try of it, ended without a reply."""
+    """A chat, or an attempt at it, ended without a reply."""
 
     sample: str
     number: int
@@ -128,7 +128,7 @@ class SegmentClosed:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody asked for the rollout to be cancelled."""
+    """A caller requested the cancellation of the rollout."""
 
     reason: str = ""
 
@@ -144,7 +144,7 @@ class Graded:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The rollout ended. On the wire only the completion's head travels."""
+    """The rollout ended. StreamEvents sends its completion without messages and segments."""
 
     completion: Completion
     by: EndedBy = EndedBy()
@@ -153,11 +153,11 @@ class Ended:
 @fast_init
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The delivery of the completion is settled."""
+    """The delivery of the completion has ended."""
 
     outcome: Outcome | None = None
     given_up: str = ""
-    """Why delivery was given up; empty when there is an outcome."""
+    """Why the delivery was given up; empty if there is an outcome."""
     tries: int = 0
 
 
@@ -183,7 +183,7 @@ EventKind = (
 @fast_init
 @dataclass(frozen=True, slots=True)
 class TrajectoryEvent:
-    """One thing that happened."""
+    """One numbered event of a rollout."""
 
     rollout_id: str
     attempt: int

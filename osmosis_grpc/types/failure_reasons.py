@@ -1,4 +1,4 @@
-"""Why a rollout failed, as a closed list that clients can switch on."""
+"""The reasons of failures: a closed list for clients to switch on."""
 
 import re
 from enum import StrEnum
@@ -14,7 +14,7 @@ from osmosis_grpc.errors import (
 )
 
 DATA_LOSS = "data_loss"
-"""The finish reason of a rollout of which the journal or the ledger has lost something."""
+"""The finish reason of a rollout whose record in the journal or the ledger is damaged."""
 _WORDS = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
@@ -28,9 +28,9 @@ class FailureReason(StrEnum):
     AGENT_RESULT_INVALID = "AGENT_RESULT_INVALID"
     """The agent returned a value that is no result, or a result that cannot be sent."""
     AGENT_TIMEOUT = "AGENT_TIMEOUT"
-    """The rollout's agent_timeout ran out. The boundary says who was busy at that moment."""
+    """The rollout's agent_timeout expired. The boundary says who was busy at that moment."""
     AGENT_LOOP_NOT_FOUND = "AGENT_LOOP_NOT_FOUND"
-    """The server was started again and does not host the rollout's agent loop any more."""
+    """The server restarted and does not host the rollout's agent loop any more."""
     TOOL_EXCEPTION = "TOOL_EXCEPTION"
     """A tool failed, and the agent did not catch its error."""
     GRADER_EXCEPTION = "GRADER_EXCEPTION"
@@ -38,7 +38,7 @@ class FailureReason(StrEnum):
     TRAINER_LOST = "TRAINER_LOST"
     """The trainer stayed away for longer than its grace period."""
     TRAINER_UNREACHABLE = "TRAINER_UNREACHABLE"
-    """A chat got no reply for longer than the grace period: the trainer was not there, silent or full."""
+    """A chat got no reply for longer than the grace period: the trainer was away, silent or at capacity."""
     CHAT_REFUSED = "CHAT_REFUSED"
     """The trainer answered a chat with an error."""
     REPLY_UNREADABLE = "REPLY_UNREADABLE"
@@ -48,15 +48,15 @@ class FailureReason(StrEnum):
     SHUTDOWN = "SHUTDOWN"
     """The server shut down, and no later process can continue the rollout."""
     RESTART = "RESTART"
-    """The server was started again while the agent ran, and the agent is not replayable."""
+    """The server restarted while the agent ran, and the agent is not replayable."""
     REPLAY_DIVERGED = "REPLAY_DIVERGED"
-    """The agent was run again after a restart and asked other questions than before."""
+    """The agent ran again after a restart and sent other chats than before."""
     CRASHED_SERVER = "CRASHED_SERVER"
-    """The server's process died again and again while this agent ran."""
+    """The server's process died several times while this agent ran."""
     DATA_LOSS = "DATA_LOSS"
     """What the journal stored of the rollout is damaged."""
     SERVER_ERROR = "SERVER_ERROR"
-    """The server failed by a mistake of its own."""
+    """The server failed because of its own mistake."""
 
 
 _BY_BOUNDARY = {
@@ -70,7 +70,7 @@ _UNREACHABLE = OsmosisTransportError, OsmosisTimeoutError, ResourceExhausted
 
 
 def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
-    """Returns the reason for an exception that escaped from an agent; None is an exception of the agent's own."""
+    """Returns the reason for an exception that escaped from an agent; for None the reason of a foreign exception."""
     if error is None:
         return FailureReason.AGENT_EXCEPTION
     if isinstance(error, ReplyUnreadable):
@@ -81,7 +81,7 @@ def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
 
 
 def read_reason(text: str, field: str) -> FailureReason | str:
-    """Returns a reason from the wire; one of a newer version as its text. Raises InvalidArgument naming `field`."""
+    """Returns a reason that was received; an unknown reason as its text. Raises InvalidArgument naming `field`."""
     try:
         return FailureReason(text) if text else ""
     except ValueError:

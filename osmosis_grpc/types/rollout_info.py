@@ -1,4 +1,4 @@
-"""A rollout as its server knows it, for whoever asks."""
+"""The state of rollouts on a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from osmosis_grpc.types.tools import ToolDict
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rollout is doing, and since when (Unix seconds)."""
+    """What a rollout does, and since when (Unix seconds)."""
 
     description: str
     since: float
@@ -21,7 +21,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutInfo:
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     rollout_id: str
     attempt: int
@@ -36,43 +36,43 @@ class RolloutInfo:
     last_number: int = 0
     """The number of its newest event."""
     undelivered: bool = False
-    """Ended, and its completion has not reached the trainer."""
+    """Whether it has ended and its completion has not reached the trainer."""
     completion: Completion | None = None
-    """Its result, once there is one; left out of lists."""
+    """Its result; None before the end, and in lists."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournaledRollout:
-    """A rollout as a journal keeps it: what has to be known to go on with it in another process."""
+    """A rollout in a journal, with everything that another process needs to continue it."""
 
     init: InitRequest
     tools: Sequence[ToolDict]
     owner: str
     attachment_id: str
-    """Of the attachment that its calls go to; empty for a callback."""
+    """The attachment for its calls; empty for a callback."""
     sequence: int
-    """Its place in the order of acceptance."""
+    """Its position in the order of acceptance."""
     agent_loop: str
     accept_time: float
     """Unix seconds."""
     start_time: float | None = None
     end_time: float | None = None
     state: RolloutState = RolloutState.ACCEPTED
-    """ACCEPTED while it has not begun, RUNNING while it has, or how it ended."""
+    """ACCEPTED before its start, RUNNING after it, or the state that it ended in."""
     completion: Completion | None = None
     ended_by: EndedBy = EndedBy()
     undelivered: bool = False
     settled: bool = False
-    """No further event is possible."""
+    """Whether no further event is possible."""
     last_number: int = 0
-    """Of its newest committed event."""
+    """The number of its newest committed event."""
     damage: str = ""
-    """What of it is not what was written; then only its ids, owner and callback are used, and it ends FAILED."""
+    """The damage of its rows; empty for none. A damaged rollout ends FAILED; only ids, owner and callback are used."""
     accepted_at: float = 0.0
-    """By the journal's clock, which stands still while no process has the journal."""
+    """Seconds of the journal's clock, which stops while no process has the journal open."""
     deaths: int = 0
-    """How often the server's process died while its agent ran, since its last new reply."""
+    """How often the server's process has died while its agent ran, since its last new reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,16 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a server can take and what it has."""
+    """The capacity of a server, and its rollouts."""
 
     max_concurrent: int
     max_queued: int
     running: int = 0
     queued: int = 0
     abandoned: int = 0
-    """Ended rollouts whose agent did not stop; each keeps its slot until it does."""
+    """Ended rollouts whose agent did not stop; each keeps its slot until the agent stops."""
     undelivered: int = 0
     expired: int = 0
-    """Completions given up since the start because their time was up."""
+    """Completions that expired undelivered since the start."""
     completed: int = 0
-    """Rollouts that ended since the start, whatever is still known of them."""
+    """Rollouts that ended since the start, also those that were evicted."""

@@ -1,4 +1,4 @@
-"""What an agent server says of itself, as RolloutClient.info() and drain() return it."""
+"""Information about an agent server, as RolloutClient.info() and drain() return it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class AgentLoopInfo:
 
     name: str
     tools: Sequence[ToolDict]
-    """The tools that it offers a request that names none in particular."""
+    """The tools that it lists without a request."""
     version: str
-    """A digest of its source; empty if it is not known."""
+    """A digest of its source; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ServerLimits:
     max_json_depth: int
     max_rollout_id_chars: int
     agent_timeout: float | None
-    """Seconds that a rollout may take at most; None: as long as it likes."""
+    """The most seconds of a rollout; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +38,23 @@ class ServerInfo:
     protocol_min: int
     protocol_max: int
     process_uuid: str
-    """Another one after each start."""
+    """A new one after each start."""
     journal_id: str
-    """Names its store; a server that has forgotten its rollouts has another one."""
+    """The id of its journal. A server that lost its rollouts has a new one."""
     start_time: float
     """Unix time."""
     agent_loops: Sequence[AgentLoopInfo]
     capacity: Capacity
     limits: ServerLimits
     draining: bool
-    """Whether it takes no new rollouts."""
+    """Whether it refuses new rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """What a server still has when a drain begins."""
+    """The rollouts that a server still has when a drain begins."""
 
     running: int
     queued: int
     undelivered: int
-    """Rollouts that have ended and are not delivered."""
+    """Ended rollouts whose completion is not delivered."""

@@ -1,6 +1,6 @@
-"""Which lines of an agent's own code an exception passed. Never holds the value of a variable.
+"""The lines of an agent's own code in the traceback of an exception, without the values of variables.
 
-Own code is what is neither the standard library's, nor this project's, nor an installed package's.
+Own code is all code except the standard library, this project and installed packages.
 """
 
 import linecache
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST_FRAMES = 5
-"""Frames of a failure."""
+"""The most frames of a failure."""
 _MOST_CHARS = 256
-"""Characters of a frame's file, of its function and of its line of code."""
+"""The most characters of a frame's file, of its function and of its line of code."""
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents stand for a user's
+_EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents count as a user's code
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "osmosis_gateway"))
 
 Line = tuple[str, int, str]
@@ -28,21 +28,21 @@ Line = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One line of the agent's code that was being executed."""
+    """One line of the agent's code in a traceback."""
 
     file: str
-    """Relative to the server's working folder, or to the folder that its module was found in."""
+    """Relative to the server's working folder, or to the folder of sys.path that has its module."""
     line: int
     """From 1."""
     function: str
     code: str = ""
-    """The line itself, without indentation; empty where there is no source."""
+    """The line itself, without indentation; empty if there is no source."""
 
 
 def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
-    """Returns the last lines of own code that an exception passed, the innermost last.
+    """Returns the last lines of own code in a traceback, the innermost last.
 
-    An exception without any has the lines of installed packages instead, which may be the agent's.
+    A traceback without own code has the lines of installed packages instead, since the agent may be one of them.
     """
     own: deque[Line] = deque(maxlen=most)
     installed: deque[Line] = deque(maxlen=most)
@@ -55,7 +55,7 @@ def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
 
 
 def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
-    """Returns the same lines as they are reported: short paths, and with their code."""
+    """Returns the same lines for a failure, with short paths and with their code."""
     return tuple(
         StackFrame(_cut(short_path(file)), line, _cut(function), _cut(_code(file, line)))
         for file, line, function in own_lines(error)
@@ -63,17 +63,17 @@ def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package."""
+    """Returns whether a file belongs to an installed package."""
     return any(part in file for part in _INSTALLED) and not file.startswith(_OURS)
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: neither generated, nor the standard library's, nor this project's."""
+    """Returns whether a file is the user's: not generated, not the standard library's and not this project's."""
     return not file.startswith((_STDLIB, _OURS, "<")) or file.startswith(_EXAMPLES)
 
 
 def short_path(file: str) -> str:
-    """Returns a file's path relative to the working folder, else to its folder on sys.path, else its end."""
+    """Returns a file's path relative to the working folder or to its folder on sys.path; else its last two parts."""
     file = os.path.abspath(file)
     roots = sorted({os.path.abspath(folder) for folder in sys.path if folder}, key=len, reverse=True)
     if not is_installed(file):
@@ -87,12 +87,12 @@ def short_path(file: str) -> str:
 def _working_folder() -> list[str]:
     try:
         return [os.getcwd()]
-    except OSError:  # it was deleted
+    except OSError:  # the folder was deleted
         return []
 
 
 def _lines(error: BaseException) -> Iterator[Line]:
-    """The lines of an exception, then those of the first exception that a group holds."""
+    """Yields the lines of an exception; for a group, then the lines of its first exception."""
     link: BaseException | None = error
     for _ in range(16):
         if link is None:

@@ -1,4 +1,4 @@
-"""control.proto: what may be asked about rollouts."""
+"""control.proto: cancels, lists, event streams, and the information about a server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -15,7 +15,7 @@ from osmosis_grpc.wire.message import tool_to_wire, tools_from_wire
 from osmosis_grpc.wire.rollout import STATES, state_from_wire
 
 PROTOCOL = (1, 1)
-"""The lowest and the highest protocol version that is spoken here."""
+"""The lowest and the highest protocol version of this implementation."""
 
 
 _DISPOSITIONS: dict[Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"], pb.CancelDisposition.ValueType] = {
@@ -26,7 +26,7 @@ _DISPOSITIONS: dict[Literal["CANCELLED", "ALREADY_ENDED", "UNKNOWN"], pb.CancelD
 
 
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
-    """Which rollouts to cancel, as arguments. Raises InvalidArgument naming the field."""
+    """Returns which rollouts to cancel, as keyword arguments. Raises InvalidArgument naming the field."""
     kind = request.WhichOneof("selection")
     if kind is None or (kind == "all" and not request.all):
         raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
@@ -40,7 +40,7 @@ def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
 
 
 def cancelled_to_wire(row: CancelResult) -> pb.CancelResult:
-    """Return what a cancel did, as a message."""
+    """Returns what a cancel did, as a message."""
     return pb.CancelResult(
         rollout_id=row.rollout_id,
         attempt=row.attempt,
@@ -50,28 +50,28 @@ def cancelled_to_wire(row: CancelResult) -> pb.CancelResult:
 
 
 def cancelled_from_wire(row: pb.CancelResult) -> CancelResult:
-    """Return what a cancel did. A disposition of a newer protocol is read as UNKNOWN."""
+    """Returns what a cancel did. A disposition of a newer protocol becomes UNKNOWN."""
     names = {number: name for name, number in _DISPOSITIONS.items()}
     return CancelResult(row.rollout_id, row.attempt, names.get(row.disposition, "UNKNOWN"), state_from_wire(row.state))
 
 
 def parse_page_token(token: str) -> int:
-    """The place a page begins after. Raises InvalidArgument."""
+    """Returns the position after which a page begins. Raises InvalidArgument."""
     if token and not (token.isascii() and token.isdecimal() and len(token) < 18):
         raise InvalidArgument("page_token", "is not one of this server's")
     return int(token or 0)
 
 
 def states_from_wire(states: Sequence[int]) -> list[RolloutState]:
-    """States to list. Raises InvalidArgument for one that is none."""
+    """Returns the states to list. Raises InvalidArgument for an unknown state."""
     known = [state_from_wire(state) for state in states]
     if None in known:
-        raise InvalidArgument("states", "holds a state that is none")
+        raise InvalidArgument("states", "has an unknown state")
     return [state for state in known if state is not None]
 
 
 def check_stream(request: pb.StreamEventsRequest) -> None:
-    """Refuse a stream request whose fields do not belong together."""
+    """Raises InvalidArgument for a stream request whose fields exclude each other."""
     if request.rollout_id:
         check_id(request.rollout_id, "rollout_id")
         for name in ("cursor", "from_now"):
@@ -86,7 +86,7 @@ def check_stream(request: pb.StreamEventsRequest) -> None:
 
 
 def limits_to_wire(max_message_bytes: int, max_metadata_bytes: int, agent_timeout: float | None) -> pb.Limits:
-    """The bounds that a server sets."""
+    """Returns the bounds that a server sets, as a message."""
     return pb.Limits(
         max_message_bytes=max_message_bytes,
         max_metadata_bytes=max_metadata_bytes,
@@ -110,7 +110,7 @@ def server_info_to_wire(
     agent_timeout: float | None,
     draining: bool,
 ) -> pb.GetServerInfoResponse:
-    """Who a server is."""
+    """Returns a server's answer to GetServerInfo."""
     return pb.GetServerInfoResponse(
         version=version,
         protocol_min=PROTOCOL[0],
@@ -140,7 +140,7 @@ def server_info_to_wire(
 
 
 def server_info_from_wire(info: pb.GetServerInfoResponse) -> ServerInfo:
-    """Returns what a server says of itself. Raises InvalidArgument for tools that cannot be read."""
+    """Returns a server's information. Raises InvalidArgument for tools that cannot be read."""
     limits, capacity = info.limits, info.capacity
     return ServerInfo(
         version=info.version,

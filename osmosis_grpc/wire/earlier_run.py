@@ -1,15 +1,15 @@
-"""rollout.proto's EarlierRun, and the names of a trainer's runs."""
+"""rollout.proto's EarlierRun."""
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.wire import times
 
 MAX_CHANGES = 20
-"""Names of changed files and packages that travel."""
+"""The most names of changed files and packages in a message."""
 
 
 def earlier_to_wire(earlier: EarlierRun | None) -> pb.EarlierRun | None:
-    """Where a completion comes from; None for one of this run."""
+    """Returns the earlier run that a completion comes from, as a message; None for a completion of this run."""
     if earlier is None:
         return None
     return pb.EarlierRun(
@@ -24,7 +24,7 @@ def earlier_to_wire(earlier: EarlierRun | None) -> pb.EarlierRun | None:
 
 
 def earlier_from_wire(message: pb.Completion | pb.InitResponse) -> EarlierRun | None:
-    """Where a completion comes from, of the message that has it in `from_journal`."""
+    """Returns the earlier run in the field `from_journal`; None if the field is unset."""
     if not message.HasField("from_journal"):
         return None
     earlier = message.from_journal

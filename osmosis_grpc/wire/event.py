@@ -1,4 +1,4 @@
-"""event.proto: one row of the table per kind of event."""
+"""event.proto: a table with one row for each kind of event."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -44,7 +44,7 @@ from osmosis_grpc.wire.trainer import (
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """An event; a completion in it is only its head. Without `tokens` a reply comes without its token blocks."""
+    """Returns an event as a message: a completion without messages and segments, a reply with tokens if `tokens`."""
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
         bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
@@ -59,18 +59,18 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
 
 
 def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
-    """An event. Raises InvalidArgument for a kind of a newer protocol."""
+    """Returns the event of a message. Raises InvalidArgument for a kind of a newer protocol."""
     field = message.WhichOneof("kind")
     if field is None:
-        raise InvalidArgument("kind", f"event {message.number} is of a kind that is not known here")
+        raise InvalidArgument("kind", f"event {message.number} has an unknown kind")
     kind = _FROM_WIRE[field](getattr(message, field))
     return TrajectoryEvent(message.rollout_id, message.attempt, message.number, times.unix(message.time), kind)
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
-    """What happened as a journal keeps it: its field's number, and its wire form.
+    """Returns the kind of an event as a journal stores it: the number of its field, and its bytes.
 
-    A completion is told as to a trainer that answered its chats: they stand in the events before it.
+    A completion refers to its chats, because the events before it have them.
     """
     field, to_wire, _ = _KINDS[type(kind)]
     to_bytes = _TO_BYTES.get(type(kind))
@@ -78,7 +78,7 @@ def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
 
 
 def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
-    """What happened, from what a journal kept. Raises InvalidArgument."""
+    """Returns the kind of an event from what a journal stored. Raises InvalidArgument."""
     field = _FIELDS[number]
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
@@ -86,7 +86,7 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
-    """Without a look at the reply, where its wire form is at hand."""
+    """Serializes an answered chat. Copies the reply's bytes when it still has them."""
     reply = kind.response.wire or reply_bytes(kind.response)
     latency = times.duration(kind.latency).SerializeToString()
     return b"".join(
@@ -131,7 +131,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
 
 @lru_cache(256)
 def _sample(name: str) -> bytes:
-    """The field that events of a sample begin with."""
+    """Returns the bytes of the sample's name, with which events of a sample begin."""
     return pb.ChatRequestedEvent(sample=name).SerializeToString()
 
 
@@ -258,7 +258,7 @@ _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
     events.ChatAnswered: _answered_bytes,
     events.Ended: _ended_bytes,
 }
-"""What a journal keeps in another way than StreamEvents sends it, or more often."""
+"""The kinds that are serialized without a message: the frequent ones, and the one whose journal form differs."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}

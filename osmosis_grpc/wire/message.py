@@ -1,8 +1,7 @@
 """message.proto: messages, tool calls, tool schemas, sampling parameters, usage.
 
-Every one of them is the same kind of thing: an object some of whose keys are typed. A value
-of the typed type goes into its field, every other key into `extra_json`; back again the two
-are merged. So nothing is lost, whatever an agent or a model server puts into a message.
+Each is an object with some typed keys. A key whose value has the expected type goes into its field, every other key
+into `extra_json`. Reading merges the two, so no key of an agent's or a model server's message is lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +20,14 @@ from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)
 MAX_ITEMS = 65_536
-"""Messages of a list, together with their tool calls and parts; also tools. A million would block everything for half
-a minute while they are read."""
+"""The most messages of a list, counted with their tool calls and parts, and the most tools. A million would block the
+event loop for half a minute."""
 _INT64 = 2**63
 _NUMBERS = (int, float)
 
 
 def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
-    """A message, its role present and known."""
+    """Returns a message, whose role was checked before."""
     if len(message) == 2 and type(message.get("content")) is str:  # most are
         return pb.Message(role=message["role"], text=message["content"])
     out = pb.Message(role=message["role"])
@@ -57,12 +56,12 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
 
 @remembered
 def frozen_bytes(message: Message) -> bytes:
-    """The wire form of a message that nobody changes any more."""
+    """Returns the bytes of a message that does not change any more."""
     return message_to_wire(message).SerializeToString()
 
 
 def message_from_wire(message: pb.Message, field: str) -> Message:
-    """A message as a dict. Raises InvalidArgument naming the place below `field`."""
+    """Returns a message as a dict. Raises InvalidArgument naming the path below `field`."""
     check_role(message.role, field)
     out: Message = {"role": intern(message.role)}
     content = message.WhichOneof("content")
@@ -88,7 +87,7 @@ def message_from_wire(message: pb.Message, field: str) -> Message:
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Message]:
-    """Messages as dicts."""
+    """Returns messages as dicts. Raises InvalidArgument for more than MAX_ITEMS items."""
     items = len(messages)
     for message in messages:
         items += len(message.tool_calls)
@@ -100,21 +99,21 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str) -> list[Messa
 
 def _check_items(count: int, field: str) -> None:
     if count > MAX_ITEMS:
-        raise InvalidArgument(field, f"hold {count} items, more than {MAX_ITEMS}")
+        raise InvalidArgument(field, f"have {count} items, more than {MAX_ITEMS}")
 
 
 def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
-    """A tool call."""
+    """Returns a tool call as a message."""
     return _nested_to_wire(pb.ToolCall(), call, _TEXTS["call"], _TEXTS["function_call"])
 
 
 def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
-    """A tool call as a dict."""
+    """Returns a tool call as a dict."""
     return _nested_from_wire(call, "call", "function_call", field)
 
 
 def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
-    """A tool schema."""
+    """Returns a tool schema as a message."""
     function = tool.get("function")
     if type(function) is not dict or "parameters" not in function:
         return _nested_to_wire(pb.Tool(), tool, _TEXTS["tool"], _TEXTS["function"])
@@ -125,7 +124,7 @@ def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
 
 
 def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
-    """A tool schema as a dict."""
+    """Returns a tool schema as a dict."""
     out = _nested_from_wire(tool, "tool", "function", field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
@@ -137,13 +136,13 @@ def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
 
 
 def tools_from_wire(tools: Sequence[pb.Tool], field: str) -> list[dict[str, Any]]:
-    """Tool schemas as dicts."""
+    """Returns tool schemas as dicts. Raises InvalidArgument for more than MAX_ITEMS."""
     _check_items(len(tools), field)
     return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
 
 
 def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
-    """Sampling parameters. Raises InvalidArgument naming the one that is out of bounds."""
+    """Returns sampling parameters as a message. Raises InvalidArgument naming a parameter that is out of bounds."""
     check_params(params, "sampling")
     out = pb.SamplingParams()
     extra = {}
@@ -161,7 +160,7 @@ def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
 
 
 def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
-    """Sampling parameters as a dict. Raises InvalidArgument naming the one that is out of bounds."""
+    """Returns sampling parameters as a dict. Raises InvalidArgument naming a parameter that is out of bounds."""
     out: dict[str, Any] = {key: getattr(params, key) for key in _PARAMS if params.HasField(key)}  # type: ignore[arg-type]
     if params.stop:
         out["stop"] = list(params.stop)
@@ -171,12 +170,12 @@ def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
 
 
 def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
-    """Token counts."""
+    """Returns token counts as a message."""
     return _object_to_wire(pb.Usage(), usage, _COUNTS, _is_int64)
 
 
 def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
-    """Token counts as a dict. Raises InvalidArgument for a negative one."""
+    """Returns token counts as a dict. Raises InvalidArgument for a negative count."""
     out = _object_from_wire(usage, _COUNTS, field, MAX_DEPTH)
     for key in _COUNTS:
         count = out.get(key)
@@ -212,7 +211,7 @@ _LEVELS = {
     "tool": MAX_DEPTH,
     "function": MAX_DEPTH - 1,
 }
-"""The levels of each object, itself included, so that each key of a message and each tool nests at most 256."""
+"""The most levels of each object, itself included: each key of a message and each tool nests at most 256 levels."""
 _COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _PARAMS: dict[str, Callable[[object], bool]] = {
     "temperature": _is_number,

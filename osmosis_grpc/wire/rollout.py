@@ -1,4 +1,4 @@
-"""rollout.proto: what starts a rollout, where it stands, how it ended."""
+"""rollout.proto: requests to start a rollout, its state, and its completion."""
 
 import hashlib
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ from osmosis_grpc.wire.protobuf_encoding import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
-"""The default bound of metadata_json."""
+"""The default limit of metadata_json."""
 
 NOT_SERVED = ("grader_timeout",)
-"""Fields of InitRequest that this server refuses by name."""
+"""Fields of InitRequest that this server refuses."""
 
 STATES: dict[RolloutState, pb.RolloutState.ValueType] = {
     state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState
@@ -57,7 +57,7 @@ _BOUNDARY_OF: dict[int, Boundary] = {number: name for name, number in _BOUNDARIE
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
-    """Refuse what this server does not serve. Raises InvalidArgument naming the field."""
+    """Raises InvalidArgument for a field that this server does not serve, and for metadata above the limit."""
     for name in NOT_SERVED:
         if message.HasField(name):  # type: ignore[arg-type]
             raise InvalidArgument(name, "is not served by this server")
@@ -66,7 +66,7 @@ def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA
 
 
 def init_from_wire(message: pb.InitRequest) -> InitRequest:
-    """A request to start a rollout, checked. Raises InvalidArgument naming the field."""
+    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     if message.idempotency_key:
         check_id(message.idempotency_key, "idempotency_key")
@@ -108,7 +108,7 @@ def _trace_from_wire(trace: pb.TraceContext) -> TraceContext:
 
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
-    """A request to start a rollout; without its callback's credential and state where `secrets` is false."""
+    """Returns a request as a message; without the callback's credential and state if `secrets` is False."""
     request, group, trace = init.request, init.request.group, init.trace
     return pb.InitRequest(
         rollout_id=request.rollout_id,
@@ -133,7 +133,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
 
 
 def _metadata_from_wire(text: str) -> Any:
-    """Metadata that is parsed when it is read. Raises InvalidArgument."""
+    """Returns metadata that is parsed again at each read. Raises InvalidArgument."""
     return jsontext.Unparsed.checked(text, "metadata_json") if text else {}
 
 
@@ -165,12 +165,12 @@ def _group_from_wire(group: pb.Group) -> Group:
 
 
 def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
-    """Return a callback as a serialized message; without its credential and state if `secrets` is False."""
+    """Returns a callback as a serialized message; without its credential and state if `secrets` is False."""
     return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
 
 
 def callback_from_bytes(data: bytes) -> Callback:
-    """Return the callback of a serialized message. Raises an error for bytes that are not one."""
+    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
     return _callback_from_wire(pb.Callback.FromString(data))
 
 
@@ -202,7 +202,7 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
 
 
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
-    """Whether a trainer wants histories as deltas. Raises InvalidArgument for a form that is not known."""
+    """Returns whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
     forms = {
         int(pb.HISTORY_FORM_UNSPECIFIED): default,
         int(pb.HISTORY_FORM_FULL): False,
@@ -214,17 +214,17 @@ def wants_delta(form: int, field: str, *, default: bool) -> bool:
 
 
 def state_from_wire(state: int) -> RolloutState | None:
-    """A state; None for unspecified ones and those of a newer protocol."""
+    """Returns a state; None for an unspecified state and for one of a newer protocol."""
     return _STATE_OF.get(state)
 
 
 def activity_to_wire(activity: Activity) -> pb.Activity:
-    """What a rollout is doing."""
+    """Returns what a rollout does at the moment, as a message."""
     return pb.Activity(description=activity.description, since=times.timestamp(activity.since))
 
 
 def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
-    """Where a rollout stands."""
+    """Returns the state of a rollout as a message."""
     return pb.Rollout(
         rollout_id=info.rollout_id,
         attempt=info.attempt,
@@ -242,7 +242,7 @@ def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
 
 
 def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
-    """Where a rollout stands."""
+    """Returns the state of a rollout. Raises InvalidArgument naming the field."""
     return RolloutInfo(
         rollout_id=message.rollout_id,
         attempt=message.attempt,
@@ -260,10 +260,10 @@ def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
 
 
 def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
-    """A completion; its `head` leaves out messages and segments.
+    """Returns a completion as a message. `head` leaves out messages and segments.
 
-    With `refer` it leaves out what a trainer has that answered the chats itself. The messages of
-    a sample that is the only one are those of the completion and are not repeated.
+    `refer` leaves out what the receiver knows because it answered the chats: it names the chats instead. The messages
+    of an only sample are the messages of the completion and are not repeated.
     """
     samples: dict[str, tokens_pb2.Sample] = {}
     for name, sample in completion.samples.items():
@@ -302,16 +302,16 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
 
 @remembered
 def referring_bytes(completion: Completion) -> bytes:
-    """The wire form of a completion for whoever knows its chats."""
+    """Returns the bytes of a completion for a receiver that knows its chats."""
     return completion_to_wire(completion, refer=True).SerializeToString()
 
 
 MAX_COMPLETION_BYTES = 16 * 1024 * 1024
-"""The most bytes of a completion on the wire."""
+"""The most bytes of a completion in a message."""
 
 
 def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
-    """The same completion within `limit` bytes: what is too much is left out, and named in `omitted`."""
+    """Cuts a completion to `limit` bytes and returns it. `omitted` names what was left out."""
     samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
     steps: list[list[tuple[str, Any, str]]] = [
         *([(path, sample, "segments")] for path, sample in samples),
@@ -329,7 +329,7 @@ def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Complet
 
 
 def completion_from_wire(message: pb.Completion, field: str) -> Completion:
-    """A completion, checked. Raises InvalidArgument naming the place below `field`."""
+    """Returns a checked completion. Raises InvalidArgument naming the path below `field`."""
     check_id(message.rollout_id, f"{field}.rollout_id")
     status = _STATUS_OF.get(message.status)
     if status is None:
@@ -381,7 +381,7 @@ def _with_messages(
 
 
 def failure_to_wire(failure: Failure) -> pb.Failure:
-    """Why a rollout did not complete."""
+    """Returns why a rollout did not complete, as a message."""
     return pb.Failure(
         boundary=_BOUNDARIES[failure.boundary],
         message=failure.message,
@@ -405,7 +405,7 @@ def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
 
 
 def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
-    """What a rollout took."""
+    """Returns the metrics of a rollout as a message."""
     return pb.Metrics(
         total_latency=times.duration(metrics.total_latency_ms / 1000),
         llm_latency=times.duration(metrics.llm_latency_ms / 1000),

@@ -1,8 +1,7 @@
 """error.proto and google.rpc: the one table between exceptions and statuses.
 
-Every gRPC code has one exception class and the other way round. Details travel as the
-standard google.rpc messages wherever one fits, and as those of error.proto elsewhere. They
-ride in a header, so texts are kept short.
+Each gRPC code has one exception class. Details are standard google.rpc messages where one fits, and messages of
+error.proto elsewhere. A status is sent in a header, so its texts are short.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ CLASSES: dict[int, type[CallError]] = {
         errors.Unauthenticated,
     )
 }
-"""The exception of every code but OK."""
+"""The exception class of every code except OK."""
 
 _MAX_TEXT = 1000
 _MAX_DETAIL = 200
@@ -48,7 +47,7 @@ _MAX_VIOLATIONS = 8
 
 
 def to_status(error: CallError) -> status_pb2.Status:
-    """The status that an exception travels as."""
+    """Returns the status for an exception."""
     status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
@@ -56,17 +55,17 @@ def to_status(error: CallError) -> status_pb2.Status:
 
 
 def from_status(status: status_pb2.Status) -> CallError:
-    """The exception that a status stands for."""
+    """Returns the exception for a status."""
     return from_code(status.code, status.message, status.details)
 
 
 def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
-    """The exception of a code, its message and its details."""
+    """Returns the exception for a code, its message and its details."""
     found: dict[type[Message], Message] = {}
     for packed in details:
         for detail in _READ:
             if packed.TypeName() == detail.DESCRIPTOR.full_name:
-                with contextlib.suppress(DecodeError):  # the code says what matters
+                with contextlib.suppress(DecodeError):  # the code alone is enough
                     found[detail] = detail.FromString(packed.value)
     kind = CLASSES.get(code, errors.UnknownError)
     build = _BUILD.get(kind)
@@ -136,7 +135,7 @@ def _precondition(message: str, found: _Found) -> CallError:
 def _of_detail(
     make: Callable[..., CallError], detail: type[Message], /, **fields: str
 ) -> Callable[[str, _Found], CallError]:
-    """Returns what builds an exception whose attributes are fields of one detail."""
+    """Returns a function that makes an exception whose attributes are fields of one detail."""
 
     def build(message: str, found: _Found) -> CallError:
         known = found.get(detail, detail())

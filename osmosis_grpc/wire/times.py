@@ -11,7 +11,7 @@ _NANOS = 1_000_000_000
 
 
 def duration(seconds: float) -> Duration:
-    """A Duration of so many seconds."""
+    """Returns seconds as a Duration."""
     nanos = round(seconds * _NANOS)
     if 0 <= nanos < _NANOS:  # most are
         return Duration(nanos=nanos)
@@ -21,12 +21,12 @@ def duration(seconds: float) -> Duration:
 
 
 def seconds(message: Duration) -> float:
-    """The seconds of a Duration."""
+    """Returns the seconds of a Duration."""
     return message.seconds + message.nanos / _NANOS
 
 
 def checked_seconds(message: Duration, field: str) -> float:
-    """The seconds of a Duration that has to be greater than zero."""
+    """Returns the seconds of a Duration. Raises InvalidArgument unless they are greater than zero."""
     value = seconds(message)
     if value <= 0 or abs(message.nanos) >= _NANOS or message.seconds > 315_576_000_000:
         raise InvalidArgument(field, f"{value:g} s is not a time greater than zero")
@@ -34,12 +34,12 @@ def checked_seconds(message: Duration, field: str) -> float:
 
 
 def timestamp(unix: float) -> Timestamp:
-    """A Timestamp of Unix seconds."""
+    """Returns Unix seconds as a Timestamp."""
     whole = math.floor(unix)
     carry, nanos = divmod(round((unix - whole) * _NANOS), _NANOS)
     return Timestamp(seconds=whole + carry, nanos=nanos)
 
 
 def unix(message: Timestamp) -> float:
-    """The Unix seconds of a Timestamp."""
+    """Returns the Unix seconds of a Timestamp."""
     return message.seconds + message.nanos / _NANOS

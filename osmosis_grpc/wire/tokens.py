@@ -28,12 +28,12 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
-    """A token block."""
+    """Returns a token block as a message."""
     return pb.TokenBlock.FromString(block_bytes(block))
 
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
-    """A token block, checked; its arrays are read-only views. Raises InvalidArgument."""
+    """Returns a checked token block, whose arrays are read-only views. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     block = TokenBlock(
         ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
@@ -43,7 +43,7 @@ def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
 
 
 def block_bytes(block: TokenBlock) -> bytes:
-    """A token block as it stands on the wire."""
+    """Returns a serialized token block."""
     arrays = array_bytes(block.ids, block.logprobs)
     if not block.extras:
         return arrays
@@ -55,7 +55,7 @@ def block_bytes(block: TokenBlock) -> bytes:
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
-    """Ids and logprobs as they stand on the wire: in a token block and in a segment."""
+    """Returns the serialized fields of ids and logprobs, which a token block and a segment share."""
     parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
     if logprobs is not None:
         parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
@@ -63,7 +63,7 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
 
 
 def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Ids that may come without logprobs; a read-only view. Raises InvalidArgument."""
+    """Returns the ids of a block that may have no logprobs, as a read-only view. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
@@ -71,17 +71,17 @@ def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
-    """Policy versions."""
+    """Returns policy versions as messages."""
     return [pb.VersionSpan(version=span.version, tokens=span.tokens) for span in spans]
 
 
 def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Policy versions."""
+    """Returns the policy versions of messages."""
     return tuple(VersionSpan(span.version, span.tokens) for span in spans)
 
 
 def segment_to_wire(segment: Segment) -> pb.Segment:
-    """A segment."""
+    """Returns a segment as a message."""
     out = pb.Segment(
         mask_runs=segment.mask_runs,
         versions=spans_to_wire(segment.versions),
@@ -93,7 +93,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
-    """A segment, checked. Raises InvalidArgument."""
+    """Returns a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     segment = Segment(
         ids=ids,
@@ -108,12 +108,12 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 
 
 def segment_reference(segment: Segment) -> pb.Segment:
-    """A segment for a trainer that answered its chats: without the tokens."""
+    """Returns a segment without its tokens, for a trainer that answered its chats."""
     return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
 
 
 def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
-    """A sample; with `refer` what the trainer has answered itself is left out."""
+    """Returns a sample as a message. `refer` leaves out what the trainer knows from answering the chats."""
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
@@ -127,7 +127,7 @@ def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
 
 
 def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Sample:
-    """A sample, checked. Raises InvalidArgument."""
+    """Returns a checked sample. Raises InvalidArgument."""
     return Sample(
         messages=messages_from_wire(message.messages, f"{field}.messages"),
         begins=ChatRef(name, message.messages_after) if message.messages_after else None,
@@ -139,7 +139,7 @@ def sample_from_wire(message: pb.Sample, field: str, name: str = "main") -> Samp
 
 
 def check_reward(reward: float, field: str) -> float:
-    """A reward is a finite number. Raises InvalidArgument."""
+    """Returns the reward. Raises InvalidArgument unless it is a finite number."""
     if not np.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward

@@ -37,19 +37,18 @@ from osmosis_grpc.wire.tokens import (
 _PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE}
 _PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
 _PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
-_TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that hold arrays
-_FULL, _DELTA = 5, 6  # those of ChatRequest that hold a history
-_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # those of the histories
+_TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
+_FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
+_FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
 _OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
 _OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
-    """A chat; with `delta` by reference to the chat that it continues, where it continues one.
+    """Returns a serialized chat. `delta` sends only the messages after the chat that it continues, if there is one.
 
-    Without `all_tools` the tools are left out where they are the rollout's. Its messages are not
-    changed any more.
+    Without `all_tools` the tools are left out if they are the rollout's. The messages must not change any more.
     """
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose),
@@ -75,13 +74,13 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 @lru_cache(1024)
 def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
-    """What all chats of a sample begin with."""
+    """Returns the serialized fields with which all chats of a sample begin."""
     name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=_PURPOSES[purpose])
     return name.SerializeToString()
 
 
 def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
-    """A chat, checked; of a delta it has only the new messages. Raises InvalidArgument naming the field."""
+    """Returns a checked chat; with a delta it has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.number == 0:
@@ -110,19 +109,19 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
 
 
 def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:
-    """A chat's own tools, None for those of the rollout."""
+    """Returns a chat's own tools as a message; None if it uses the rollout's tools."""
     if tools is None:
         return None
     return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
 
 
 def purpose_to_wire(purpose: ChatPurpose) -> pb.ChatPurpose.ValueType:
-    """What a reply is for."""
+    """Returns the purpose of a chat as its number."""
     return _PURPOSES[purpose]
 
 
 def purpose_from_wire(purpose: int) -> ChatPurpose:
-    """What a reply is for. Raises InvalidArgument for one that is not known."""
+    """Returns the purpose of a chat. Raises InvalidArgument for an unknown one."""
     known = _PURPOSE_OF.get(purpose)
     if known is None:
         raise InvalidArgument("purpose", f"{purpose} is not a purpose")
@@ -130,12 +129,12 @@ def purpose_from_wire(purpose: int) -> ChatPurpose:
 
 
 def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
-    """A reply."""
+    """Returns a reply as a message."""
     return pb.ChatResponse.FromString(reply_bytes(response))
 
 
 def reply_bytes(response: ChatResponse) -> bytes:
-    """A reply as it stands on the wire, its arrays copied once."""
+    """Returns a serialized reply. Its arrays are copied once."""
     rest = pb.ChatResponse(
         message=message_to_wire(response.message),
         finish_reason=response.finish_reason,
@@ -155,7 +154,7 @@ def reply_bytes(response: ChatResponse) -> bytes:
 
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
-    """A reply, checked; with its wire form where that is to be kept. Raises InvalidArgument naming the field."""
+    """Returns a checked reply. `keep` keeps its bytes, too. Raises InvalidArgument naming the field."""
     finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),
@@ -174,10 +173,10 @@ def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResp
 
 
 def outcome_to_wire(outcome: Outcome) -> pb.CompleteOutcome.ValueType:
-    """What became of a completion."""
+    """Returns the outcome of a completion as its number."""
     return _OUTCOMES[outcome]
 
 
 def outcome_from_wire(outcome: int) -> Outcome | None:
-    """What became of a completion; None for an answer that says nothing."""
+    """Returns the outcome of a completion; None if it is unspecified or unknown."""
     return _OUTCOME_OF.get(outcome)

@@ -353,7 +353,7 @@ async def test_a_message_that_cannot_travel_is_told_to_the_model_as_an_error():
     completion, seen = await rollout(executor, calls("bad"))
     assert completion.status is CompletionStatus.COMPLETED
     (returned,) = [event.kind for event in seen if isinstance(event.kind, events.ToolReturned)]
-    assert returned.error == "the tool's message.content: holds an unpaired surrogate"
+    assert returned.error == "the tool's message.content: has an unpaired surrogate"
     assert returned.message["content"] == f"Error: {returned.error}"
     assert [event.number for event in seen] == list(range(1, len(seen) + 1))
 

@@ -249,6 +249,16 @@ async def recorder(tools, name):
     assert "injected on purpose" in tools.text(), "the call that reported the outcome failed, and was made again"
 
 
+@scenario("trainer.repoint_ended")
+async def repoint_ended(tools, name):
+    server = await tools.serve(talker())
+    inject(name)
+    options = {"transport": "callback", "ledger": tools.path / "ledger"}
+    async with Trainer(server.address, reply, **options) as trainer:
+        assert (await within(trainer.rollout(rollout_id="r", messages=[USER]))).status is COMPLETED
+        await until(lambda: restarted(tools, name))
+
+
 @scenario("trainer.send_init")
 async def send_init(tools, name):
     server = await tools.serve(talker())

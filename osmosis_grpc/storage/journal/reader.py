@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
@@ -109,30 +110,21 @@ class Reader:
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
-    def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
-    ) -> list[JournaledRollout]:
-        """See Journal.entries. The filters are conditions of the query: no other row is decoded."""
+    def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
+        """See Journal.entries. The filter is a condition of the query: no other row is decoded."""
         conditions: list[str] = ["sequence > ?", "owner = ?"]
         values: list[Any] = [after, owner]
-        if unsettled:
+        if where.unsettled:
             conditions.append("NOT settled")
-        elif states:
-            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(states))}))")
-            values += [state.value for state in states]
-        if group_id:
+        elif where.states:
+            conditions.append(f"(NOT settled OR state IN ({', '.join('?' * len(where.states))}))")
+            values += [state.value for state in where.states]
+        if where.group_id:
             conditions.append("group_id = ?")
-            values.append(group_id)
-        where = f"WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
+            values.append(where.group_id)
+        query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
         with self.snapshot():
-            rows = self._database.execute(_SELECT + where, (*values, limit)).fetchall()
+            rows = self._database.execute(query, (*values, limit)).fetchall()
             return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:

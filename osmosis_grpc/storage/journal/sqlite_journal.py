@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from osmosis_grpc.engine.journal_port import Figures, Journal, Trajectories
+from osmosis_grpc.engine.journal_port import EVERY, Figures, Journal, RolloutFilter, Trajectories
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.clock import JournalClock
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
@@ -34,7 +34,7 @@ from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import connect
 from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import CompletionStatus, JournaledRollout, RolloutState, TrajectoryEvent, events
+from osmosis_grpc.types import CompletionStatus, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
 
 CLOCK_INTERVAL = 1.0
@@ -347,19 +347,9 @@ class SqliteJournal(Journal):
         return self._reader.find_by_key(owner, idempotency_key)
 
     async def entries(
-        self,
-        owner: str,
-        after: int,
-        limit: int,
-        *,
-        states: Sequence[RolloutState] = (),
-        group_id: str = "",
-        unsettled: bool = False,
+        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
     ) -> Sequence[JournaledRollout]:
-        def read(reader: Reader) -> Sequence[JournaledRollout]:
-            return reader.entries(owner, after, limit, states=states, group_id=group_id, unsettled=unsettled)
-
-        return await read_on_thread(self.path, read)
+        return await read_on_thread(self.path, lambda reader: reader.entries(owner, after, limit, where))
 
     async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
         return await read_on_thread(self.path, lambda reader: read(reader.trajectory))
