@@ -100,7 +100,7 @@ async def sweep(tools, name):
                 await trainer.rollout(rollout_id="r")
                 return
             except AlreadyExists:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # more than the ttl
 
 
 @scenario("trainer.warn_unreached")
@@ -249,6 +249,16 @@ async def recorder(tools, name):
     assert "injected on purpose" in tools.text(), "the call that reported the outcome failed, and was made again"
 
 
+@scenario("trainer.repoint_ended")
+async def repoint_ended(tools, name):
+    server = await tools.serve(talker())
+    inject(name)
+    options = {"transport": "callback", "ledger": tools.path / "ledger"}
+    async with Trainer(server.address, reply, **options) as trainer:
+        assert (await within(trainer.rollout(rollout_id="r", messages=[USER]))).status is COMPLETED
+        await until(lambda: restarted(tools, name))
+
+
 @scenario("trainer.send_init")
 async def send_init(tools, name):
     server = await tools.serve(talker())
@@ -356,7 +366,7 @@ async def close_iterator(tools, name):
 
         async def drop():
             generators.clear()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the closing task runs
 
         thread.call(drop)
         thread.stop()

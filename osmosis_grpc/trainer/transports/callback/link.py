@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 INIT = job("trainer.send_init", OnFailure.REPORT)
 CANCEL = job("trainer.send_cancel", OnFailure.REPORT)
+REPOINT = job("trainer.repoint_ended", OnFailure.RESTART)
 
 PING_PERIOD = 5.0
 """Seconds between two pings of a server."""
@@ -78,6 +80,7 @@ class CalledServer(AgentServerLink):
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
+        self._repointing: asyncio.Task[None] | None = None
         self._streams: set[Any] = set()
         """The calls of events() that are open."""
         self._closed: Exception | None = None
@@ -148,6 +151,10 @@ class CalledServer(AgentServerLink):
             self.cancel_attempt(key)
         for rollout in list(self.rollouts.values()):
             self.send_init(rollout)
+        if self.ledger is not None:
+            if self._repointing is not None:
+                self._repointing.cancel()
+            self._repointing = self.owner.supervisor.start(REPOINT, self._repoint_ended)
 
     # Inits.
 
@@ -207,6 +214,38 @@ class CalledServer(AgentServerLink):
                 return False
             await asyncio.sleep(STATE_PERIOD)
         return True
+
+    # Outcomes that the server cannot deliver.
+
+    async def _repoint_ended(self) -> None:
+        """Renew the callbacks of ended rollouts whose outcomes the server still has to deliver.
+
+        The server knows the address of an earlier process, and the ledger may have the outcome already.
+        """
+        request = control_pb2.ListRolloutsRequest(undelivered=True)
+        try:
+            while True:
+                page = await self._calls.ask("ListRollouts", request, control_pb2.ListRolloutsResponse)
+                for row in page.rollouts:
+                    key = row.rollout_id, row.attempt
+                    if self.cache.knows(row.rollout_id) and key not in self.rollouts:
+                        await self._repoint(*key)
+                request.page_token = page.next_page_token
+                if not request.page_token:
+                    return
+        except NoAnswer:  # the next connection begins anew
+            self._in_doubt.set()
+        except CallError as error:
+            log.warning("server %s keeps outcomes that it cannot deliver: %s", self.name, error)
+
+    async def _repoint(self, rollout_id: str, attempt: int) -> None:
+        """Send the Init that the server has accepted again, with a new callback."""
+        async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
+            async for event in trail:
+                if isinstance(event.kind, events.Accepted):
+                    init = replace(event.kind.init, callback=self._make_callback(rollout_id))
+                    await self._calls.ask("Init", init_to_wire(init), rollout_pb2.InitResponse)
+                    return
 
     # Cancels.
 
