@@ -15,23 +15,25 @@ import pytest
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
-from tests.callback_trainer import CallbackTrainer
+from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.faults.lines import Injected, executed, raising
 from tests.supervise.deployment import FAST, USER, Hangs, SlowTools, Talk
 from tests.waiting import until
 
-FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
+FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "storage", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
 LINES = 40
 PATIENCE = 20.0
 """Seconds after which a caller counts as one that waits for ever."""
-ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
-CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
+ROLLOUTS = {
+    "attach": {"a1": "talk", "a2": "slow tools", "a3": "hangs"},
+    "callback": {"c1": "talk", "c2": "slow tools", "c3": "hangs"},
+}
+"""Agent loops by transport and rollout id."""
 
 
 class Deployment:
-    """An agent server, an attached trainer with a ledger, a callback trainer, and rollouts of both."""
+    """An agent server, a trainer of each transport with a ledger, and rollouts of both."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -42,48 +44,34 @@ class Deployment:
         loops = [Talk(), SlowTools(), Hangs()]
         enter = self.stack.enter_async_context
         self.server = await enter(AgentServer(loops, port=0, config=config, state_dir=self.folder / "state"))
-        self.trainer = await enter(
-            Trainer(
-                [self.server.address],
-                policy,
-                ledger=self.folder / "ledger.db",
-                config=TrainerConfig(lost_after=5.0, longest_pause=0.5),
-            )
-        )
-        self.called = await enter(CallbackTrainer(policy))
-        self.client = await enter(RolloutClient(self.server.address, timeout=PATIENCE / 3))
+        config = TrainerConfig(lost_after=5.0, longest_pause=0.5)
+        self.trainers = {}
+        for transport in ROLLOUTS:
+            ledger = self.folder / f"{transport}.db"
+            trainer = Trainer([self.server.address], policy, transport=transport, ledger=ledger, config=config)
+            self.trainers[transport] = await enter(trainer)
         return self
 
     async def __aexit__(self, *exc):
         with contextlib.suppress(Injected):
             await self.stack.aclose()
 
-    async def attached(self, rollout_id, agent_loop):
-        """A rollout over the attachment: its completion, or the error that its caller gets."""
-        return await self.trainer.rollout(
+    async def rollout(self, transport, rollout_id, agent_loop):
+        """A rollout's completion, or the error that its caller gets."""
+        return await self.trainers[transport].rollout(
             rollout_id=rollout_id,
             agent_loop=agent_loop,
             messages=[USER],
             agent_timeout=0.5 if agent_loop == "hangs" else 30.0,
         )
 
-    async def called_back(self, rollout_id, agent_loop):
-        """A rollout with a callback, asked for until its Init is taken or refused for good."""
-        timeout = 0.5 if agent_loop == "hangs" else 30.0
-        await self.client.init(
-            rollout_id=rollout_id,
-            agent_loop=agent_loop,
-            messages=[USER],
-            agent_timeout=timeout,
-            callback=self.called.callback(),
-        )
-        return await self.called.completion(rollout_id)
-
     async def all_end(self):
         """Run all rollouts. Returns the names of those whose callers still wait after PATIENCE."""
-        asked = {name: self.attached(name, loop) for name, loop in ATTACHED.items()}
-        asked |= {name: self.called_back(name, loop) for name, loop in CALLED_BACK.items()}
-        tasks = {name: asyncio.create_task(work) for name, work in asked.items()}
+        tasks = {
+            name: asyncio.create_task(self.rollout(transport, name, agent_loop))
+            for transport, names in ROLLOUTS.items()
+            for name, agent_loop in names.items()
+        }
         done, waiting = await asyncio.wait(tasks.values(), timeout=PATIENCE)
         for task in waiting:
             task.cancel()
