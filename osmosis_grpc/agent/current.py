@@ -1,4 +1,4 @@
-"""The rollout and the tool call that the running code belongs to, for helpers that are not handed a context."""
+"""The rollout and the tool call of the running code, for helpers that have no context."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from osmosis_grpc.agent.ports import Session
 
 current_session: ContextVar[Session | None] = ContextVar("osmosis_grpc_session", default=None)
-"""Set in the agent's task and whatever it starts; None elsewhere."""
+"""Set in the agent's task and in the tasks that it starts; None elsewhere."""
 
 
 @dataclass(slots=True)
 class ToolRun:
-    """A tool call as the helpers saw it. What an agent does without them is not seen."""
+    """A tool call that a helper ran."""
 
     call_id: str = ""
-    """Empty where it is not known."""
     name: str = ""
-    """Empty where it is not known."""
+    """Empty if it is not known, like the id."""
     error: BaseException | None = None
-    """What the tool raised, also where the agent caught it and a helper was called while it was handled."""
+    """The tool's exception, also one that the agent handles while it calls a helper."""
     error_text: str = ""
-    """What the model was told went wrong; empty when nothing did."""
+    """The error that the model gets; empty without one."""
     latency: float | None = None
-    """Seconds; None when no helper ran the call."""
+    """Seconds; None if no helper ran the call."""
 
 
 current_run: ContextVar[ToolRun | None] = ContextVar("osmosis_grpc_tool_run", default=None)
-"""The call that a helper is running; None elsewhere."""
+"""The call that a helper runs; None elsewhere."""
 
 tool_watcher: ContextVar[Callable[[ToolRun], None] | None] = ContextVar("osmosis_grpc_tool_watcher", default=None)
-"""Called with each call that a helper ran, and each error that a helper was given. Set by validate --run."""
+"""Called with each call that a helper ran, and each error that a helper got. Set by validate --run."""

@@ -15,12 +15,12 @@ from osmosis_grpc.agent.validator import one_line, place_of_error
 class LoadError(ValueError):
     """A specification does not lead to an agent loop. The text is one line and says what to change.
 
-    Where the user's own code raised, the text names file and line, and `__cause__` is what it raised.
+    If the user's code raised an exception, the text names its file and line, and `__cause__` is the exception.
     """
 
 
 def load_object(spec: str) -> Any:
-    """Returns what "module:attribute" names. The working directory is on the path. Raises LoadError."""
+    """Return the object that "module:attribute" names. The working directory is on the path. Raises LoadError."""
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
@@ -40,7 +40,7 @@ def load_object(spec: str) -> Any:
 
 
 def as_agent_loops(found: Any, spec: str) -> Sequence[RolloutAgentLoop]:
-    """Returns the instances of an agent loop, a class of one, or a list of them. Raises LoadError."""
+    """Return the instances for an agent loop, its class, or a list of both. Raises LoadError."""
     items = list(found) if isinstance(found, list | tuple) else [found]
     made = []
     for item in items:
@@ -66,7 +66,7 @@ def _import(module_name: str) -> Any:
 
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
-    """Runs code of the user's module. Whatever it raises becomes a LoadError of one line; only Ctrl-C passes."""
+    """Turn every exception of the user's code into a LoadError of one line, except KeyboardInterrupt."""
     try:
         yield
     except (LoadError, KeyboardInterrupt):
@@ -78,7 +78,7 @@ def _own_code(spec: str) -> Iterator[None]:
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
-    """The agent loops of several specifications, their names unique. Raises LoadError."""
+    """Return the agent loops of several specifications. Raises LoadError, also for two loops with one name."""
     loops = [loop for spec in specs for loop in as_agent_loops(load_object(spec), spec)]
     names = [loop.name for loop in loops]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -92,7 +92,7 @@ def _name(found: Any) -> str:
 
 
 def _suggest(found: Any) -> str:
-    """Return the agent loops that a module or an object has, and a module's file."""
+    """Return a text with the agent loops of a module or an object, and the module's file."""
     loops = [name for name, value in getattr(found, "__dict__", {}).items() if _is_loop(value, found)]
     file = getattr(found, "__file__", None)
     loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
@@ -100,7 +100,7 @@ def _suggest(found: Any) -> str:
 
 
 def _as_module(path: str, attribute: str) -> str:
-    """Return the MODULE:ATTRIBUTE for a file, and the folder to be in where it is not in this one."""
+    """Return the MODULE:ATTRIBUTE for a file, and the folder to start in if it is not below this one."""
     inner = os.path.relpath(path).removesuffix(".py")
     if not inner.startswith(os.pardir):
         return f"{inner.replace(os.sep, '.')}:{attribute}"

@@ -1,6 +1,6 @@
-"""The ports: what the engine sees of the world. The edge gives it real ones.
+"""The engine's ports. `server`, the gateway and tests implement them.
 
-A port is a Protocol; whatever has the methods is one. None of them knows a transport.
+A port is a Protocol: an object with its methods implements it. No port knows a transport.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,43 +19,43 @@ from osmosis_grpc.types import (
 
 
 class ChatModel(Protocol):
-    """Something that gives model replies: a trainer across a wire, or a policy in this process.
+    """Returns model replies: a remote trainer, or a policy in this process.
 
-    Called again with the same rollout, attempt, sample and number, it gives the same reply.
-    What it returns is awaited; where that has a cancel(), this gives the chat up, and elsewhere a
-    task around it is cancelled. Raises osmosis_grpc.errors.CallError; those that are `retryable` are asked again.
+    Returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a
+    chat it calls cancel() of the result, or cancels the task that awaits a result without cancel(). Raises
+    osmosis_grpc.errors.CallError; the engine retries after a `retryable` one.
     """
 
     def __call__(self, request: ChatRequest, /) -> Awaitable[ChatResponse]: ...
 
 
 class ResultSink(Protocol):
-    """Something that takes completions. Called again with the same result, it records it once.
+    """Receives completions, and records each result once.
 
-    Raises InvalidArgument, Aborted or Unimplemented when it will never take this one, anything
-    else when it wants to be asked again.
+    Raises InvalidArgument, Aborted or Unimplemented for a completion that it will never record. The engine retries
+    after any other error.
     """
 
     def __call__(self, completion: Completion, /) -> Awaitable[Outcome]: ...
 
 
 class EventSink(Protocol):
-    """Something that wants to see every event after its commit: a log file, a metric."""
+    """Receives every event after its commit: a log file, a metric."""
 
     def __call__(self, event: TrajectoryEvent, /) -> None: ...
 
 
 class EndSink(Protocol):
-    """Something that wants to see every rollout once it has ended, also where its events cannot be committed.
+    """Receives every ended rollout, also one whose events cannot be committed.
 
-    It gets the completion as the server has it: where the trainer keeps the chats, only by reference.
+    The completion may refer to chats instead of having their tokens, see Peer.accepts_references.
     """
 
     def __call__(self, rollout: RolloutInfo, /) -> None: ...
 
 
 class Clock(Protocol):
-    """Time, so that a test can bend it."""
+    """The time. Tests replace it."""
 
     def monotonic(self) -> float:
         """Seconds that only grow."""
@@ -65,10 +65,10 @@ class Clock(Protocol):
 
 
 class Session(Protocol):
-    """What stands behind a RolloutContext. Every method raises RolloutEndedError after the end."""
+    """The engine's side of a RolloutContext. Every method raises RolloutEndedError after the end."""
 
     def check_open(self) -> None:
-        """Raise RolloutEndedError when the rollout has ended."""
+        """Raise RolloutEndedError if the rollout has ended."""
 
     async def chat(
         self,
@@ -90,7 +90,7 @@ class Session(Protocol):
         """Count a tool call in the metrics."""
 
     def tool_running(self, name: str) -> Callable[[str], float]:
-        """A tool began. What is returned is called once it is over, with the call id that its message answers.
+        """Note that a tool has begun. Returns a function to call after it, with the call id of its message.
 
-        That counts the call, and returns the seconds that it took.
+        That function counts the call and returns its duration in seconds.
         """

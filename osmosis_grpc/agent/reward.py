@@ -22,9 +22,8 @@ class BadRewardError(ValueError):
 def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     """Mark a reward function: (solution_str, ground_truth, extra_info=None, **kwargs) -> float.
 
-    The signature is checked here (TypeError), the result at each call: it has to be a finite
-    number and comes back as a float. Keyword arguments that the function does not take are
-    left out, so a platform may pass more than it knows.
+    Raises TypeError for another signature. Each call raises TypeError for a result that is not a finite number, and
+    returns it as a float. Keyword arguments that the function does not have are left out.
     """
     parameters = list(inspect.signature(function).parameters.values())
     names = [p.name for p in parameters]

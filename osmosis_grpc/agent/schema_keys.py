@@ -1,6 +1,6 @@
 """Finds misspelt keys in a tool's schema: unknown keys that look like a known one.
 
-An unknown key that looks like none is a vendor's, and is fine.
+Other unknown keys belong to vendors and are not reported.
 """
 
 import difflib

@@ -20,18 +20,17 @@ from osmosis_grpc.types.messages import copy_message
 TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
-"""How the names of tasks begin in which a tool runs; its name follows."""
+"""The beginning of the name of a task that runs a tool; the tool's name follows."""
 
 
 class ToolRunnerNotAsyncError(TypeError):
-    """The executor of execute_tool_calls is not async: it would block every rollout of the process."""
+    """The executor of execute_tool_calls is not async, so it would block every rollout of the process."""
 
 
 def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
-    """The id, function name and parsed arguments of a tool call.
+    """Return the id, function name and parsed arguments of a tool call. Empty arguments are an empty object.
 
-    Raises ToolArgumentError, which carries the call's id and name, when the arguments are not
-    a JSON object. Empty arguments are an empty object.
+    Raises ToolArgumentError, with the call's id and name, if the arguments are not a JSON object.
     """
     call_id, name = _names(tool_call)
     function: Any = tool_call.get("function") if isinstance(tool_call, Mapping) else tool_call
@@ -52,20 +51,20 @@ def get_tool_call_info(tool_call: Any) -> tuple[str, str, dict[str, Any]]:
 
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
-    """The tool message that answers a call."""
+    """Return the tool message that answers a call."""
     return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
-    """The tool message that tells the model what went wrong."""
+    """Return the tool message that reports an error to the model."""
     note_error(tool_call_id, str(error_message))
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
 def note_error(tool_call_id: str, text: str = "") -> None:
-    """Note that a tool failed, with the exception that is being handled where there is one.
+    """Note that a tool failed, with the exception that is being handled, if any.
 
-    Within execute_tool_calls it belongs to the call that is running; elsewhere a watcher is told at once.
+    Within execute_tool_calls the error belongs to the running call; elsewhere the watcher gets it at once.
     """
     run, watcher = current_run.get(), tool_watcher.get()
     if run is not None:
@@ -75,7 +74,7 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 
 
 def serialize_tool_result(result: Any) -> str:
-    """A tool's return value as a message's content: text as it is, everything else as JSON."""
+    """Return a tool's result as a message's content: a text unchanged, everything else as JSON."""
     if result is None:
         return ""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -95,7 +94,7 @@ async def execute_tool_calls(
 
 
 def _in_a_task(executor: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], "asyncio.Task[Message]"]:
-    """Starts a call in a task that has the tool's name, so that the watchdog can say which tool blocks."""
+    """Return a function that runs a call in a task with the tool's name, which the watchdog logs."""
     return lambda call: child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
 
 
@@ -116,7 +115,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             raise ToolRunnerNotAsyncError(text)
         message = _message(call_id or "unknown", await asked)
         answered = str(message.get("tool_call_id") or "")
-        if run.error_text and message.get("content") != f"Error: {run.error_text}":  # it was not the last word
+        if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
             run.error, run.error_text = None, ""
     except (RolloutEndedError, ToolRunnerNotAsyncError):
         raise
@@ -146,14 +145,14 @@ def _stopwatch() -> Callable[[str], float]:
 
 
 def _record_call(session: Session, call: Any) -> None:
-    """Record a call. One that cannot be sent came from no model; there is nothing to tell."""
+    """Record a call, except for one that cannot be sent: it does not come from a model."""
     if isinstance(call, Mapping):
         with contextlib.suppress(InvalidArgument):
             session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
 
 
 def _names(call: Any) -> tuple[str, str]:
-    """A call's id and function name, as far as it has them."""
+    """Return a call's id and function name; empty texts if it has none."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     call_id = call.get("id") if isinstance(call, Mapping) else None
@@ -161,10 +160,10 @@ def _names(call: Any) -> tuple[str, str]:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """What an executor returned as the message that answers the call. Raises when it cannot be sent."""
+    """Return an executor's result as the message that answers the call. Raises if it cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
-    whole = isinstance(result, dict) and "role" in result
-    message: Message = result if whole else create_tool_result(call_id, serialize_tool_result(result))
+    is_message = isinstance(result, dict) and "role" in result
+    message: Message = result if is_message else create_tool_result(call_id, serialize_tool_result(result))
     copy_message(message, "the tool's message")
     return message

@@ -1,7 +1,6 @@
-"""The version of an agent: a digest of its own source files and of the packages that they import.
+"""The version of an agent: a digest of its source files and of the packages that they import.
 
-Two processes that load the same agent find the same version: only files count, and what their
-import statements name, never what else a process has loaded.
+Two processes that load the same agent compute the same version: only files and their import statements count.
 """
 
 import ast
@@ -16,23 +15,23 @@ from importlib import metadata
 from pathlib import Path
 
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
-"""Our own packages count by their version, wherever they are installed."""
+"""Our own packages count by their version only."""
 MAX_FILES = 256
 DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class AgentVersion:
-    """What an agent is made of."""
+    """The version of an agent, and its parts."""
 
     digest: str = ""
-    """Short hexadecimal digest; empty where no source was found."""
+    """Short hexadecimal digest; empty if no source was found."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Files, by their path below the agent's folder, with a digest each; packages, by name, with a version each."""
+    """The digest of each file, by its path below the agent's folder, and the version of each package, by its name."""
 
     @classmethod
     def of(cls, agent: object) -> "AgentVersion":
-        """Returns the version of an agent loop: of the module of its class and of what that imports."""
+        """Return the version of an agent: of the module of its class, and of its imports."""
         parts = dict(_packages_and_files(type(agent)))
         if not any(name.endswith(".py") for name in parts):
             return cls()
@@ -41,18 +40,18 @@ class AgentVersion:
 
 
 def changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns the names of the parts that differ between two versions, in order."""
+    """Return the names of the parts that differ between two versions, in order."""
     return [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
 
 
 def _packages_and_files(kind: type) -> Iterator[tuple[str, str]]:
-    """Of the first class of the user's own that has a file; what its module imports has its bases."""
+    """Yield the parts of the first class of the user that has a file; its module imports the base classes."""
     for each in kind.__mro__:
         module = each.__module__
         file = getattr(sys.modules.get(module), "__file__", None)
-        if module.partition(".")[0] in OURS:  # an adapter: what it runs is not known here
+        if module.partition(".")[0] in OURS:  # an adapter: the code that it runs is not known here
             return
-        if module in sys.stdlib_module_names and module != "__main__":  # a class that was made by a call
+        if module in sys.stdlib_module_names and module != "__main__":  # a class that type() made
             continue
         if file is None or not Path(file).is_file():
             yield from _typed_in(each)
@@ -88,7 +87,7 @@ def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 class _Source:
-    """The folder of an agent: where its module's top-level package is."""
+    """The folder of an agent, which has its module's top-level package."""
 
     def __init__(self, file: Path, module: str) -> None:
         parts = [] if module == "__main__" else module.split(".")
@@ -101,14 +100,14 @@ class _Source:
         return path.relative_to(self._root).as_posix()
 
     def find(self, name: str) -> list[tuple[Path, str]]:
-        """Returns the files of a module and of the packages around it, with their names; none for what is elsewhere."""
+        """Return the files of a module and of its packages, with their names; none for a module outside the folder."""
         parts = name.split(".")
         if parts[0] in OURS or (self._within and parts[0] != self._within):
             return []
         found = []
         for count in range(1, len(parts) + 1):
-            place = self._root.joinpath(*parts[:count])
-            for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            base = self._root.joinpath(*parts[:count])
+            for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
                 if path.is_file():
                     found.append((path, ".".join(parts[:count])))
                     break
@@ -116,7 +115,7 @@ class _Source:
 
 
 def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
-    """The full names of what a file imports, wherever in it."""
+    """Yield the full names of all imports in a file."""
     try:
         tree = ast.parse(body)
     except (SyntaxError, ValueError):
@@ -138,7 +137,7 @@ def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def _typed_in(kind: type) -> Iterator[tuple[str, str]]:
-    """A class without a file, for example of a notebook: its own source, where it can be found."""
+    """Yield the source of a class without a file, for example of a notebook, if it can be found."""
     try:
         text = inspect.getsource(kind)
     except (OSError, TypeError):
@@ -147,7 +146,7 @@ def _typed_in(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _installed(distribution: str) -> str:
-    """The installed version of a distribution, or what the module of that name says; empty where neither is known."""
+    """Return the installed version of a distribution, else its module's `__version__`; empty if neither is known."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What the parts of one engine share: its configuration, its services, and the state that several parts use.
+"""What the parts of one engine share: configuration, services, and the state that several parts use.
 
-The engine makes one EngineContext and gives it to each part. Parts that act on rollouts (runner, outbox, shutdown) are
-not in it: a part that needs another one takes it as a parameter.
+The engine makes one EngineContext for all its parts. The parts that act on rollouts (runner, outbox, shutdown) are not
+in it: a part takes those that it calls as parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class EngineContext:
         self.destinations = Destinations()
         """Trainers that could not be reached."""
         self.provenance = Provenance(runnables, journal)
-        """Which outcomes come from an earlier run of their trainer."""
+        """Finds outcomes that come from an earlier run of their trainer."""
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None

@@ -1,7 +1,7 @@
-"""The engine: its parts, and what happens to its rollouts from an Init to their end.
+"""The engine: makes its parts, and connects them.
 
-Knows no transport. A rollout is told apart by its id and attempt, and belongs to the owner it
-came from; to everybody else it does not exist. Who wants to know something asks `rollouts`.
+It knows no transport. A rollout is identified by its id and attempt and belongs to the owner of its Init; for every
+other owner it does not exist. `rollouts` answers questions about rollouts.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ class SystemClock:
 
 
 class Engine:
-    """Hosts agent loops. Used as `async with Engine(loops, journal=MemoryJournal()) as engine`.
+    """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is that of the server; an engine without a server has one of its own.
+    `supervisor` is the server's. An engine without a server makes its own.
     """
 
     def __init__(
@@ -73,29 +73,21 @@ class Engine:
         self.context = context = EngineContext(runnables, config, journal, self.clock, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
-        self.runnables = context.runnables
-        """The agents, by name."""
+        self.runnables = runnables
         self.log = context.log
         self.log.on_failed = self._failed
         self.provenance = context.provenance
-        """Which outcomes come from an earlier run of their trainer."""
-        self.destinations = context.destinations
-        """Trainers that could not be reached."""
         self.watchdog = Watchdog(config.blocked_after)
         self._stalls = Stalls(config.stalled_after)
         self.outbox = Outbox(context)
         self.resends = Resends(context)
-        """Sends completions of ended rollouts again when they are asked for."""
         self.runner = Runner(context, self.outbox)
         self.rollouts = Rollouts(context)
-        """Answers questions about rollouts."""
         self.shutdown = Shutdown(context, self.runner, self.outbox)
         self.recovery = Recovery(context, self.runner, self.outbox)
-        """Continues the rollouts that another process left."""
         self.acceptance = Acceptance(context, self.runner, self.shutdown)
-        """Takes Inits in."""
         self.end_sinks: list[EndSink] = []
-        """Called with each rollout that ended, after its commit."""
+        """Called with each ended rollout, after the commit of its end."""
         self._completed = 0
         self._repeated: list[asyncio.Task[None]] = []
 
@@ -121,9 +113,9 @@ class Engine:
                 await self.supervisor.close()
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
-        """Accept a rollout, or find the equal one accepted before: its record, and whether this started it.
+        """Accept a rollout, or find the equal one. Returns its record, and whether this call started it.
 
-        Raises CallError where it is refused.
+        Raises CallError for a refusal.
         """
         record, started = self.acceptance.begin(init, owner=owner, peer=peer)
         if not record.accepted.done():
@@ -134,14 +126,14 @@ class Engine:
     def cancel(
         self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, or, with neither given, all of the owner's.
+        """Cancel one rollout, a group, or, without an id, all rollouts of the owner.
 
-        It holds at once, and over this process's end once `log.flush()` is over. Raises
-        ResourceExhausted when too many cancels of the owner's wait for their Inits.
+        The cancel takes effect at once. It also survives a crash once `log.flush()` has returned. Raises
+        ResourceExhausted if too many cancels of the owner wait for their Inits.
         """
         if not rollout_id:
             live = [r for r in self.context.table.live() if r.owner == owner]
-            live.sort(key=lambda record: not record.accepted.done())  # what cannot be refused goes first
+            live.sort(key=lambda record: not record.accepted.done())  # a tombstone of a pending one may raise
             return [
                 self._cancel(r, reason)
                 for r in live
@@ -179,22 +171,20 @@ class Engine:
             cancelled = True
         else:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
-        if (
-            cancelled and not record.trail.journaled
-        ):  # its events are written no more: the next process asks the tombstone
+        if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no event
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
         disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
         return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
-        """A trainer stayed away for too long: what is unfinished of its rollouts ends FAILED (trainer, retryable)."""
+        """End the unfinished rollouts of a trainer that was away for `seconds`: FAILED (trainer, retryable)."""
         tenant.lost = True
         for record in self.context.table.live():
             if record.tenant is tenant and record.accepted.done():
                 self.runner.decide(record, Termination.trainer_lost(seconds))
 
     def capacity(self) -> Capacity:
-        """What there is room for."""
+        """Return the limits, and how much of them is used."""
         return Capacity(
             max_concurrent=self.config.max_concurrent,
             max_queued=self.config.queue_limit,
@@ -207,7 +197,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """The end is committed: deliver it."""
+        """Deliver a committed end, and tell the other parts about it."""
         assert record.run.termination is not None
         if record.counted:
             record.counted = False
@@ -226,20 +216,18 @@ class Engine:
             try:
                 sink(info)
             except Exception:
-                log.exception("a sink of ended rollouts failed; the rollout has ended all the same")
+                log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
     def _delivered(self, record: Record) -> None:
-        """And that is committed, too: nothing more happens to it."""
+        """Settle a rollout after the commit of its delivery."""
         record.delivery.settled = True
         self.resends.delivered(record)
         self.context.table.settled(record)
         self.shutdown.changed()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
-        """What follows the commit of an event of this rollout has raised."""
-        if (
-            record.delivery.report is not None or record.delivery.ended is not None
-        ):  # its end is committed; what follows is done again
+        """Handle an error of `then`, the code after the commit of one of the rollout's events."""
+        if record.delivery.report is not None or record.delivery.ended is not None:  # its end is committed
             then(record)
         elif not record.accepted.done():
             self.acceptance.failed(record, error)

@@ -1,17 +1,17 @@
-"""Places at which a test may kill the process, as a power cut would: between two steps, without a last word.
+"""Points between two steps at which a test may kill the process, as a power cut would.
 
-Nothing is armed unless somebody says so at the process's start.
+No point is armed by default.
 """
 
 import os
 import signal
 
 armed: dict[str, int] = {}
-"""How often each place may still be passed, the fatal time included."""
+"""How many times each point may still be reached; the last time kills the process."""
 
 
 def arm(text: str) -> None:
-    """Arm places: name[:nth][,name[:nth]...]. Raises ValueError for a count that is none."""
+    """Arm points: NAME[:NTH][,NAME[:NTH]...]. Raises ValueError for a wrong text."""
     for row in filter(None, text.split(",")):
         name, _, nth = row.strip().partition(":")
         count = int(nth or 1)
@@ -21,12 +21,12 @@ def arm(text: str) -> None:
 
 
 def arm_from_environment() -> None:
-    """Arm the places that the environment variable OSMOSIS_FAILPOINT names. Only tests set it."""
+    """Arm the points that the environment variable OSMOSIS_FAILPOINT names. Only tests set it."""
     arm(os.environ.get("OSMOSIS_FAILPOINT", ""))
 
 
 def reach(name: str) -> None:
-    """Pass a place; the nth time is the last thing this process does, but for saying so on stderr."""
+    """Kill the process if this point is armed and is reached the NTH time; stderr gets the name first."""
     if armed and name in armed:
         armed[name] -= 1
         if not armed[name]:

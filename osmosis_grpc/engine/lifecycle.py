@@ -1,58 +1,28 @@
 """The life of a rollout as a table. Pure: no clock, no tasks, no I/O.
 
-ACCEPTED, QUEUED, RUNNING, REPORTING, then one terminal state. REPORTING lasts from the
-decision about the end to its commit; the commit is the terminal state. What has no row is a
-mistake of ours and raises.
+ACCEPTED, QUEUED, RUNNING, REPORTING, then one terminal state. REPORTING lasts from the decision about the end to the
+commit of the end.
 """
-
-from enum import StrEnum
 
 from osmosis_grpc.types import CompletionStatus, RolloutState
 
-
-class Step(StrEnum):
-    """What can happen to a rollout."""
-
-    QUEUE = "queue"
-    START = "start"
-    REPORT = "report"
-    COMPLETE = "complete"
-    FAIL = "fail"
-    CANCEL = "cancel"
-    EXPIRE = "expire"
-
-
-TRANSITIONS: dict[tuple[RolloutState, Step], RolloutState] = {
-    (RolloutState.ACCEPTED, Step.QUEUE): RolloutState.QUEUED,
-    (RolloutState.ACCEPTED, Step.START): RolloutState.RUNNING,
-    (RolloutState.ACCEPTED, Step.REPORT): RolloutState.REPORTING,
-    (RolloutState.QUEUED, Step.START): RolloutState.RUNNING,
-    (RolloutState.QUEUED, Step.REPORT): RolloutState.REPORTING,
-    (RolloutState.RUNNING, Step.REPORT): RolloutState.REPORTING,
-    (RolloutState.REPORTING, Step.COMPLETE): RolloutState.COMPLETED,
-    (RolloutState.REPORTING, Step.FAIL): RolloutState.FAILED,
-    (RolloutState.REPORTING, Step.CANCEL): RolloutState.CANCELLED,
-    (RolloutState.REPORTING, Step.EXPIRE): RolloutState.DEADLINE_EXCEEDED,
-}
-
 TERMINAL = frozenset(RolloutState(status) for status in CompletionStatus)
 
-ENDS: dict[CompletionStatus, Step] = {
-    CompletionStatus.COMPLETED: Step.COMPLETE,
-    CompletionStatus.FAILED: Step.FAIL,
-    CompletionStatus.CANCELLED: Step.CANCEL,
-    CompletionStatus.DEADLINE_EXCEEDED: Step.EXPIRE,
+TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.ACCEPTED: frozenset({RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.RUNNING: frozenset({RolloutState.REPORTING}),
+    RolloutState.REPORTING: TERMINAL,
 }
-"""The step that commits each status."""
+"""The states that may follow each state; none follows a terminal one."""
 
 
 class LifecycleError(RuntimeError):
-    """A step that the table does not know."""
+    """A transition that the table does not have: a mistake in the engine."""
 
 
-def advance(state: RolloutState, step: Step) -> RolloutState:
-    """The state after a step."""
-    try:
-        return TRANSITIONS[state, step]
-    except KeyError:
-        raise LifecycleError(f"{step} does not follow {state}") from None
+def advance(state: RolloutState, following: RolloutState) -> RolloutState:
+    """Return the following state. Raises LifecycleError if it does not follow `state`."""
+    if following not in TRANSITIONS.get(state, ()):
+        raise LifecycleError(f"{following} does not follow {state}")
+    return following

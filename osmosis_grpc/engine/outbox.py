@@ -1,4 +1,4 @@
-"""Delivery: every completion at least once, until its receiver has settled it or its time is up."""
+"""Delivers each completion at least once: it retries until the trainer has answered or record_ttl has passed."""
 
 import asyncio
 import logging
@@ -20,24 +20,24 @@ TRIED = job("engine.first_delivery", OnFailure.REPORT, "callback")
 DELIVER = job("engine.deliver", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""A receiver that answers so will never take this completion."""
+"""Errors after which a delivery is not retried."""
 
 
 class Outbox:
-    """Counts what is undelivered, and delivers it. `settled` is told when one is."""
+    """Delivers completions, and counts the undelivered ones."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._closed = False
         self._retries: set[asyncio.Task[None]] = set()
         self.attempts = 0
-        """How often a completion was sent."""
+        """The number of tries of all deliveries."""
         self.undelivered = 0
         self.expired = 0
-        """Completions that were given up because their time was up."""
+        """The number of completions that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """A rollout ended: deliver its completion. Most are taken at the first try, which needs no task."""
+        """Deliver the completion of an ended rollout. The first try needs no task, and most need no further one."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
@@ -50,23 +50,23 @@ class Outbox:
         self._call(record).add_done_callback(answered)
 
     def give_up(self, record: Record) -> None:
-        """A higher attempt stood before this one was tried."""
+        """Settle a rollout undelivered: a higher attempt replaced it before its first delivery."""
         record.delivery.undelivered = False
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
-        """A higher attempt stands: what is undelivered of this one is of no more use."""
+        """Stop the delivery of a rollout that a higher attempt replaces."""
         if record.delivery.undelivered:
             record.delivery.dropped = True
             record.restart_calls()
 
     def expire(self, record: Record) -> None:
-        """Its time is up: a call that is still open is given up."""
+        """Cancel the open calls of a delivery that is older than record_ttl."""
         for call in list(record.calls):
             call.cancel()
 
     async def close(self) -> None:
-        """Try no more: what is undelivered stays so."""
+        """Stop all deliveries. The undelivered completions stay undelivered."""
         self._closed = True
         for task in list(self._retries):
             task.cancel()
@@ -82,7 +82,7 @@ class Outbox:
                 call = future(COMPLETE, record.peer.complete(completion))
             else:
                 call = child(COMPLETE, self._complete_resolved(record.peer, completion))
-        except Exception as error:  # what cannot be sent fails this delivery, and not the end of its rollout
+        except Exception as error:  # it fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
@@ -92,7 +92,7 @@ class Outbox:
         return await peer.complete(await resolve_from_journal(completion, self._context.journal))
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
-        """The first try, at `peer`, is over."""
+        """Handle the end of the first try, at `peer`."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
             self._context.destinations.reached(record.peer.destination_key)
@@ -108,16 +108,16 @@ class Outbox:
         *,
         call: "asyncio.Future[Outcome] | None" = None,
     ) -> None:
-        """Deliver in a task: the first try, at `peer`, was in vain, or raised `problem` here."""
+        """Continue the delivery in a task, after a first try at `peer` that failed, or raised `problem`."""
         if not self._closed:
             task = self._context.supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
             self._retries.add(task)
             task.add_done_callback(self._retries.discard)
 
     async def _deliver(self, record: Record, peer: Peer, first: "list[asyncio.Future[Outcome]]") -> None:
-        """Go on from the first try until it is settled. Cancelled, it stays undelivered.
+        """Retry until the delivery is settled. If the task is cancelled, it stays undelivered.
 
-        `first` has that try, which went to `peer`, unless it is to be made anew.
+        `first` has the call of the first try, at `peer`; it is empty if there is none.
         """
         assert record.delivery.ended is not None
         if not first:
@@ -161,7 +161,7 @@ class Outbox:
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # Who was told how long to wait does so; who was woken in vain waits out the next pause.
+                # After a retry_after, and after a retry for an available trainer that failed, only time ends the wait.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
             if record.peer is not peer or record.delivery.dropped:  # that trainer is not tried again
@@ -173,7 +173,7 @@ class Outbox:
             peer, call = record.peer, self._call(record)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
-        if not record.delivery.undelivered:  # two tries were answered
+        if not record.delivery.undelivered:  # another try was answered before
             return
         failpoints.reach("outcome.before")
         self._count(record, -1)

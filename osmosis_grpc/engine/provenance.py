@@ -1,7 +1,7 @@
-"""Tells outcomes of earlier runs of a trainer from those of its present one, and counts them for the log.
+"""Distinguishes outcomes of earlier runs of a trainer from those of its present run, and counts them for the log.
 
-A rollout that has ended belongs to the run of the trainer that it ended for. An Init of another
-run gets its outcome with an EarlierRun: nothing runs for it.
+An ended rollout belongs to the run of the trainer in which it ended. An Init of another run gets its outcome with an
+EarlierRun, and no agent runs for it.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from osmosis_grpc.types import EarlierRun, EndedBy
 log = logging.getLogger(__name__)
 
 SUMMED = 2.0
-"""Seconds for which Inits of earlier rollouts are counted before a line says how many there were."""
+"""The interval, in seconds, of the log line that counts Inits of earlier rollouts."""
 
 
 class Provenance:
-    """Who runs here: this process and the versions of its agent loops."""
+    """Knows this process and the versions of its agents."""
 
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
-        """Drawn anew at every start of the process."""
+        """A new one for each process."""
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self._journal = journal
         self._count = 0
@@ -38,19 +38,19 @@ class Provenance:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of each agent loop; empty where it is not known."""
+        """The version of each agent; empty if it is not known."""
         return {name: version.digest for name, version in self._versions.items()}
 
     def version(self, agent_loop: str) -> str:
-        """The version of an agent loop; empty where it is not known."""
+        """Return the version of an agent; empty if it is not known."""
         return self._versions[agent_loop].digest if agent_loop in self._versions else ""
 
     def ended_by(self, record: Record) -> EndedBy:
-        """Who ends a rollout now, and for which run of its trainer."""
+        """Return this process and the run of the trainer, for a rollout that ends now."""
         return EndedBy(self.process_uuid, record.peer.trainer_run)
 
     def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
-        """Returns where an ended rollout's outcome comes from; None where it ended for the same run of the trainer."""
+        """Return where an ended rollout's outcome comes from; None if it ended for the same run of the trainer."""
         completion, by = record.delivery.completion, record.delivery.ended_by
         if completion is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
             return None
@@ -75,14 +75,14 @@ class Provenance:
         return tuple(changes(parts, now.parts)) if parts else ()
 
     def count(self, earlier: EarlierRun) -> None:
-        """Count an Init that met an ended rollout of an earlier run; a line in the log sums them up."""
+        """Count an Init for a rollout that ended in an earlier run."""
         self._count += 1
         change = earlier.describe_change()
         if change:
             self._changed[earlier.agent_loop] = change
 
     def report(self) -> None:
-        """Write what was counted since the last report to the log. Called every SUMMED seconds."""
+        """Log the count since the last report, if any. Called every SUMMED seconds."""
         if not self._count:
             return
         log.warning(
@@ -97,5 +97,5 @@ class Provenance:
 
 
 def run_name(text: str) -> str:
-    """Returns what stands for a run of a trainer where others may see it: an attachment's id is not to be shown."""
+    """Return a name for a run of a trainer that others may see: an attachment's id is secret."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

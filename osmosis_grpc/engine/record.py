@@ -1,4 +1,4 @@
-"""One attempt of one rollout, as the engine keeps it."""
+"""One attempt of one rollout: its record in the engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,26 +25,26 @@ from osmosis_grpc.types import (
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Tenant:
-    """Who shares an owner's slots with others: one attachment, or all callbacks of the owner. The engine counts."""
+    """One attachment, or all callbacks of an owner. The tenants of an owner share its slots. The engine counts."""
 
     open: int = 0
-    """Rollouts taken in and not ended."""
+    """Rollouts that have not ended."""
     running: int = 0
-    """Slots taken."""
+    """Used slots."""
     undelivered: int = 0
-    """Completions on their way."""
+    """Undelivered completions."""
     lost: bool = False
-    """Away for longer than the grace period."""
+    """Whether its trainer was away for longer than the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a rollout's calls go."""
+    """The destination of a rollout's calls."""
 
     chat: ChatModel
     complete: ResultSink
     key: object = None
-    """Equal for the same peer: an Init from another peer re-points the rollout."""
+    """Equal for the same peer. An Init from another peer re-points the rollout: its calls go there from then on."""
     has_tokens: bool = False
     """Whether it has the tokens of earlier chats, so that chats need not carry them."""
     accepts_references: bool = False
@@ -54,14 +54,14 @@ class Peer:
     attachment_id: str = ""
     """Of the attachment that its calls go to; empty for a callback."""
     trainer_run: str = ""
-    """Names that run where others may see it; empty if the run has no name."""
+    """A name for the run of the trainer that others may see; empty if the run has no name."""
     destination_key: object = None
     """Equal for all peers at one trainer address. None if no other peer has the same address."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """What the runner knows of a rollout: its agent, its clock, and what it does now."""
+    """The runner's part of a record: the agent, its deadline, and its activity."""
 
     meter: Meter
     timeout: float | None = None
@@ -70,7 +70,7 @@ class Run:
     """Monotonic."""
     start_time: float | None = None
     termination: Termination | None = None
-    """How it ends, once that is decided."""
+    """How it ends; None until that is decided."""
     agent_version: str = ""
     """Of the agent that ran it."""
     parked: bool = False
@@ -78,7 +78,7 @@ class Run:
     left_over: bool = False
     """Whether another process accepted it: its agent starts after a commit, so that a crash is counted."""
     recording: Recording | None = None
-    """The replies that were recorded before the server was started again."""
+    """The replies from before the restart of the server."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
@@ -105,10 +105,10 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """The end of a rollout, and whether its trainer has it."""
+    """The outbox's part of a record: the end, and whether the trainer has it."""
 
     report: tuple[Completion, EndedBy] | None = None
-    """The end, from the moment it is appended to the log; after that nothing else can be the end."""
+    """The end, as soon as it is appended to the log. It does not change after that."""
     completion: Completion | None = None
     """The end, after its commit."""
     ended_by: EndedBy = EndedBy()
@@ -124,12 +124,12 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The events of a rollout, as the event log knows them."""
+    """The event log's part of a record."""
 
     last_number: int = 0
-    """Of the newest event that is committed."""
+    """The number of the newest committed event."""
     written: int = 0
-    """Of the newest event that is appended."""
+    """The number of the newest appended event."""
     journaled: bool = True
     """Whether its events can be committed; if not, the rollout continues without them."""
     waiters: set[asyncio.Event] = field(default_factory=set)
@@ -177,12 +177,12 @@ class Record:
 
     @property
     def live(self) -> bool:
-        """Not ended yet."""
+        """Whether it has not ended."""
         return self.state not in TERMINAL
 
     @classmethod
     def of(cls, entry: JournaledRollout, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
-        """A rollout that a journal kept; it was accepted `elapsed` seconds before the monotonic time `now`."""
+        """Return the record of a rollout in a journal, accepted `elapsed` seconds before the monotonic time `now`."""
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
         timeout = entry.init.request.agent_timeout
@@ -217,7 +217,7 @@ class Record:
         )
 
     def entry(self) -> JournaledRollout:
-        """What a journal has to know of it."""
+        """Return the journal's entry for it."""
         return JournaledRollout(
             init=self.init,
             tools=self.tools,
@@ -240,13 +240,13 @@ class Record:
             self._repointed.set()
 
     def restart_calls(self) -> None:
-        """Cancel the open calls, and end every wait: they are made again, to the present peer."""
+        """Cancel the open calls and end every wait. The calls are made again, to the present peer."""
         self.wake()
         for call in list(self.calls):
             call.cancel()
 
     def activity(self) -> Activity:
-        """What it is doing now."""
+        """Return its present activity."""
         if self.state is RolloutState.RUNNING and self.run.termination is None:
             called = f"agent (called: {', '.join(self.run.called)})" if self.run.called else "agent"
             since = self.run.progress_time or self.run.start_time or self.accept_time
@@ -260,7 +260,7 @@ class Record:
         )
 
     def info(self) -> RolloutInfo:
-        """Where it stands, without its completion."""
+        """Return its state, without its completion."""
         return RolloutInfo(
             rollout_id=self.rollout_id,
             attempt=self.attempt,

@@ -1,4 +1,4 @@
-"""What a rollout asked and was answered before, for its agent to be run again on."""
+"""The recorded chats of a rollout, with which its agent runs again."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ ChatName = tuple[str, int]
 
 
 class Diverged(Exception):
-    """The agent asks something else than it asked before."""
+    """The agent asks another question than before."""
 
     def __init__(self, asked: events.ChatRequested) -> None:
         super().__init__(
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 
 class Recording:
-    """Questions and replies by sample and number. Of a rollout that was run again, too, all runs count."""
+    """Questions and replies by sample and number, of all runs of one attempt."""
 
     def __init__(self, trajectory: Iterable[TrajectoryEvent]) -> None:
         self._questions: dict[ChatName, str] = {}
@@ -38,9 +38,9 @@ class Recording:
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
         self.progressed = False
-        """Whether it got a new reply there."""
+        """Whether the agent got a new reply in that process."""
         self.cancelled: str | None = None
-        """The reason of a cancel that came."""
+        """The reason of a cancel; None without one."""
         for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.Started):
@@ -58,17 +58,17 @@ class Recording:
 
     @property
     def replies(self) -> int:
-        """How many replies there are."""
+        """The number of replies."""
         return len(self._replies)
 
     def count(self, meter: Meter) -> None:
-        """Count the recorded replies in the metrics of a rollout that ends without being run again."""
+        """Count the recorded replies in the metrics of a rollout that ends without running again."""
         for response, _, latency in self._replies.values():
             prompt_ids = 0 if response.prompt_ids is None else response.prompt_prefix + len(response.prompt_ids)
             meter.answered(response, prompt_ids, latency)
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
-        """What this chat was answered; None for one that was not. Raises Diverged for another question."""
+        """Return the recorded reply of a chat; None if it has none. Raises Diverged for another question."""
         name = asked.sample, asked.number
         before = self._questions.get(name)
         if before is not None and before != question(asked):
@@ -77,6 +77,6 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """What a chat asks, as a text that is equal for equal questions only."""
+    """Return a text that is equal for equal questions only."""
     body = [asked.continues, list(asked.messages), dict(asked.params), asked.purpose.value]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

@@ -1,4 +1,4 @@
-"""Going on with what another process left in the journal."""
+"""Continues the rollouts that another process left in the journal."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,10 +16,7 @@ from osmosis_grpc.types.failure_reasons import DATA_LOSS
 
 
 class Recovery:
-    """Each rollout that was left over is given a peer and goes on: `for entry in left_over(): go_on(entry, peer)`.
-
-    After the last one `suspects.begin()` starts those that may have killed the process before.
-    """
+    """Continues each unsettled rollout of the journal. Used once, when the server starts."""
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
         self._context = context
@@ -42,7 +39,7 @@ class Recovery:
         self._suspects.ended(record)
 
     def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
-        """Deliver it, start it, run it again on what is recorded, or end it. Returns which, for a log."""
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns which."""
         now = self._context.clock.monotonic()
         elapsed = self._context.journal.elapsed(entry)
         record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
@@ -58,7 +55,7 @@ class Recovery:
             return "delivered again"
         record.tenant.open += 1
         record.counted = True
-        if superseded:  # the process before did not come to end it
+        if superseded:  # the previous process did not end it any more
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
@@ -74,15 +71,15 @@ class Recovery:
         return f"ended: {failure.message if failure else record.run.termination.finish_reason}"
 
     def _run(self, record: Record, recording: Recording, deaths: int) -> None:
-        loop = self._context.runnables.get(record.agent_loop)
+        agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, Termination.cancelled())
-        elif self._context.tombstones.take(record):  # the process before did not come to use it
+        elif self._context.tombstones.take(record):  # the previous process did not use it any more
             self._runner.cancel(record, CANCELLED_EARLY)
-        elif loop is None:
+        elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
             self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
-        elif recording.began and not loop.replayable:
+        elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
             self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
         else:
@@ -93,7 +90,7 @@ class Recovery:
                 self._admit(record)
 
     def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
-        """Run an agent again, on what it was answered; alone where that has killed the process before."""
+        """Run an agent again with its recorded replies; alone if the process died while it ran."""
         if deaths >= CONVICTED:
             why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
             reason = FailureReason.CRASHED_SERVER
@@ -111,7 +108,7 @@ class Recovery:
             self._admit(record)
 
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
-        """Returns how often the process died while this agent ran, since its last new reply, and records it."""
+        """Return how often the process died while this agent ran, since its last new reply, and record it."""
         deaths = 0 if recording.progressed else entry.deaths
         deaths += recording.ran and self._context.journal.crashed
         if deaths != entry.deaths:

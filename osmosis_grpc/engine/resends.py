@@ -1,7 +1,6 @@
-"""Sends a completion again that was delivered before: an equal Init has asked for an ended rollout.
+"""Sends a delivered completion again, after an equal Init for an ended rollout.
 
-The delivery of such a rollout is settled, so nothing is recorded here. Whether the trainer has this
-completion already is for the trainer to say.
+The delivery of such a rollout is settled, so nothing is recorded here. The trainer ignores a completion that it has.
 """
 
 import asyncio
@@ -23,22 +22,22 @@ log = logging.getLogger(__name__)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 MAX_RESENDS = 1024
-"""Completions that may be on their way again."""
+"""Completions that may be sent again at the same time."""
 
 
 class Resends:
-    """Owns one task for each completion on its way, from send() to close()."""
+    """Owns one task for each completion that is sent again."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._undelivered: set[Record] = set()
-        """Rollouts that were asked for during their first delivery: the trainer may have used that one already."""
+        """Rollouts with an equal Init during their first delivery: the trainer may have handled that one already."""
 
     def send(self, record: Record) -> None:
         """Send an ended rollout's completion to its peer, after its first delivery.
 
-        Raises ResourceExhausted where too many are on their way.
+        Raises ResourceExhausted if too many completions are being sent.
         """
         if record.delivery.undelivered:
             self._undelivered.add(record)
@@ -48,13 +47,13 @@ class Resends:
             self._begin(record)
 
     def delivered(self, record: Record) -> None:
-        """The first delivery is over."""
+        """Note the end of the first delivery of a rollout."""
         if record in self._undelivered:
             self._undelivered.discard(record)
             self._begin(record)
 
     async def close(self) -> None:
-        """Send no more."""
+        """Cancel all sends."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -70,16 +69,14 @@ class Resends:
             task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _send(self, peer: Peer, completion: Completion, give_up: float) -> None:
-        """Try until the trainer has answered, for as long as a trainer may be away."""
+        """Retry until the trainer has answered or the grace period is over."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:
-                await peer.complete(
-                    completion
-                    if peer.accepts_references
-                    else await resolve_from_journal(completion, self._context.journal)
-                )
+                if not peer.accepts_references:
+                    completion = await resolve_from_journal(completion, self._context.journal)
+                await peer.complete(completion)
                 return
             except Exception as error:
                 pause = backoff.next()

@@ -1,7 +1,4 @@
-"""What may be asked about rollouts. To everybody but its owner a rollout does not exist.
-
-Nothing here changes one.
-"""
+"""Answers questions about rollouts. For every owner but its own, a rollout does not exist."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -16,13 +13,13 @@ from osmosis_grpc.types import RolloutInfo, RolloutState, TrajectoryEvent
 
 
 class Rollouts:
-    """The engine's rollouts, live or over, wherever they are kept."""
+    """The rollouts in memory and in the journal, read only."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
     def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
-        """A rollout of the owner's. Raises NotFound."""
+        """Return a rollout of the owner; the newest attempt without one. Raises NotFound."""
         record = self._context.table.find(rollout_id, attempt) if attempt else self._context.table.accepted(rollout_id)
         if record is None or record.owner != owner or not record.accepted.done():
             raise NotFound(
@@ -33,11 +30,11 @@ class Rollouts:
         return record
 
     async def info(self, record: Record) -> RolloutInfo:
-        """Where a rollout stands, with its completion once there is one."""
+        """Return the state of a rollout, with its completion after the end."""
         info, completion = record.info(), record.delivery.completion
         if completion is None:
             return info
-        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # that is the asker's
+        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # one caller only
         return replace(info, completion=await resolve_from_journal(bare, self._context.journal))
 
     async def page(
@@ -50,9 +47,9 @@ class Rollouts:
         group_id: str = "",
         undelivered: bool = False,
     ) -> tuple[list[RolloutInfo], int]:
-        """The owner's rollouts accepted after a place, and the place to go on from; 0 after the last."""
+        """Return the owner's rollouts after a sequence number, and the number to continue from; 0 after the last."""
         rows: list[RolloutInfo] = []
-        place = 0
+        last = 0
         where = RolloutFilter(states, group_id, unsettled=undelivered)
         async for record in self._context.table.after(after, owner, limit + 1, where):
             group = record.init.request.group
@@ -63,39 +60,42 @@ class Rollouts:
             ):
                 continue
             if len(rows) == limit:
-                return rows, place
+                return rows, last
             rows.append(record.info())
-            place = record.sequence
+            last = record.sequence
         return rows, 0
 
     def follow_all(
         self, owner: str, cursor: str, from_now: bool
     ) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
-        """All of the owner's events from a cursor onward."""
+        """Yield the owner's events from a cursor on, each with its position."""
         start = self._context.journal.last_position if from_now else 0
         position = self._context.log.position(cursor) if cursor else start
         return self._context.log.follow_all(owner, position)
 
     def in_flight(self) -> Counter[str]:
-        """Returns how many accepted rollouts have not ended, by agent loop."""
+        """Return how many accepted rollouts have not ended, by agent."""
         return Counter(record.agent_loop for record in self._context.table.live() if record.accepted.done())
 
     def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
-        """Whether an accepted attempt is the owner's, running or ended."""
+        """Return whether the owner has this accepted attempt, running or ended."""
         record = self._context.table.find(rollout_id, attempt)
         return record is not None and record.owner == owner and record.accepted.done()
 
     def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
-        """Whether this chat was ever asked; of an ended rollout nobody remembers, and so it was."""
+        """Return whether this chat was ever asked; True for an ended rollout, which does not keep its chats."""
         try:
             record = self._context.table.find(rollout_id, attempt)
-        except Unavailable:  # the journal cannot be read: nobody can tell it from an ended one
+        except Unavailable:  # the journal cannot be read: it may have ended
             return True
         if record is None or record.owner != owner:
             return False
-        return record.run.session is None or 0 < number <= record.run.session.asked(sample)
+        if record.run.session is None:
+            return True
+        state = record.run.session.samples.get(sample)
+        return state is not None and 0 < number <= state.chats
 
     def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
-        """Whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""
+        """Return whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""
         known = self._context.table.highest(rollout_id)
         return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)

@@ -1,9 +1,8 @@
-"""Runs agents, and ends rollouts: exactly one end each, whatever the agent does.
+"""Runs agents, and ends each rollout exactly once.
 
-Agent code runs in a plain asyncio task. The first of result, cancel and deadline decides; an
-agent that was told to stop is cancelled again after 1 s and 3 s, and then its rollout ends
-without it: the context refuses everything, the task counts as abandoned and keeps its slot
-until it ends.
+An agent runs in a plain asyncio task. The first of result, cancel and deadline decides how its rollout ends. An agent
+that does not stop is cancelled again after 1 s and 3 s. Then its rollout ends without it: the context refuses every
+call, and the task counts as abandoned and keeps its slot until it ends.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.lifecycle import ENDS, Step, advance
+from osmosis_grpc.engine.lifecycle import advance
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.session import RolloutSession
@@ -51,7 +50,8 @@ DEADLINE = job("engine.deadline", OnFailure.REPORT, "timer")
 STOP_AGAIN = job("engine.stop_again", OnFailure.REPORT, "timer")
 ABANDON = job("engine.abandon", OnFailure.REPORT, "timer")
 
-_LAST_WORD = 0.05  # seconds that an agent has after its last cancellation
+AFTER_LAST_CANCEL = 0.05
+"""Seconds that an agent has to stop after it was cancelled for the last time."""
 
 
 class Runner:
@@ -61,29 +61,29 @@ class Runner:
         self._context = context
         self._outbox = outbox
         self.abandoned: set[asyncio.Task[Any]] = set()
-        """Agents that did not stop."""
+        """The tasks of agents that did not stop."""
 
     @property
     def longest_stop(self) -> float:
-        """Seconds that it takes at most to end a rollout that runs."""
-        return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * _LAST_WORD
+        """The longest time that ending a running rollout takes, in seconds."""
+        return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * AFTER_LAST_CANCEL
 
     def admit(self, record: Record) -> None:
-        """An accepted rollout gets its slot or its place in the queue; its clock runs already."""
+        """Start an accepted rollout, or queue it. Its agent_timeout already runs."""
         self.limit(record)
         record.reserved = False
         if self._context.admission.enter(record):
             self._begin(record)
         else:
-            record.state = advance(record.state, Step.QUEUE)
+            record.state = advance(record.state, RolloutState.QUEUED)
 
     def limit(self, record: Record) -> None:
-        """Set the timer for the agent_timeout of its request. Idempotent."""
+        """Set the timer for the agent_timeout of the request. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
-            self._later(DEADLINE, record, record.run.deadline - self._context.clock.monotonic(), self._expire, record)
+            self._expire_after(record, record.run.deadline - self._context.clock.monotonic())
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """How a rollout ends; false when that was decided before."""
+        """Decide how a rollout ends, and end it. Returns False if that was decided before."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination
@@ -99,16 +99,16 @@ class Runner:
             self._stop(record)
 
     def fail(self, record: Record, error: BaseException) -> None:
-        """End a rollout FAILED (server): code of the server itself, not the agent's, has raised `error`."""
+        """End a rollout FAILED (server): the server's own code raised `error`."""
         if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written
             return
-        if record.run.parked:  # the next process goes on with it
+        if record.run.parked:  # the next process continues it
             if record.run.task is None or record.run.task.done():
                 self._free_slot(record)
             return
         why = f"the agent server failed: {describe(error)}"
         log.error("rollout %s ends FAILED (server): %s", record.rollout_id, why)
-        record.run.termination = Termination.failed("server", why, retryable=True, finish_reason="internal")
+        record.run.termination = Termination.internal(why)
         if record.run.task in self.abandoned:
             self._end(record, free=False)
             return
@@ -117,12 +117,12 @@ class Runner:
         self._carry_out(record)
 
     def cancel(self, record: Record, reason: str) -> None:
-        """Somebody asked for it: it is written first, so that no process forgets it."""
+        """Cancel a rollout. The cancel is written first, so that it also holds after a crash."""
         self._context.log.append(record, events.CancelAsked(reason))
         self.decide(record, Termination.cancelled())
 
     def supersede(self, record: Record) -> None:
-        """A higher attempt stands: this one ends CANCELLED and sends nothing."""
+        """End a rollout CANCELLED because a higher attempt replaces it. It delivers nothing."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
         elif not self.decide(record, Termination.superseded()):
@@ -130,39 +130,39 @@ class Runner:
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def _diverge(self, record: Record, why: str) -> None:
-        """Run again, the agent did something else."""
+        """End a rollout whose agent runs again and asks another question than before."""
         reason = FailureReason.REPLAY_DIVERGED
         self.decide(record, Termination.failed("server", why, retryable=True, reason=reason, finish_reason="replay"))
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Set a timer of a rollout. What its callback raises ends the rollout FAILED (server)."""
+        """Set a timer of a rollout. An exception of its callback ends the rollout FAILED (server)."""
         timer = self._context.supervisor.call_later(job, seconds, callback, *args, report=partial(self.fail, record))
         record.run.timers.append(timer)
 
     def _begin(self, record: Record) -> None:
-        """Start a rollout that was given a slot."""
+        """Start a rollout that has got a slot."""
         record.slot = True
         self._context.supervisor.call(START, self._start, record, report=partial(self.fail, record))
 
     def _start(self, record: Record) -> None:
-        record.state = advance(record.state, Step.START)
+        record.state = advance(record.state, RolloutState.RUNNING)
         record.run.start_time, now = self._context.clock.time(), self._context.clock.monotonic()
         waited = record.run.meter.started(now)
         if record.run.deadline is None and self._context.config.agent_timeout is not None:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
-            self._later(DEADLINE, record, record.run.timeout, self._expire, record)
+            self._expire_after(record, record.run.timeout)
         record.run.agent_version = self._context.provenance.version(record.agent_loop)
         started = events.Started(waited, record.run.agent_version)
-        if record.run.left_over:
+        if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)
         else:
             self._context.log.append(record, started)
             self._run(record)
 
     def _run(self, record: Record) -> None:
-        """Run the agent."""
-        if record.run.termination is not None or record.run.parked:  # that came before the commit
+        """Start the agent's task, unless the rollout ended or was parked meanwhile."""
+        if record.run.termination is not None or record.run.parked:
             self._free_slot(record)
             return
         request = record.init.request
@@ -183,7 +183,7 @@ class Runner:
         failpoints.reach("rollout.started")
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """The agent's task ended, one way or another."""
+        """End the rollout of an agent whose task has ended."""
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
@@ -205,14 +205,14 @@ class Runner:
             task.exception()
         self._end(record, free=True)
 
-    def _expire(self, record: Record) -> None:
-        self.decide(record, _timed_out(record))
+    def _expire_after(self, record: Record, seconds: float) -> None:
+        self._later(DEADLINE, record, seconds, lambda: self.decide(record, _timed_out(record)))
 
     def _stop(self, record: Record) -> None:
-        """Cancel the agent, again and again, and in the end without it."""
+        """Cancel the agent, several times if needed. In the end its rollout ends without it."""
         assert record.run.task is not None
         task = record.run.task
-        self._later(ABANDON, record, self.longest_stop - _LAST_WORD, self._abandon, record)
+        self._later(ABANDON, record, self.longest_stop - AFTER_LAST_CANCEL, self._abandon, record)
         for after in self._context.config.stop_again_after:
             self._later(STOP_AGAIN, record, after, task.cancel)
         task.cancel()
@@ -227,7 +227,7 @@ class Runner:
             self._end(record, free=record.slot)
 
     def park(self, record: Record) -> None:
-        """Leave a rollout as it is in the journal: the next process goes on with it."""
+        """Stop a rollout and leave it unfinished in the journal: the next process continues it."""
         record.run.parked = True
         record.run.cancel_timers()
         if record.run.session is not None:
@@ -238,37 +238,25 @@ class Runner:
             self._stop(record)
 
     def _end(self, record: Record, *, free: bool) -> None:
-        """Report, and commit: the terminal state, written once. `free` says that its slot is free after that."""
+        """Build the completion and commit it, once. With `free` the slot is given back after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:
             return
         record.run.cancel_timers()
-        session: RolloutSession | None = record.run.session
         if record.state is not RolloutState.REPORTING:
-            record.state = advance(record.state, Step.REPORT)
-        if session is not None:
-            session.close()
+            record.state = advance(record.state, RolloutState.REPORTING)
+        if record.run.session is not None:
+            record.run.session.close()
+        result_id, now = f"{random.getrandbits(128):032x}", self._context.clock.monotonic()
         try:
-            self._report(record, self._completion(record), free)
-        except Exception as error:  # a part of it cannot be written, for example
-            log.exception("the outcome of rollout %s could not be written", record.rollout_id)
-            why = f"the outcome could not be written: {describe(error)}"
-            record.run.termination = Termination.failed("server", why, retryable=True, finish_reason="internal")
-            self._report(record, bare_completion(record, record.run.termination, _result_id()), free)
-
-    def _completion(self, record: Record) -> Completion:
-        assert record.run.termination is not None
-        try:
-            return build_completion(record, record.run.termination, _result_id(), self._context.clock.monotonic())
+            self._report(record, build_completion(record, record.run.termination, result_id, now), free)
         except Exception as error:
-            log.exception("the completion of rollout %s could not be built", record.rollout_id)
-            failed = Termination.failed(
-                "server", f"the completion could not be built: {describe(error)}", retryable=True
-            )
-            return bare_completion(record, failed, _result_id())
+            log.exception("the outcome of rollout %s could not be written", record.rollout_id)
+            record.run.termination = Termination.internal(f"the outcome could not be written: {describe(error)}")
+            self._report(record, bare_completion(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, completion: Completion, free: bool) -> None:
-        """Write the end of a rollout to the log."""
+        """Append the end of a rollout to the log."""
         for name, sample in completion.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._context.log.append(
@@ -291,14 +279,14 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """The end is committed. If this raises, it is called once more."""
+        """Make a committed end visible. Called once more if it raises."""
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
             completion, by = record.delivery.report
             record.run.session = record.run.task = None
             record.run.doing.clear()
-            record.state = advance(record.state, ENDS[completion.status])
+            record.state = advance(record.state, RolloutState(completion.status))
             record.delivery.completion, record.delivery.ended_by = completion, by
             record.delivery.settled = (
                 completion.finish_reason == "superseded" and completion.status is CompletionStatus.CANCELLED
@@ -319,12 +307,8 @@ class Runner:
                 self._begin(following)
 
 
-def _result_id() -> str:
-    return f"{random.getrandbits(128):032x}"
-
-
 async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
-    """Run an agent. Returns a termination whatever the agent raises, except for a cancellation."""
+    """Run an agent. Returns the termination for its result or its exception; only a cancellation is raised."""
     try:
         return Termination.returned(await agent.run(context))
     except asyncio.CancelledError:
@@ -342,14 +326,15 @@ async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
 
 
 def _timed_out(record: Record) -> Termination:
-    """Return the termination of a rollout whose agent_timeout ran out: whose fault depends on what it was doing.
+    """Return the termination of a rollout whose agent_timeout ran out.
 
-    Beyond max_turns it is the agent's fault, whatever it was doing: without these turns it would have ended before.
+    The boundary depends on what the rollout was doing. Beyond max_turns it is always the agent: without the further
+    turns it would have ended in time.
     """
     request, run = record.init.request, record.run
     limit = request.agent_timeout or run.timeout or 0.0
     doing, turns = record.activity().description, request.max_turns
-    asked = run.session.turns if run.session is not None else 0
+    asked = run.session.samples.turns() if run.session is not None else 0
     message = f"the agent_timeout of {limit:g} s ran out"
     boundary: Boundary = "agent"
     if 0 < turns < asked:
@@ -366,7 +351,7 @@ def _timed_out(record: Record) -> Termination:
 
 
 def notify_ended(agent: Runnable | None, record: Record) -> None:
-    """Call ended() of an agent. What it raises is logged."""
+    """Call ended() of an agent, and log its exception."""
     try:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
@@ -375,19 +360,19 @@ def notify_ended(agent: Runnable | None, record: Record) -> None:
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:
-    """The agent's own copy of its request: what it does to the messages stays with it.
+    """Return a copy of a request, which the agent may change.
 
-    `read` is called with the bytes that the metadata take, when the agent reads them.
+    The copy parses the metadata when the agent first reads them, and then calls `read` with their size in bytes.
     """
     metadata = unread_metadata(request)
-    held: Any = {}
+    own: Any = {}
     if isinstance(metadata, jsontext.Unparsed):
-        held = metadata.for_reader(read)
+        own = metadata.for_reader(read)
     elif metadata:
-        held = jsontext.copy(metadata, "metadata_json")
+        own = jsontext.copy(metadata, "metadata_json")
     return copy_of(
         request,
         messages=copy_messages(request.messages, "messages"),
         completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
-        metadata=held,
+        metadata=own,
     )

@@ -1,4 +1,4 @@
-"""The way out: no new rollouts, time for what runs, and then the end of what still lives."""
+"""Drains and closes the engine."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ LAST_DELIVERIES = 3.5
 
 
 class Shutdown:
-    """Draining takes no new rollouts; closing ends what there is. `durable`: whether there is a journal."""
+    """A drain refuses new rollouts; closing ends the unfinished ones or leaves them to the next process."""
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
         self.draining = False
@@ -32,19 +32,19 @@ class Shutdown:
         self._changed = asyncio.Event()
 
     def drain(self) -> None:
-        """Take no new rollouts from now on."""
+        """Refuse new rollouts from now on."""
         self.draining = True
 
     def end_drain(self) -> None:
-        """Take new rollouts again."""
+        """Accept new rollouts again, unless the engine is closing."""
         self.draining = self.closing
 
     def changed(self) -> None:
-        """A rollout ended, was refused, or was delivered: whoever waits looks again."""
+        """Note that a rollout ended, was refused, or was delivered."""
         self._changed.set()
 
     async def drained(self, limit: float) -> bool:
-        """Wait until everything has ended and is delivered; false when the limit came first."""
+        """Wait until all rollouts have ended and are delivered. Returns False after `limit` seconds."""
         with anyio.move_on_after(limit):
             while self._unfinished() or self._outbox.undelivered:
                 self._changed.clear()
@@ -53,7 +53,7 @@ class Shutdown:
         return False
 
     async def stop(self, limit: float) -> None:
-        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        """Drain for at most `limit` seconds, then close."""
         self.drain()
         if limit and not await self.drained(limit):
             admission = self._context.admission
@@ -76,10 +76,10 @@ class Shutdown:
             )
 
     async def close(self, limit: float) -> None:
-        """End what still lives as FAILED (server, retryable), and try for `limit` seconds to deliver it.
+        """End the unfinished rollouts FAILED (server, retryable), and try for `limit` seconds to deliver them.
 
-        With a journal, what the next process can go on with stays there instead (`parked`). Agents
-        are waited for as long as it takes to stop one, whatever the limit.
+        With a durable journal, rollouts that the next process can continue are parked instead. Agents get the time
+        that stopping one takes, whatever the limit.
         """
         self.draining = self.closing = True
         for record in self._context.table.live():
@@ -95,12 +95,12 @@ class Shutdown:
 
     @property
     def parked(self) -> list[Record]:
-        """What stays in the journal, unfinished, for the next process."""
+        """The rollouts that stay unfinished in the journal for the next process."""
         return [record for record in self._context.table.live() if record.run.parked]
 
     def _end(self, record: Record) -> None:
-        goes_on = record.run.task is None or self._context.runnables[record.agent_loop].replayable
-        if self._context.journal.durable and record.trail.journaled and goes_on:
+        can_continue = record.run.task is None or self._context.runnables[record.agent_loop].replayable
+        if self._context.journal.durable and record.trail.journaled and can_continue:
             self._runner.park(record)
         else:
             why, reason = "the server shut down", FailureReason.SHUTDOWN
@@ -108,5 +108,5 @@ class Shutdown:
             self._runner.decide(record, shutdown)
 
     def _unfinished(self) -> list[Record]:
-        """What this process has still to do with: all that lives, and is not left to the next one."""
+        """Return the rollouts that this process has to finish, and the parked ones whose agent still runs."""
         return [record for record in self._context.table.live() if not record.run.parked or record.run.task is not None]

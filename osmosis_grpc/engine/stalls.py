@@ -10,7 +10,7 @@ from osmosis_grpc.types import RolloutState
 log = logging.getLogger(__name__)
 
 MOST_LINES = 10
-"""Rollouts that one sweep names; what is beyond is counted."""
+"""Rollouts that one sweep names; further ones are only counted."""
 
 
 class Stalls:

@@ -1,4 +1,4 @@
-"""Rollouts whose agent may kill the server's process: each runs alone, until it has shown that it does not.
+"""Runs rollouts alone whose agent may kill the server's process.
 
 A rollout is a suspect once the process has died several times while its agent ran and got no new reply. An agent that
 kills the process would otherwise do so at every start, and no other rollout would ever end.
@@ -17,23 +17,23 @@ log = logging.getLogger(__name__)
 SUSPECTED = 2
 """Deaths of the process after which a rollout runs alone."""
 CONVICTED = 4
-"""Deaths after which it is not run again: one in its first run or after a new reply, and one in each of 3 more runs."""
+"""Deaths after which it does not run again: one in its first run or after a new reply, one in each of 3 more runs."""
 
 Key = tuple[str, int]
 
 
 class Suspects:
-    """Starts each suspect once all rollouts that go before it have passed: they got a new reply, or have ended."""
+    """Starts each suspect after the rollouts before it have passed: they have got a new reply or have ended."""
 
     def __init__(self, event_log: EventLog, start: Callable[[Record], None]) -> None:
         self._log = event_log
         self._start = start
         self._before: set[Key] = set()
-        """Rollouts that run and have not passed."""
+        """Running rollouts that have not passed."""
         self._waiting: list[tuple[int, int, Record]] = []
 
     def goes_before(self, record: Record) -> None:
-        """Note a rollout that runs again and is no suspect."""
+        """Note a rollout that runs again and is not a suspect."""
         self._before.add((record.rollout_id, record.attempt))
 
     def add(self, record: Record, deaths: int) -> None:
@@ -46,7 +46,7 @@ class Suspects:
         heapq.heappush(self._waiting, (deaths, record.sequence, record))
 
     def begin(self) -> None:
-        """All of them are known: start the first one when its turn has come."""
+        """Begin to start the suspects, after the last add()."""
         if self._waiting:
             self._log.add_sink(self._see)
             self._next()

@@ -1,6 +1,6 @@
-"""The records: found by id and attempt, kept for their time and within the memory budget.
+"""The records in memory, by id and attempt, within record_ttl and the memory budget.
 
-With a journal, rollouts that are over and delivered are found there, and not kept here.
+With a durable journal, settled rollouts are read from it and are not kept in memory.
 """
 
 import asyncio
@@ -16,18 +16,19 @@ from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import JournaledRollout, RolloutRequest
 
 MESSAGE_BYTES = 256
-"""What a message takes in memory beside its texts, about."""
+"""The memory of a message besides its texts, about."""
 SLICE = 200
-"""Records dropped before the event loop goes on."""
+"""Records dropped before the event loop runs other tasks."""
 PAGE = 256
 """Entries read from the journal at once."""
 
 
-async def _nobody(asked: Any, /) -> Any:
+async def _refuse(call: Any, /) -> Any:
     raise Unavailable("the rollout is over")
 
 
-_NOBODY = Peer(_nobody, _nobody)
+_NO_PEER = Peer(_refuse, _refuse)
+"""The peer of settled rollouts, which make no calls."""
 
 
 class RecordTable:
@@ -41,47 +42,48 @@ class RecordTable:
         self._by_sequence: dict[int, Record] = {}
         self._last_sequence = journal.last_sequence
         self._live: dict[Record, int] = {}
-        """With the bytes that each takes beside its events."""
+        """The unfinished records, with the bytes of each besides its events."""
         self._live_size = 0
         self._ended: dict[Record, int] = {}
+        """The ended records, with the bytes of each."""
         self._sizes = Shares(config.memory_budget)
-        """Bytes of each owner's records: of the live ones those beside their events, of the ended ones all."""
+        """The bytes of each owner's records."""
         self._settled: dict[str, dict[Record, None]] = {}
-        """By owner the ended records to which nothing more happens, in the order in which that came."""
+        """The settled records by owner, the oldest first."""
         self._aliases: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
 
     def find(self, rollout_id: str, attempt: int) -> Record | None:
-        """One attempt."""
+        """Return one attempt; None if it is not known."""
         record = self._records.get(rollout_id, {}).get(attempt)
         return record or next((r for r in self._cold(rollout_id) if r.attempt == attempt), None)
 
     def highest(self, rollout_id: str) -> Record | None:
-        """The newest attempt, be it accepted or still on its way there."""
+        """Return the newest attempt, accepted or not."""
         attempts = [*self._records.get(rollout_id, {}).values(), *self._cold(rollout_id)]
         return max(attempts, key=lambda record: record.attempt, default=None)
 
     def newest(self, rollout_id: str) -> Record:
-        """The newest attempt of a rollout of which one is live: then memory holds all that are newer."""
+        """Return the newest attempt of a rollout that has a live attempt: all newer ones are in memory then."""
         attempts = self._records[rollout_id]
         return attempts[max(attempts)]
 
     def accepted(self, rollout_id: str) -> Record | None:
-        """The newest accepted attempt."""
+        """Return the newest accepted attempt; None if there is none."""
         attempts = [r for r in self._records.get(rollout_id, {}).values() if r.accepted.done()]
         return max([*attempts, *self._cold(rollout_id)], key=lambda record: record.attempt, default=None)
 
     def _cold(self, rollout_id: str) -> list[Record]:
-        """The attempts that only the journal knows."""
+        """Return the attempts that are in the journal only."""
         known = self._records.get(rollout_id, {})
         return [_record_of(e) for e in self._journal.find(rollout_id) if e.init.request.attempt not in known]
 
     def pending(self, rollout_id: str) -> list[Record]:
-        """The attempts that are on their way to acceptance."""
+        """Return the attempts that are being accepted."""
         return [r for r in self._records.get(rollout_id, {}).values() if not r.accepted.done()]
 
     def attempts_below(self, record: Record) -> list[Record]:
-        """The accepted attempts that this one supersedes."""
+        """Return the accepted attempts that this one supersedes."""
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
@@ -94,28 +96,24 @@ class RecordTable:
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)
-                if record is not None or self._journal.durable:  # else it was forgotten meanwhile
+                if record is not None or self._journal.durable:  # else it was dropped meanwhile
                     yield record or _record_of(entry)
 
-    def ids(self) -> list[str]:
-        """Return the ids of the rollouts in memory."""
-        return list(self._records)
-
-    def ended_records(self) -> list[Record]:
-        """Return the records in memory that have ended."""
-        return list(self._ended)
+    def in_memory(self) -> list[Record]:
+        """Return the records in memory."""
+        return [record for attempts in self._records.values() for record in attempts.values()]
 
     def live(self) -> list[Record]:
-        """Records that have not ended."""
+        """Return the records that have not ended."""
         return list(self._live)
 
     def restore(self, record: Record) -> None:
-        """A rollout that another process left: it goes on here."""
+        """Add a rollout that another process left."""
         self.add(record)
         self._by_sequence[record.sequence] = record
 
     def add(self, record: Record) -> None:
-        """A new record, on its way to acceptance."""
+        """Add a record that is being accepted."""
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
         self._live[record] = 0
         self.grow(record, record.init.size + MESSAGE_BYTES * len(record.init.request.messages))
@@ -125,18 +123,18 @@ class RecordTable:
             self._keys[record.owner, record.rollout_id] = key
 
     def accept(self, record: Record) -> None:
-        """It is accepted: from here on it has its place in the order."""
+        """Give an accepted record the next sequence number."""
         self._last_sequence += 1
         record.sequence = self._last_sequence
         self._by_sequence[record.sequence] = record
 
     def remove(self, record: Record) -> None:
-        """Forget a record."""
+        """Drop a record, in the journal, too."""
         self._evict(record)
         self._journal.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
-        """Drop a record to which nothing more can happen, if the journal has it."""
+        """Note that a record is settled. It leaves memory if the journal has all attempts."""
         if record.delivery.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
         if self._journal.durable and record.trail.journaled and record.delivery.settled:
@@ -144,7 +142,7 @@ class RecordTable:
             if all(other.delivery.settled and other.trail.journaled for other in attempts):
                 for other in list(attempts):
                     self._evict(other)
-        self.make_room()
+        self.drop_over_budget()
 
     def _evict(self, record: Record) -> None:
         attempts = self._records.get(record.rollout_id, {})
@@ -165,7 +163,7 @@ class RecordTable:
             self._settled.pop(record.owner, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
-        """Refuse a key that names another rollout, and a rollout that has another key."""
+        """Raise AlreadyExists if the request's key names another rollout, or its rollout has another key."""
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
         if key and named is None:
@@ -182,14 +180,14 @@ class RecordTable:
             )
 
     def grow(self, record: Record, size: int) -> None:
-        """Count bytes that a live record takes beside its events."""
+        """Count more bytes for a live record."""
         if record in self._live:
             self._live[record] += size
             self._live_size += size
             self._sizes.add(record.owner, size)
 
     def ended(self, record: Record) -> None:
-        """A record ended: it counts against the budget from now on."""
+        """Note that a record has ended, and count all its bytes."""
         live = self._live.pop(record, 0)
         self._live_size -= live
         size = self._journal.size(record.rollout_id, record.attempt)
@@ -197,14 +195,14 @@ class RecordTable:
         self._ended[record] = size
         self.settled(record)
 
-    def check_room(self, owner: str) -> None:
-        """Refuse an Init while live rollouts and undelivered outcomes fill a budget. Raises ResourceExhausted.
+    def check_budget(self, owner: str) -> None:
+        """Raise ResourceExhausted while live rollouts and undelivered outcomes fill a budget.
 
-        An owner with less than an even part of what is used is not refused: see engine/shares.py.
+        An owner with less than an even share of what is used is not refused, see engine/shares.py.
         """
-        self.make_room()
+        self.drop_over_budget()
         budget = self._config.memory_budget
-        if self._memory > budget and self._sizes.has_its_part(owner):
+        if self._memory > budget and self._sizes.has_even_share(owner):
             live = self._live_size + self._journal.live_size
             raise ResourceExhausted(
                 f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
@@ -220,19 +218,19 @@ class RecordTable:
     def _memory(self) -> int:
         return self._sizes.total + self._journal.live_size
 
-    def make_room(self) -> None:
-        """Drop settled records while the budget is overdrawn; undelivered ones never.
+    def drop_over_budget(self) -> None:
+        """Drop settled records while the memory budget is exceeded.
 
-        The owner who uses most loses the oldest first; an owner with less than an even part loses none.
+        The owner with the largest use loses its oldest records first; an owner with less than an even share loses none.
         """
         while self._settled and self._memory > self._config.memory_budget:
             owner = max(self._settled, key=self._sizes.used)
-            if not self._sizes.has_its_part(owner):
+            if not self._sizes.has_even_share(owner):
                 return
             self.remove(next(iter(self._settled[owner])))
 
     def overdue(self, now: float) -> list[Record]:
-        """Ended records that are undelivered past their time."""
+        """Return the ended records that are still undelivered after record_ttl."""
         return [
             r
             for r in self._ended
@@ -240,7 +238,7 @@ class RecordTable:
         ]
 
     async def sweep(self, now: float) -> None:
-        """Drop the records that are past their time, in slices between which the event loop goes on."""
+        """Drop the settled records that are older than record_ttl. Other tasks run between its slices."""
         before = now - self._config.record_ttl
         settled = [record for records in self._settled.values() for record in records]
         old = [record for record in settled if record.delivery.ended is not None and record.delivery.ended <= before]
@@ -253,5 +251,5 @@ class RecordTable:
 
 
 def _record_of(entry: JournaledRollout) -> Record:
-    """What only the journal knows, as a record for whoever asks."""
-    return Record.of(entry, _NOBODY, Tenant(), 0.0, 0.0)
+    """Return a record for a rollout that is in the journal only."""
+    return Record.of(entry, _NO_PEER, Tenant(), 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""How a rollout ends: status, reason, and whose fault it is. The first termination of a rollout stands."""
+"""How a rollout ends: status, reason, and failure. Only the first termination of a rollout counts."""
 
 from dataclasses import dataclass
 

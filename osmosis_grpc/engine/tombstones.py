@@ -1,7 +1,6 @@
-"""Cancels that came before their rollout was accepted: each waits for its Init for a time.
+"""Cancels that came before their Init. Each waits for tombstone_ttl.
 
-A cancel that was answered holds, so none is dropped for another's sake: an owner who has too many
-is refused further ones.
+A cancel that was answered takes effect, so none is dropped for another one: an owner with too many cancels is refused.
 """
 
 from osmosis_grpc.agent.ports import Clock
@@ -11,12 +10,12 @@ from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
 
 CANCELLED_EARLY = "cancelled before its Init came"
-"""What their rollouts are told; the cancel's own reason is not kept."""
+"""The reason that their rollouts get; the reason of the cancel is not kept."""
 _ANY_ATTEMPT = 2**32
 
 
 class Tombstones:
-    """By owner and rollout id: up to which attempt it is cancelled, and until when. In the journal, too."""
+    """Keeps by owner and rollout id up to which attempt it is cancelled, and until when; in the journal, too."""
 
     def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
         self._config = config
@@ -28,7 +27,7 @@ class Tombstones:
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
-        """Remember a cancel whose Init may still come; without an attempt it means any. Raises ResourceExhausted."""
+        """Keep a cancel whose Init may still come; 0 means every attempt. Raises ResourceExhausted."""
         now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
         kept = self._owners.setdefault(owner, {})
         if rollout_id not in kept and len(kept) >= most:
@@ -41,7 +40,7 @@ class Tombstones:
         self._journal.add_tombstone(owner, rollout_id, upto, ttl)
 
     def take(self, record: Record) -> bool:
-        """Whether a cancel came before this rollout was accepted; it is used up."""
+        """Return whether a cancel waits for this rollout, and delete it."""
         kept = self._owners.get(record.owner)
         attempt, until = kept.get(record.rollout_id, (0, 0.0)) if kept else (0, 0.0)
         if not kept or attempt < record.attempt or until <= self._clock.monotonic():
@@ -55,7 +54,7 @@ class Tombstones:
         return sum(map(len, self._owners.values()))
 
     def sweep(self, now: float) -> None:
-        """Drop what is past its time, by monotonic time; the journal does so by itself."""
+        """Drop the cancels whose time is over at the monotonic time `now`; the journal drops its own."""
         for owner, kept in list(self._owners.items()):
             for rollout_id in [name for name, (_, until) in kept.items() if until <= now]:
                 del kept[rollout_id]

@@ -1,7 +1,6 @@
-"""Notices code that blocks the event loop, and names the line.
+"""Notices code that blocks the event loop, and logs its line.
 
-A thread asks the loop for a sign of life; when none comes, it looks at what the loop's thread
-is executing right then.
+A thread asks the loop for a sign of life. If none comes, it reads which line the loop's thread executes.
 """
 
 import asyncio
@@ -33,27 +32,27 @@ class Watchdog:
         self.on_lag: Callable[[float], object] = lambda seconds: None
         """Called on the loop with the seconds that each sign of life took."""
         self.blocked = 0
-        """How often the loop was found blocked."""
+        """How often the loop was blocked."""
         self.last = ""
-        """Where, the last time: file:line in function."""
+        """The line of the last time: file:line in function."""
         self.last_tool = ""
-        """The tool that did it, the last time; empty when execute_tool_calls did not run it."""
+        """The tool of the last time; empty if no tool of execute_tool_calls ran."""
         self.paused = False
-        """Set while a process starts: it imports and builds a lot on the loop, and no rollout waits for it yet."""
+        """Set while a process starts: its imports block the loop, and no rollout waits for it yet."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begin; called on the loop that is to be watched."""
+        """Begin to watch the running loop."""
         loop, ident = asyncio.get_running_loop(), threading.get_ident()
         self._thread = supervisor.thread(WATCH, lambda: self._watch(loop, ident))
 
     def stop(self) -> None:
-        """End, without waiting for long."""
+        """Stop the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2 * self._limit + 1)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
-        """Ask for one sign of life. Returns False when there is nothing more to watch."""
+        """Ask for one sign of life. Returns False after stop() and after the end of the loop."""
         if self._stop.wait(self._limit):
             return False
         if self.paused:
@@ -80,7 +79,7 @@ class Watchdog:
     def _report(self, frame: FrameType, tool: str) -> None:
         frames = _callback(frame)
         if not frames:
-            return  # the loop waits for events: it is this machine that has no time for it
+            return  # the loop waits for events: the machine is too busy
         self.blocked += 1
         self.last, self.last_tool = _where(frames), tool
         log.warning(
@@ -93,13 +92,13 @@ class Watchdog:
 
 
 def _tool(task: "asyncio.Task[Any] | None") -> str:
-    """Returns the tool that a task runs; empty for another task."""
+    """Return the tool that a task runs; empty for another task."""
     name = task.get_name() if task is not None else ""
     return name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else ""
 
 
 def _callback(innermost: FrameType) -> list[FrameType]:
-    """Returns the frames of the callback that the loop runs, the innermost first; none while it waits for events."""
+    """Return the frames of the callback that the loop runs, the innermost first; none while it waits for events."""
     frames = []
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_name != "_run_once":  # below it is the program that runs the loop
@@ -110,7 +109,7 @@ def _callback(innermost: FrameType) -> list[FrameType]:
 
 
 def _where(frames: list[FrameType]) -> str:
-    """Returns the innermost line that is neither the standard library's nor ours, else the innermost."""
+    """Return the innermost line outside the standard library, installed packages and our own; else the innermost."""
     for frame in frames:
         if is_own(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
             break

@@ -1,4 +1,4 @@
-"""The agent server as a whole: engine, grpc.aio server, health, reflection, drain."""
+"""The agent server: the engine behind a grpc.aio server, with health, reflection and drain."""
 
 import asyncio
 import inspect
@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.awaited_tools import await_tools
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, Peer, settled
+from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.call_metrics import Unregistered
@@ -31,7 +32,7 @@ from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
@@ -40,28 +41,29 @@ log = logging.getLogger(__name__)
 
 UPDATE_HEALTH = job("server.update_health", OnFailure.RESTART)
 SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
-DEFAULT_TOOLS = job("server.default_tools", OnFailure.RAISE)
 
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
+LIST_TOOLS_TIMEOUT = 2.0
+"""Seconds for an async get_tools whose result GetServerInfo lists."""
 _Status = health_pb2.HealthCheckResponse
 
 
 class AgentServer:
-    """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
+    """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` says who may call, and over what; `credentials` how trainers are dialled: with which
-    token those of `connect`, and by which files those that speak TLS.
-    It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
-    Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
-    server drains, while its journal cannot be written, and after `supervisor` has failed; "liveness"
-    stays SERVING to the end; anyone may ask.
+    `security` is what callers must show. `credentials` is what the server shows to trainers: a token to those of
+    `connect`, and TLS files to all. The server opens a stream to each trainer of `connect`, HOST:PORT each, who owns
+    the rollouts of that stream.
 
-    With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
-    goes on with what the process before left there. Made within the running event loop, then.
-    Raises JournalError when that folder cannot be used, Unavailable when what it holds cannot be
-    read, OSError when the port is taken, ValueError when the host is public and not guarded enough
-    for that, or a file of TLS cannot be used.
+    With a `state_dir` the server keeps a journal there: it answers an Init and sends an outcome after its commit, and
+    continues the rollouts of the previous process. It is then made within the running event loop.
+
+    Health knows three names. "" and the RolloutService are NOT_SERVING while the server drains or cannot write its
+    journal, and after `supervisor` has failed. "liveness" is SERVING until the end. Every caller may ask for health.
+
+    Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
+    taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class AgentServer:
         self.security = security or ServerSecurity()
         self.security.check_host(host)
         self.credentials = credentials or Credentials()
-        """How trainers are dialled."""
+        """What the server shows to trainers."""
         for target in connect:
             self.credentials.check_target(target)
         self.port = port
@@ -91,7 +93,7 @@ class AgentServer:
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
         )
-        """Where rollouts' calls go, by the scheme of their callback's target."""
+        """Makes the peers of callback trainers."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
@@ -110,9 +112,9 @@ class AgentServer:
         try:
             self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, config.max_metadata_bytes)
-            """Trainers that speak over one stream."""
+            """The trainers with a stream."""
             self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
-            """What /metrics shows."""
+            """The metrics of /metrics."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             self._journal.close()
@@ -157,7 +159,7 @@ class AgentServer:
         recovered = self.engine.recovery.recover(self._peer_of)
         if recovered:
             summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
-            log.info("rollouts of the process before: %s", summary)
+            log.info("rollouts of the previous process: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
@@ -182,13 +184,13 @@ class AgentServer:
             await self.callbacks.close()
 
     async def _serve(self) -> None:
-        """Wait for the end of the gRPC server, which comes with stop() alone."""
+        """Wait for the end of the gRPC server. Raises RuntimeError if it ends before stop()."""
         await self._server.wait_for_termination()
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
 
     async def drain(self) -> None:
-        """Take no new rollouts from now on."""
+        """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
             left = self.engine.capacity()
             log.info("draining: no new rollouts from now on", extra=_left(left))
@@ -197,7 +199,7 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
+        """Accept new rollouts again. Raises FailedPrecondition once the server is stopping."""
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
         if self.engine.shutdown.draining:
@@ -210,7 +212,7 @@ class AgentServer:
         await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
-        """The journal can be written no longer, or again, or the server has failed."""
+        """Update the health after a problem of the journal, its end, or a failure of the server."""
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
@@ -219,7 +221,10 @@ class AgentServer:
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def stop(self, limit: float) -> None:
-        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        """Drain for at most `limit` seconds, then stop.
+
+        Rollouts that are unfinished then end FAILED (server, retryable), or the next process continues them.
+        """
         self._stopped = True
         await self.drain()
         await self.engine.shutdown.stop(limit)
@@ -229,28 +234,21 @@ class AgentServer:
 
 
 def _left(capacity: Capacity) -> dict[str, int]:
-    """Return what a server has still to do, as fields of a log line."""
+    """Return the unfinished work of a server as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 
 async def _default_tools(agent: Runnable) -> list[ToolDict]:
-    """The tools for a request that says nothing in particular; none when the agent wants to know more."""
+    """Return the tools for an empty request; an empty list for an agent that needs a real one."""
     if not agent.lists_tools_without_request:
         return []
     try:
         tools: Any = agent.tools(RolloutRequest(rollout_id="server-info"))
         if inspect.isawaitable(tools):
-            task = child(DEFAULT_TOOLS, settled(tools))
-            done, _ = await asyncio.wait({task}, timeout=2)
-            if not done or task.cancelled():
-                task.cancel()
-                raise TimeoutError("it took longer than 2 s")
-            tools, error = task.result()
-            if error is not None:
-                raise error
+            tools = await await_tools(tools, LIST_TOOLS_TIMEOUT)
         return tool_dicts(tools)
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError):
-            raise
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # the agent's code may raise anything
         log.info("agent loop %s lists no tools without a request: %s", agent.name, describe(error))
         return []

@@ -12,7 +12,7 @@ import pytest
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.types import Completion, CompletionStatus
 from tests.damaged import flip
-from tests.storage.journals import keeping
+from tests.storage.journals import opened
 from tests.storage.test_damage import TEXT, change, written
 
 
@@ -111,11 +111,11 @@ async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
 
 
 async def test_x09_doctor_looks_while_a_server_has_it(doctor, tmp_path):
-    async with keeping(tmp_path) as kept:
-        kept.accept("r0")
-        await kept.commit()
+    async with opened(tmp_path) as user:
+        user.accept("r0")
+        await user.commit()
         code, stdout, stderr = doctor("--state-dir", tmp_path)
         assert (code, stderr) == (0, ""), stdout
         assert "1 rollouts" in stdout
-        kept.end("r0")
-        await kept.commit()
+        user.end("r0")
+        await user.commit()

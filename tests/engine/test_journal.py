@@ -106,7 +106,7 @@ class Host(Host):
 
     @property
     def in_memory(self):
-        return sorted(self.engine.context.table.ids())
+        return sorted({record.rollout_id for record in self.engine.context.table.in_memory()})
 
     async def settled(self, record):
         async with asyncio.timeout(PATIENCE):

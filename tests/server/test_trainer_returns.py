@@ -43,7 +43,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
     waiter.go.set()
     async with asyncio.timeout(30):
         await until(lambda: server.engine.capacity().undelivered == len(names) and not server.engine.capacity().running)
-        await until(lambda: not any(record.calls for record in server.engine.context.table.ended_records()))
+        await until(lambda: not any(record.calls for record in server.engine.context.table.in_memory()))
     async with CallbackTrainer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         coming = asyncio.gather(*(trainer.completion(name, timeout=30) for name in names))
         for number in itertools.count():  # until the channel is connected again, none gets through

@@ -197,23 +197,23 @@ async def test_x05_slots_move_towards_even_shares(stack):
 def test_x05_shares():
     shares = Shares(12)
     for _ in range(12):
-        assert shares.room("a")
+        assert shares.available("a")
         shares.add("a", 1)
-    assert not shares.room("a")
+    assert not shares.available("a")
     for _ in range(6):
-        assert shares.room("b")
+        assert shares.available("b")
         shares.add("b", 1)
-    assert not shares.room("b")
+    assert not shares.available("b")
     for _ in range(4):
-        assert shares.room("c")
+        assert shares.available("c")
         shares.add("c", 1)
-    assert not shares.room("c")
+    assert not shares.available("c")
     shares.add("a", -8)
-    assert not shares.room("a"), "14 of 12 are in use"
-    assert not shares.room("b")
-    assert not shares.room("c")
+    assert not shares.available("a"), "14 of 12 are in use"
+    assert not shares.available("b")
+    assert not shares.available("c")
     shares.add("b", -3)
-    assert all(shares.room(name) for name in "abc")
+    assert all(shares.available(name) for name in "abc")
     shares.add("a", -4)
     shares.add("c", -4)
     assert shares.share("b") == 12

@@ -1,4 +1,4 @@
-"""A lock whose file a cleaner of old files has removed: this process stops before it writes beside another one."""
+"""X16: a process whose lock file was removed stops before its next commit."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ PATIENCE = 10.0
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "its folder is gone"])
-def test_x16_a_lock_knows_that_its_file_has_gone(tmp_path, how):
+def test_x16_a_lock_detects_that_its_file_was_removed(tmp_path, how):
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = Lock(folder / "lock")

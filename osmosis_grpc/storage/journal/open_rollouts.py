@@ -80,4 +80,4 @@ class OpenRollouts:
 
     def has_room(self, owner: str) -> bool:
         """Return whether the budget is not full, or the owner uses less than an even share of it."""
-        return self._sizes.total <= self._budget or not self._sizes.has_its_part(owner)
+        return self._sizes.total <= self._budget or not self._sizes.has_even_share(owner)

@@ -57,7 +57,7 @@ class CallbackRecorder:
         self._ttl = ttl
         self.supervisor = Supervisor("the callback recorder")
         """Owns the background work of this object."""
-        self._cache = ChatCache(policy, None, self.supervisor)
+        self.cache = ChatCache(policy, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
         self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
         self._resources: AsyncExitStack
@@ -74,20 +74,20 @@ class CallbackRecorder:
     @property
     def source(self) -> TrainerMetrics:
         """The metrics by family."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
+        return TrainerMetrics(self.cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
-        sampler = self._cache.sampler
-        return self._cache.metrics.read(
-            open_rollouts=self._cache.open, open_chats=sampler.in_flight, version=sampler.version
+        sampler = self.cache.sampler
+        return self.cache.metrics.read(
+            open_rollouts=self.cache.open, open_chats=sampler.in_flight, version=sampler.version
         )
 
     async def __aenter__(self) -> "CallbackRecorder":
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
-            self._listener.listen(self._cache.metrics.answered_calls)
+            self._listener.listen(self.cache.metrics.answered_calls)
             await self._listener.start()
             self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
             self._resources = stack.pop_all()
@@ -97,14 +97,14 @@ class CallbackRecorder:
         try:
             await self._listener.stop()
         finally:
-            self._cache.close()
+            self.cache.close()
             await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
 
     async def chat(self, request: ChatRequest) -> bytes:
         """See Receiver."""
-        chat = self._cache.chat(request, time.monotonic())
+        chat = self.cache.chat(request, time.monotonic())
         if not chat.done.done():
             await asyncio.wait({chat.done})
         chat.done.result()
@@ -114,16 +114,16 @@ class CallbackRecorder:
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
         """See Receiver."""
-        if self._cache.is_new(completion, time.monotonic()):
+        if self.cache.is_new(completion, time.monotonic()):
             await self._record_once(completion, state, credential)
-        outcome, recorded = self._cache.complete(completion, time.monotonic())
+        outcome, recorded = self.cache.complete(completion, time.monotonic())
         if recorded is not None:
             self.recorded(recorded)
         return outcome
 
     def recorded(self, completion: Completion) -> None:
         """Count a completion that was recorded. Its samples come from the chats that were answered here."""
-        self._cache.metrics.ended(completion, self._cache.sampler.version)
+        self.cache.metrics.ended(completion, self.cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
         """See Receiver. The server gives up."""
@@ -142,4 +142,4 @@ class CallbackRecorder:
         task.result()
 
     def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._ttl)
+        self.cache.sweep(time.monotonic() - self._ttl)
