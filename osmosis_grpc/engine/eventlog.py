@@ -44,7 +44,7 @@ class EventLog:
         self.dropped = 0
         """The number of events that could not be committed."""
         self._idle = idle_interval
-        self._waiters: set[asyncio.Event] = set()
+        self.waiters: set[asyncio.Event] = set()
 
     def append(
         self, record: Record, kind: EventKind, then: Then | None = None, *, entry: JournaledRollout | None = None
@@ -115,7 +115,7 @@ class EventLog:
         try:
             for waiter in record.trail.waiters:
                 waiter.set()
-            for waiter in self._waiters:
+            for waiter in self.waiters:
                 waiter.set()
         except Exception as error:  # readers try again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
@@ -189,7 +189,7 @@ class EventLog:
         None in place of an event is a heartbeat.
         """
         waiter = asyncio.Event()
-        self._waiters.add(waiter)
+        self.waiters.add(waiter)
         gone = self._journal.forgotten_position
         try:
             yield position, None
@@ -206,7 +206,7 @@ class EventLog:
                 elif not await self._woken(waiter):
                     yield position, None
         finally:
-            self._waiters.discard(waiter)
+            self.waiters.discard(waiter)
 
     def _raise_gone(self) -> NoReturn:
         first = self.cursor(self._journal.forgotten_position)

@@ -1,6 +1,6 @@
-"""Measures calls as gRFC A66 says: the number, the status, the duration and the bytes.
+"""Measures calls as gRFC A66 defines it: number, status, duration and bytes.
 
-Both sides make a Call, add the bytes of its messages and end it with a status. Without a CallSink it does nothing.
+Both sides make a Call, add the bytes of its messages and end it with a status. Without a CallSink a Call does nothing.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ import grpc
 
 
 class CallSink(Protocol):
-    """Something that counts calls. A status is the name of a gRPC code, sizes are in bytes."""
+    """Counts calls. A status is the name of a gRPC code; sizes are in bytes."""
 
     def started(self, method: str) -> None:
-        """A call began."""
+        """Counts a call that began."""
 
     def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
-        """A call ended."""
+        """Counts a call that ended."""
 
 
 class Call:
@@ -42,7 +42,7 @@ class Call:
 
 
 class Asking(Call):
-    """A client's unary call of bytes, made at once. It is awaited for its reply, and given up by cancel()."""
+    """A client's unary call of bytes, which starts at once. Await it for its reply; cancel() cancels it."""
 
     __slots__ = ("_call",)
 
@@ -73,11 +73,11 @@ class Asking(Call):
 
 
 class Unregistered(grpc.GenericRpcHandler):
-    """The last handler of a server: counts calls of methods that no other one has, as "other"."""
+    """The last handler of a server. It counts calls of unknown methods, as the method "other" of the sink."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink
 
     def service(self, details: grpc.HandlerCallDetails) -> None:
-        """Leaves the call UNIMPLEMENTED."""
+        """Counts the call and returns None, so that gRPC answers UNIMPLEMENTED."""
         Call(self._sink, "other").end("UNIMPLEMENTED")

@@ -1,15 +1,15 @@
 """Credentials of callbacks: an agent server shows one to the trainer that it calls back.
 
-A trainer makes one credential for all its callbacks. From that credential anybody can derive one for a single rollout.
+A trainer makes one credential for all its callbacks. The owner of that credential can derive one for a single rollout.
 RolloutClient derives it before it sends a callback, so an agent server never gets the credential for all rollouts. Both
-are deterministic, so that an equal Init has an equal callback. This file does not import grpc.
+are deterministic, so equal Inits have equal callbacks. This file does not import grpc.
 """
 
 import hashlib
 import hmac
 from collections.abc import Iterable
 
-_MADE = "cb1"  # the prefix of the credentials that are made here
+_MADE = "cb1"  # the prefix of our credentials
 
 
 class CallbackKeys:
@@ -37,12 +37,12 @@ class CallbackKeys:
         good = [
             hmac.compare_digest(_bytes(_sign(_bytes(whole), mark) if mark else whole), _bytes(shown))
             for whole in self._signatures
-        ]  # always all of them, so that the time does not depend on the credential
+        ]  # all are compared, so that the time does not depend on the credential
         return any(good)
 
 
 def narrowed(credential: str, rollout_id: str) -> str:
-    """Returns the credential for one rollout. A credential that was not made here is returned as it is."""
+    """Returns the credential for one rollout. Returns any other credential than ours unchanged."""
     mark, whole = _parts(credential)
     if mark or not whole:
         return credential
@@ -57,7 +57,7 @@ def is_for(credential: str, rollout_id: str) -> bool:
 
 
 def _parts(credential: str) -> tuple[str, str]:
-    """Returns the mark of the rollout and the signature; both are empty for a credential that was not made here."""
+    """Returns the mark of the rollout and the signature; both are empty for any other credential than ours."""
     parts = credential.split(".")
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _MADE else ("", "")
 

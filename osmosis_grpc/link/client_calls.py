@@ -1,4 +1,4 @@
-"""The client's side of a call: a status becomes the exception of its code."""
+"""The client's side of a call: converts a status to the exception of its code."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What this side shows when it dials another one: a bearer token, and the files for TLS."""
+"""The credentials of a caller: a bearer token, and the files for TLS."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from osmosis_grpc.link.tokens import check_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What this side shows when it dials another one, and how it knows the other one again.
+    """The credentials that this side shows to a server, and the CAs that it trusts.
 
     Raises ValueError for a token that is not valid and for a file that cannot be used, TypeError for a `tls` that is
     not ClientTls.
@@ -40,12 +40,12 @@ class Credentials:
         if self.token and self.tls is None and not self.insecure and not is_loopback(host):
             raise ValueError(
                 f"{target} is not loopback, and the token would travel there in plain text: speak TLS "
-                "with it, or say that insecure is meant"
+                "with it, or pass insecure=True"
             )
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata of every call."""
+        """The metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     def channel(self, target: str, options: Options) -> grpc.aio.Channel:

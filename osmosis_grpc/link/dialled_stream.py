@@ -1,4 +1,4 @@
-"""A stream call that this side opens, and the loop that opens it again after a break."""
+"""A stream call that this side opens, and the loop that reopens it after a break."""
 
 import asyncio
 import contextlib

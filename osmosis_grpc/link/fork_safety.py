@@ -30,12 +30,12 @@ _warned: set[str] = set()
 
 
 def keep_from_children(server: object, port: int) -> None:
-    """Registers a listening server and its port, until release() or the end of the server."""
+    """Registers a listening server and its port, until release() or until the server is garbage."""
     _ports[server] = port
 
 
 def release(server: object) -> None:
-    """Forgets a server that does not listen any more."""
+    """Removes a server that does not listen any more."""
     _ports.pop(server, None)
 
 
@@ -47,7 +47,9 @@ def _in_child() -> None:
     for fd in _descriptors():
         if _local_port(fd) in ports:
             with suppress(OSError):
-                os.dup2(nothing, fd, inheritable=False)  # its number stays in use: what has it here may still close it
+                os.dup2(
+                    nothing, fd, inheritable=False
+                )  # the number stays in use, because its owner in the child may close it
     os.close(nothing)
 
 
@@ -59,7 +61,7 @@ def _descriptors() -> list[int]:
 
 
 def _local_port(fd: int) -> int | None:
-    """The local port of a TCP socket; None for anything else."""
+    """Returns the local port of a TCP socket; None for any other descriptor."""
     try:
         found = socket.socket(fileno=fd)
     except OSError:
@@ -86,7 +88,7 @@ def _in_parent() -> None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """FILE:LINE of the first frame outside of Python's own library."""
+    """Returns FILE:LINE of the first frame outside of Python's own library."""
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_LIBRARY):
         frame = frame.f_back
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -19,7 +19,7 @@ from osmosis_grpc.wire.status import to_status
 log = logging.getLogger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
-"""In the trailers of every error, and in the log beside it: the caller's, or one made here."""
+"""The request id, in the trailers of each error and in its log line: the caller's id, or a new one."""
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -48,7 +48,7 @@ class Registrar:
         self._calls = calls
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Add services, every handler wrapped."""
+        """Adds services with all their handlers wrapped."""
         self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
@@ -179,10 +179,10 @@ def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], method: _Method) -> C
 
 def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable[[Any, Any], Any]:
     async def with_context(data: Any, context: Any) -> None:
-        """For a behaviour that reads and writes its context by itself."""
+        """Handles a call whose behaviour reads and writes the context itself."""
         async with _Answering(method, context) as call:
-            # With its first message, grpc.aio would send metadata again when that write was given up for an error,
-            # which Core refuses: the caller would never get the status.
+            # Without this line grpc.aio sends the metadata with the first message, and again if that write was
+            # cancelled because of an error. Core refuses the second one, and the caller never gets the status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
 
@@ -225,7 +225,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
     if error.retry_after is not None and isinstance(error, ResourceExhausted):
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))))
     await context.abort(_CODES[status.code], status.message, tuple(trailers))
-    raise AssertionError("abort returns nowhere")
+    raise AssertionError("abort() raises")
 
 
 HANDLER_KINDS = (

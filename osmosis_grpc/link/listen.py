@@ -1,4 +1,4 @@
-"""Binding a server to an address."""
+"""Binds a server to an address."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from osmosis_grpc.supervise import OnFailure, child, job
 START = job("link.start_server", OnFailure.RAISE)
 
 _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDictionary()
-"""grpc asks these for newer certificates for as long as the server lives, and does not keep them itself."""
+"""The credentials of running servers. gRPC reads newer certificates from them, but does not keep them alive."""
 
 
 _REASONS = {
@@ -28,8 +28,8 @@ _REASONS = {
 def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
     """Binds to HOST:PORT. Returns it with the port as bound.
 
-    Raises OSError when the port is in use or the host is not an address of this machine, ValueError when the
-    address is not HOST:PORT, when it is public and not guarded enough for that, and when a file of TLS cannot be used.
+    Raises OSError if the port is in use or the host is not an address of this machine. Raises ValueError if the
+    address is not HOST:PORT, if `security` is not enough for a public address, and if a TLS file cannot be used.
     """
     host, separator, port = address.rpartition(":")
     host = host.strip("[]")
@@ -51,7 +51,7 @@ def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> s
 
 
 async def start(server: grpc.aio.Server) -> None:
-    """Starts a server. A cancelled start is finished and undone: grpc itself leaves half a server running."""
+    """Starts a server. A cancelled start is finished and then stopped, because grpc would leave it half started."""
     starting = child(START, server.start())
     try:
         await asyncio.shield(starting)
@@ -62,9 +62,9 @@ async def start(server: grpc.aio.Server) -> None:
 
 
 def check_free(host: str, port: int) -> None:
-    """Binds a plain socket, and lets go of it. Raises OSError with the reason.
+    """Binds a plain socket and closes it. Raises OSError with the reason if the address is not free.
 
-    gRPC writes a line of its own to stderr when it cannot bind, and its exception has no reason.
+    If gRPC cannot bind, it prints a line to stderr, and its exception has no reason.
     """
     shown = f"[{host}]" if ":" in host else host
     try:
@@ -75,9 +75,9 @@ def check_free(host: str, port: int) -> None:
     for family, kind, protocol, _, place in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: a port in TIME_WAIT is free
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
                 probe.bind(place)
-            return  # gRPC, too, is content with one of a name's addresses
+            return  # gRPC, too, needs only one of a name's addresses
         except OSError as error:
             problem = problem or error
     if problem is not None:
@@ -86,7 +86,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Returns credentials that read the files again when they change. Raises ValueError naming the file."""
+    """Returns credentials that reload the files when they change. Raises ValueError naming the file."""
 
     def read() -> Pems:
         return read_pems(tls.cert, tls.key, tls.client_ca)

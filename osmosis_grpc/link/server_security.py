@@ -1,4 +1,4 @@
-"""What a server asks of its callers: tokens, certificates, and TLS on every address beyond this machine."""
+"""The security of a server: tokens, certificates, and TLS on addresses that other machines can reach."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class ServerSecurity:
-    """What a server asks of its callers. By default it asks for nothing, and then it listens on loopback only.
+    """The credentials that a server requires of its callers. Without any it listens on loopback only.
 
-    `tokens` are the bearer tokens that callers may show, SECRET or NAME=SECRET each; without any, no token is asked
-    for. `admin_tokens` are those of callers who control the server; they are accepted as `tokens`, too. `tls` names
-    the files of the server's certificate; with a `client_ca` callers need a certificate of their own (mTLS).
-    `insecure` allows a public address without TLS. Raises ValueError for a token that is not valid, TypeError for a
+    `tokens` are the accepted bearer tokens, SECRET or NAME=SECRET each; without them callers need no token.
+    `admin_tokens` are the tokens of administrators; they are accepted as `tokens`, too. `tls` names the files of the
+    server's certificate; with a `client_ca` callers need a certificate of their own (mTLS). `insecure` allows a public
+    address without TLS. Raises ValueError for a token that is not valid, TypeError for a
     `tls` that is not ServerTls.
     """
 
@@ -58,7 +58,7 @@ class ServerSecurity:
         return self.tls is not None and self.tls.client_ca is not None
 
     def check_host(self, host: str) -> None:
-        """Raises ValueError for an address that this security is not enough for."""
+        """Raises ValueError if this security is not enough for the address."""
         if is_loopback(host) or self.insecure or self.tls is not None:
             return
         if self.tokens:
@@ -74,8 +74,8 @@ class ServerSecurity:
     def check_admin(self, context: Any) -> None:
         """Raises PermissionDenied unless the caller is an administrator.
 
-        An administrator shows one of `admin_tokens`. A server that asks for no credential at all takes every caller on
-        its own machine for one.
+        An administrator shows one of `admin_tokens`. Without any credentials, every caller on the server's machine
+        is an administrator.
         """
         if self.admin_tokens:
             if self.admin_tokens.owner(metadata_value(context, "authorization")) is None:
@@ -90,7 +90,7 @@ class ServerSecurity:
             )
 
     def authenticator(self) -> "Authenticator | None":
-        """Returns the check that every call passes; None for a server that identifies no callers."""
+        """Returns the check for every call; None for a server that does not identify its callers."""
         return Authenticator(self) if self.authenticates else None
 
 
@@ -164,5 +164,5 @@ def certificate_owner(identities: Sequence[bytes] | None, auth_context: Any) -> 
     """Returns the name in a caller's certificate. Raises Unauthenticated for a certificate without a name."""
     names = [*(identities or ()), *auth_context.get("x509_common_name", ())]
     if not names or not names[0]:
-        raise Unauthenticated("the certificate names nobody: it has neither a common name nor an alternative one")
+        raise Unauthenticated("the certificate has neither a common name nor an alternative name")
     return f"cert:{names[0].decode(errors='replace')}"

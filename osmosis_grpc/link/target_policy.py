@@ -1,7 +1,7 @@
-"""Where a server may call back: a target is parsed, resolved, checked, and dialled where it was checked.
+"""Which callback addresses are allowed. A target is parsed, resolved and checked; only checked addresses are dialled.
 
-A target comes from a caller and leads out of this machine, so it is HOST:PORT and nothing
-else. No grpc in this file: the HTTP gateway asks the same policy.
+A target comes from a caller, so it must be HOST:PORT and nothing else. This file does not import grpc: the HTTP
+gateway uses the same policy.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ class Address:
     """A target that was checked."""
 
     authority: str
-    """HOST:PORT as the caller wrote it."""
+    """HOST:PORT as the caller sent it."""
     ips: tuple[str, ...]
-    """What may be dialled; IPv4 first, since few listen on IPv6 alone."""
+    """The addresses to dial; IPv4 first, since few servers listen on IPv6 alone."""
     port: int
 
     @property
     def grpc_target(self) -> str:
-        """The address in gRPC's notation, which resolves nothing."""
+        """The checked addresses in gRPC's notation, so that gRPC does not resolve the name again."""
         family = "ipv6" if ":" in self.ips[0] else "ipv4"
         alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
         return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)
@@ -54,11 +54,11 @@ class _Allowed:
 
 
 class TargetPolicy:
-    """Decides about targets.
+    """Which callback addresses are allowed.
 
-    Loopback is allowed while the server itself is bound to loopback (`loopback`), private and
-    public addresses to callers that have authenticated, anything else by `allow`: HOST, CIDR,
-    either with :PORT. Link-local, metadata, multicast and unspecified addresses never are.
+    A server on loopback (`loopback`) may call loopback addresses. Authenticated callers may name any private or public
+    address. `allow` adds more: HOST or CIDR, each also with :PORT. Link-local, metadata, multicast and unspecified
+    addresses are never allowed.
     """
 
     def __init__(self, *, loopback: bool, allow: Sequence[str] = ()) -> None:
@@ -68,9 +68,9 @@ class TargetPolicy:
     async def check(
         self, target: str, field: str, *, authenticated: bool = False, loopback: bool | None = None
     ) -> Address:
-        """The address of a target. Raises InvalidArgument naming `field`.
+        """Returns the checked address of a target. Raises InvalidArgument naming `field`.
 
-        `loopback` says for this call what the policy was told for all.
+        `loopback` overrides the policy's own `loopback` for this target.
         """
         host, port = _parse(target, field)
         ips = await _resolve(host, port, field)
@@ -85,7 +85,7 @@ class TargetPolicy:
         carried = inner != _unmapped(ip) and inner.is_loopback
         reserved = carried or (inner.version == 4 and inner.is_reserved)
         if inner in _METADATA or inner.is_link_local or inner.is_multicast or inner.is_unspecified or reserved:
-            raise InvalidArgument(field, f"{where} is never called back")
+            raise InvalidArgument(field, f"{where} is never allowed as a callback address")
         if any(_matches(rule, host, inner, port) for rule in self._allow):
             return
         if inner.is_loopback:
@@ -101,7 +101,7 @@ class TargetPolicy:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host to bind to is this machine alone."""
+    """Returns whether a host is reachable from this machine alone."""
     if host == "localhost":
         return True
     ip = _ip_of(host.strip("[]"))
@@ -123,12 +123,12 @@ def _parse(target: str, field: str) -> tuple[str, int]:
 
 
 def _unmapped(ip: IPAddress) -> IPAddress:
-    """The IPv4 address inside a mapped one."""
+    """Returns the IPv4 address of an IPv4-mapped IPv6 address, else the address itself."""
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _embedded(ip: IPAddress) -> IPAddress:
-    """The IPv4 address that an IPv6 one stands for, by whichever way it is reached."""
+    """Returns the IPv4 address that an IPv6 address leads to (mapped, 6to4, NAT64); else the address itself."""
     if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
         return ip
     if any(ip in network for network in _CARRIERS):

@@ -9,9 +9,9 @@ EVERY = 10.0
 
 
 class Throttled:
-    """Logs the first warning, and then at most one every EVERY seconds, with the number of those in between.
+    """Logs the first warning, and then at most one in EVERY seconds, with the number of suppressed ones.
 
-    Used on one thread. `clock` returns seconds.
+    Use it on one thread. `clock` returns seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -21,7 +21,7 @@ class Throttled:
         self._held = 0
 
     def warn(self, text: str) -> None:
-        """Log a warning, or count it."""
+        """Logs a warning, or counts it as suppressed."""
         now = self._clock()
         if self._last is not None and now - self._last < EVERY:
             self._held += 1

@@ -1,6 +1,6 @@
-"""TLS from files: they are checked at the start, and read again when they have changed.
+"""TLS files. They are checked at the start, and read again when they have changed.
 
-This file does not import grpc: the HTTP gateway serves the same files.
+This file does not import grpc: the HTTP gateway uses the same files.
 """
 
 import base64
@@ -35,13 +35,13 @@ class ServerTls:
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All of them."""
+        """All files."""
         return (self.cert, self.key, *((self.client_ca,) if self.client_ca else ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """How to speak TLS with a server. The files are PEM, and are read for each new channel."""
+    """The PEM files of a client that speaks TLS. They are read for each new channel."""
 
     ca: File | None = None
     """The CAs that may have signed the server's certificate; the public CAs by default."""
@@ -70,10 +70,9 @@ class Pems:
 
 
 class ReloadedFiles(Generic[_T]):
-    """What was read from files, and is read again when one of them has changed. Safe in any thread.
+    """A value that was read from files, and is read again when one of them has changed. Safe in any thread.
 
-    Raises what `read` raises when it is made; later on a broken file is logged, once, and what
-    was read before stays.
+    The constructor raises the errors of `read`. Later a broken file is logged once, and the old value stays.
     """
 
     def __init__(self, files: Sequence[File], read: Callable[[], _T]) -> None:
@@ -84,16 +83,16 @@ class ReloadedFiles(Generic[_T]):
         self._value = read()
 
     def now(self) -> _T:
-        """The newest that could be read."""
+        """Returns the newest value that could be read."""
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp:
-                self._stamp = stamp  # of before the reading: a change meanwhile is seen the next time
+                self._stamp = stamp  # taken before the read, so that the next call sees a change meanwhile
                 try:
                     self._value = self._read()
                     log.info("read %s again", ", ".join(map(str, self._files)))
                 except ValueError as error:
-                    log.error("%s; what was read before stays", error)
+                    log.error("%s; the files read before stay in use", error)
             return self._value
 
     def _look(self) -> list[tuple[int, int, int] | None]:
@@ -109,7 +108,7 @@ def _stamp(file: File) -> tuple[int, int, int] | None:
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
-    """The files' contents, checked: the key is the certificate's. Raises ValueError naming the file."""
+    """Returns the checked contents of the files. Raises ValueError for a bad file and a key of another certificate."""
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
@@ -125,11 +124,11 @@ _KINDS = {
     "P-521": "06072a8648ce3d020106052b81040023",
     "Ed25519": "300506032b6570032100",
 }
-"""Keys that gRPC accepts, and how a certificate of each names its kind, in DER. OpenSSL accepts more of them."""
+"""The kinds of keys that gRPC accepts, and the identifier of each in a certificate, in DER. OpenSSL accepts more."""
 
 
 def _check_kind(pem: bytes, file: File | None) -> None:
-    """Refuses a certificate that gRPC would refuse, with lines of its own on stderr. Raises ValueError."""
+    """Raises ValueError for a certificate that gRPC refuses. gRPC would print lines to stderr."""
     body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pem, re.DOTALL)
     der = base64.b64decode(body[1]) if body else b""
     if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
@@ -137,10 +136,10 @@ def _check_kind(pem: bytes, file: File | None) -> None:
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """For servers of the standard library: each connection gets what the files hold then.
+    """Returns a context for servers of the standard library. Each connection uses the newest files.
 
-    A caller's certificate is asked for where there is a `client_ca`, and refused when it is not
-    good; that there is one at all is for the server to check. Raises ValueError naming the file.
+    With a `client_ca` it requests a caller's certificate and refuses a bad one; the server must check that there is a
+    certificate. Raises ValueError naming the file.
     """
 
     def read() -> ssl.SSLContext:
@@ -158,12 +157,12 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
         connection.context = files.now()
 
     front = read()
-    front.sni_callback = newest  # called for every connection, whether a name was sent or not
+    front.sni_callback = newest  # called for every connection, with or without a name
     return front
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:
-    """For clients of the standard library. Raises ValueError naming the file."""
+    """Returns a context for clients of the standard library. Raises ValueError naming the file."""
     context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, tls.cert, tls.key, tls.ca)
     return context
@@ -179,7 +178,7 @@ def _load(context: ssl.SSLContext, cert: File | None, key: File | None, ca: File
         try:
             context.load_verify_locations(cafile=ca)
         except OSError as error:
-            raise ValueError(f"{ca} holds no certificate: {error}") from None
+            raise ValueError(f"{ca} has no certificate: {error}") from None
 
 
 def _refuse_pass_phrase() -> str:
@@ -188,6 +187,6 @@ def _refuse_pass_phrase() -> str:
 
 def _bytes(file: File) -> bytes:
     try:
-        return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)  # gRPC refuses a file with it
+        return Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)  # gRPC refuses a file with a byte order mark
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None

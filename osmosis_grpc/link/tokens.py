@@ -1,4 +1,4 @@
-"""Bearer tokens: which ones a server accepts, and the owner of each.
+"""The bearer tokens that a server accepts, and the owner of each.
 
 They are kept as SHA-256 digests and compared in constant time. This file does not import grpc: the HTTP gateway
 accepts the same tokens.
@@ -13,7 +13,7 @@ from osmosis_grpc.link.callback_credentials import CallbackKeys
 
 _NAMED = re.compile(r"([A-Za-z0-9._-]{1,64})=(?!=*$)(.+)")
 WRONG = "no credential, or a wrong one: send Authorization: Bearer TOKEN"
-"""The answer to every caller without an accepted token; it does not depend on what the caller showed."""
+"""The answer to every caller without an accepted token. It does not depend on the caller's token."""
 
 
 class Tokens:
@@ -48,7 +48,7 @@ class Tokens:
     def owner(self, header: str) -> str | None:
         """Returns the owner of the token in an Authorization header; None for a token that is not accepted."""
         digest, found = _digest(bearer(header)), None
-        for known, owner in self._rows:  # always all of them, so that the time does not depend on the token
+        for known, owner in self._rows:  # all are compared, so that the time does not depend on the token
             if hmac.compare_digest(digest, known):
                 found = owner
         return found

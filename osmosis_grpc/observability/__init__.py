@@ -1,4 +1,4 @@
-"""Metrics: values that are counted in plain Python and read at a scrape.
+"""Metrics: plain Python objects count values, and a scrape reads them.
 
 metric_families.py has families and histograms. rpc_metrics.py counts RPCs as gRFC A66 says. rollout_metrics.py is a
 sink of the engine's events. server_metrics.py has the metrics of an agent server, process_metrics.py those of every

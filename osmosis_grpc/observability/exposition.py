@@ -1,4 +1,4 @@
-"""Readings as Prometheus wants them. The only file that imports prometheus_client, of the extra `server`."""
+"""Converts readings for Prometheus. Only this file imports prometheus_client, of the extra `server`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -30,16 +30,16 @@ class PrometheusCollector(Collector):
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Yields nothing: what there is is known when it is collected."""
+        """Returns no families: they are known only when they are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all families. Any thread may call it."""
+        """Returns all families. Any thread may call it."""
         return map(_metric, self._source.read())
 
 
 class _Read(Collector):
-    """Readings that were taken before."""
+    """A collector of readings that were taken before."""
 
     def __init__(self, readings: Iterable[Reading]) -> None:
         self._readings = readings
@@ -49,9 +49,9 @@ class _Read(Collector):
 
 
 def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
-    """Returns the page /metrics, in the format that an Accept header asks for, and its content type.
+    """Returns the page /metrics, in the format that an Accept header requests, and its content type.
 
-    Beside the readings it tells the processor time, the memory and the file descriptors of this process.
+    The page also has the processor time, the memory and the file descriptors of this process.
     """
     registry = CollectorRegistry()
     registry.register(_Read(readings))

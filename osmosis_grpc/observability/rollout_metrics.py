@@ -1,7 +1,7 @@
-"""The rollouts of an engine: a sink of its events and of its ended rollouts.
+"""The metrics of an engine's rollouts: a sink of its events and of its ended rollouts.
 
-Only replies, tools and ends are counted as they happen. Everything else is read from the engine at a scrape.
-No label value comes from a request or a model: agents are those that are registered, tools those that they offer.
+Replies, tool calls and ends are counted when they happen. All other values are read from the engine at a scrape.
+No label value comes from a request or a model: agents are the registered ones, tools are the ones that agents offer.
 """
 
 from collections import Counter, deque
@@ -29,9 +29,9 @@ from osmosis_grpc.types.tools import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50
-"""Tools with a label value of their own."""
+"""The most tools with a label value of their own."""
 RECENT = 1024
-"""Rewards that a mean is taken over, for each agent."""
+"""The number of rewards in the mean of an agent."""
 
 _TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -121,7 +121,7 @@ class EngineMetrics:
 
     def _answered(self, event: TrajectoryEvent, /) -> None:
         answered: Any = event.kind
-        if not answered.recorded_number:  # else the reply was read from the journal
+        if not answered.recorded_number:  # otherwise the reply was read from the journal
             self._observe_chat(answered.latency)
 
     def _returned(self, event: TrajectoryEvent, /) -> None:

@@ -1,8 +1,8 @@
 """RPC metrics with the names, labels and buckets of gRFC A66, in Prometheus spelling.
 
-Calls is the CallSink of the package link. A method is registered with the server or one that this project calls; all
-others come as "other". Messages are counted uncompressed, as nothing here compresses. A client call is one attempt:
-the measured channels do not retry.
+Calls is the CallSink of the package link. Methods that are not registered with the server are counted as "other".
+Messages are counted uncompressed, because nothing here compresses. A client call is one attempt: the measured channels
+do not retry.
 """
 
 from collections import Counter

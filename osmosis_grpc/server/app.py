@@ -1,4 +1,4 @@
-"""The agent server as a whole: engine, grpc.aio server, health, reflection, drain."""
+"""The agent server: the engine behind a grpc.aio server, with health, reflection and drain."""
 
 import asyncio
 import inspect
@@ -50,20 +50,20 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class AgentServer:
-    """Hosts agent loops over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
+    """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` says who may call, and over what; `credentials` how trainers are dialled: with which
-    token those of `connect`, and by which files those that speak TLS.
-    It dials out to the trainers that `connect` names, HOST:PORT each; what they start is theirs.
-    Health knows three names: "" and the RolloutService are NOT_SERVING from the moment the
-    server drains, while its journal cannot be written, and after `supervisor` has failed; "liveness"
-    stays SERVING to the end; anyone may ask.
+    `security` is what callers must show. `credentials` is what the server shows to trainers: a token to those of
+    `connect`, and TLS files to all. The server opens a stream to each trainer of `connect`, HOST:PORT each, who owns
+    the rollouts of that stream.
 
-    With a `state_dir` what it accepts and what comes of it is on disk before anybody is told: it
-    goes on with what the process before left there. Made within the running event loop, then.
-    Raises JournalError when that folder cannot be used, Unavailable when what it holds cannot be
-    read, OSError when the port is taken, ValueError when the host is public and not guarded enough
-    for that, or a file of TLS cannot be used.
+    With a `state_dir` the server keeps a journal there: it answers an Init and sends an outcome after its commit, and
+    continues the rollouts of the previous process. It is then made within the running event loop.
+
+    Health knows three names. "" and the RolloutService are NOT_SERVING while the server drains or cannot write its
+    journal, and after `supervisor` has failed. "liveness" is SERVING until the end. Every caller may ask for health.
+
+    Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
+    taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AgentServer:
         self.security = security or ServerSecurity()
         self.security.check_host(host)
         self.credentials = credentials or Credentials()
-        """How trainers are dialled."""
+        """What the server shows to trainers."""
         for target in connect:
             self.credentials.check_target(target)
         self.port = port
@@ -93,7 +93,7 @@ class AgentServer:
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
         )
-        """Where rollouts' calls go, by the scheme of their callback's target."""
+        """Makes the peers of callback trainers."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
@@ -112,9 +112,9 @@ class AgentServer:
         try:
             self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, config.max_metadata_bytes)
-            """Trainers that speak over one stream."""
+            """The trainers with a stream."""
             self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
-            """What /metrics shows."""
+            """The metrics of /metrics."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             self._journal.close()
@@ -159,7 +159,7 @@ class AgentServer:
         recovered = self.engine.recovery.recover(self._peer_of)
         if recovered:
             summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
-            log.info("rollouts of the process before: %s", summary)
+            log.info("rollouts of the previous process: %s", summary)
         await start(self._server)
         self._stack.push_async_callback(self._server.stop, 0.0)
         self.supervisor.start(SERVE_GRPC, self._serve)
@@ -184,13 +184,13 @@ class AgentServer:
             await self.callbacks.close()
 
     async def _serve(self) -> None:
-        """Wait for the end of the gRPC server, which comes with stop() alone."""
+        """Wait for the end of the gRPC server. Raises RuntimeError if it ends before stop()."""
         await self._server.wait_for_termination()
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
 
     async def drain(self) -> None:
-        """Take no new rollouts from now on."""
+        """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
             left = self.engine.capacity()
             log.info("draining: no new rollouts from now on", extra=_left(left))
@@ -199,7 +199,7 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Take new rollouts again. Raises FailedPrecondition once the server is stopping."""
+        """Accept new rollouts again. Raises FailedPrecondition once the server is stopping."""
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
         if self.engine.shutdown.draining:
@@ -212,7 +212,7 @@ class AgentServer:
         await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
-        """The journal can be written no longer, or again, or the server has failed."""
+        """Update the health after a problem of the journal, its end, or a failure of the server."""
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
@@ -221,7 +221,10 @@ class AgentServer:
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def stop(self, limit: float) -> None:
-        """Drain: what runs may finish for `limit` seconds; what does not, ends FAILED (server, retryable)."""
+        """Drain for at most `limit` seconds, then stop.
+
+        Rollouts that are unfinished then end FAILED (server, retryable), or the next process continues them.
+        """
         self._stopped = True
         await self.drain()
         await self.engine.shutdown.stop(limit)
@@ -231,7 +234,7 @@ class AgentServer:
 
 
 def _left(capacity: Capacity) -> dict[str, int]:
-    """Return what a server has still to do, as fields of a log line."""
+    """Return the unfinished work of a server as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 

@@ -1,7 +1,7 @@
-"""The server's end of an attachment: where the calls of its rollouts go, whatever stream there is.
+"""The server's end of an attachment: the peer of its rollouts, across all its streams.
 
-Chats and completions are kept here until they are answered, and sent again on the trainer's
-next stream. What comes in is handed to the engine.
+It keeps chats and completions until they are answered, and sends them again on the trainer's next stream. It passes
+the trainer's frames to the engine.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
-MAX_ASKED = 64
+MAX_EQUAL_INITS = 64
 """Equal Inits that may wait for the same answer."""
 MAX_CANCELLING = 4 * 1024 * 1024
-"""Bytes of answers to cancels that may wait for the journal."""
+"""Bytes of cancel replies that may wait for their commit."""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -51,7 +51,7 @@ ResultKey = tuple[str, int, str]
 
 @dataclass(slots=True, eq=False)
 class _Chat:
-    """A chat that is not answered."""
+    """An unanswered chat."""
 
     key: ChatKey
     request: ChatRequest
@@ -62,7 +62,7 @@ class _Chat:
 
 @dataclass(slots=True, eq=False)
 class _Result:
-    """A completion that is not answered."""
+    """An unanswered completion."""
 
     frame: bytes
     future: "asyncio.Future[Outcome]"
@@ -70,14 +70,14 @@ class _Result:
 
 
 class Attachment:
-    """One trainer's attachment. `owner` is whose its rollouts are."""
+    """One trainer's attachment. Its rollouts belong to `owner`."""
 
     def __init__(self, attachment_id: str, owner: str, engine: Engine, max_metadata_bytes: int) -> None:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant()
         self.dropped = 0
-        """Answers to chats whose asker was gone."""
+        """The number of chat replies that came too late."""
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self.peer = Peer(
@@ -97,11 +97,11 @@ class Attachment:
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
         self._resent: set[ResultKey] = set()
-        """Completions that the trainer has asked for on this stream."""
+        """Delivered completions that were sent again on this stream."""
         self._accepting: Counter[Record] = Counter()
-        """How often the answer to an Init that is not accepted yet is waited for."""
+        """The number of Inits that wait for the acceptance of each rollout."""
         self._cancelling = 0
-        """Bytes of the answers to cancels that are not committed yet."""
+        """Bytes of cancel replies that wait for their commit."""
         self._stream: FrameStream | None = None
         self._delta = True
         self._chat_window = 0
@@ -115,11 +115,11 @@ class Attachment:
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
             "subscribe": self._on_subscribe,
-            "unsubscribe": self._on_unsubscribe,
+            "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
             "heartbeat": lambda _: None,
         }
-        """What to do with a frame, by its kind."""
+        """The handler for each kind of frame."""
 
     @property
     def attached(self) -> bool:
@@ -128,17 +128,17 @@ class Attachment:
 
     @property
     def needed(self) -> bool:
-        """Whether anything is left to do for this trainer."""
+        """Whether the trainer has a stream, an unfinished rollout, or an undelivered completion."""
         return self._stream is not None or bool(self.tenant.open or self.tenant.undelivered or self._results)
 
-    # What the engine asks.
+    # Calls of the engine.
 
     def chat(self, request: ChatRequest, /) -> "asyncio.Future[ChatResponse]":
-        """A ChatModel: asked when the trainer's window has room, asked again after a break."""
+        """Send a chat as soon as the trainer's window allows it, and again on each new stream. A ChatModel."""
         key = (request.rollout_id, request.attempt, request.sample, request.number)
         future: asyncio.Future[ChatResponse] = self._loop.create_future()
         chat = self._open.get(key)
-        if chat is not None:  # its asker had given up, and asks again: the answer is on its way
+        if chat is not None:  # a retry: the reply to the first call answers it
             chat.future = future
         else:
             chat = _Chat(key, request, future, self._delta)
@@ -149,7 +149,10 @@ class Attachment:
         return future
 
     def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
-        """A ResultSink: sent at once, and again after a break. `again`: the trainer has asked for it before."""
+        """Send a completion at once, and again on each new stream. A ResultSink.
+
+        `again` says that this stream has had the completion before.
+        """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -162,9 +165,9 @@ class Attachment:
     # The stream.
 
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
-        """Go on over this stream, both hellos said: what is unanswered is sent again.
+        """Use a stream after both hellos, and send the unanswered chats and completions again.
 
-        A stream there was before ends ABORTED. `granted` is the window that the hello told.
+        An older stream ends ABORTED. `granted` is the window in the server's hello.
         """
         if self._stream is not None:
             self._stream.end(Aborted("another stream with this attachment id took over"))
@@ -187,7 +190,7 @@ class Attachment:
         self._ticking = self._engine.supervisor.every(ASK_AGAIN, RESEND_INTERVAL, partial(self._tick, stream))
 
     def leave(self, stream: FrameStream) -> None:
-        """A stream has ended."""
+        """Note the end of a stream."""
         if self._stream is stream:
             self._stream = None
             if self._ticking is not None:
@@ -195,14 +198,14 @@ class Attachment:
             self.subscriptions.end_all()
 
     def grant(self, window: int) -> None:
-        """How many rollouts this trainer may have open from now on."""
+        """Set the number of rollouts that this trainer may have open."""
         if window != self._rollout_window:
             self._rollout_window = window
             self._largest_rollout_window = max(window, self._largest_rollout_window)
             self._send("window", pb.ServerWindow(max_open_rollouts=window))
 
     def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
-        """The server finishes; `kept` are the rollouts that stay in its journal."""
+        """Send the trainer that the server drains. With `last` the stream ends; `kept` rollouts stay in the journal."""
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
             self._stream.send(server_frame("draining", pb.Draining(last=last, kept=refs)))
@@ -210,7 +213,7 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Ask again what has been silent for long: what lies between may have lost it, though the stream lives."""
+        """Send chats and completions again that are unanswered for chat_silence: a proxy may have lost them."""
         now = self._loop.time()
         before = now - self._engine.config.chat_silence
         for chat in list(self._open.values()):
@@ -222,7 +225,7 @@ class Attachment:
                 result.sent = now
 
     def _ask(self) -> None:
-        """Send the chats that the trainer's window has room for."""
+        """Send the waiting chats that the trainer's window allows."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
             chat = self._waiting[0]
@@ -235,7 +238,7 @@ class Attachment:
             frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
             if len(frame) > MAX_MESSAGE_BYTES:
                 raise InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
-        except Exception as error:  # the chats behind it still go out
+        except Exception as error:  # the next chats are sent nevertheless
             self._open.pop(chat.key, None)
             chat.future.set_exception(error)
             return
@@ -243,14 +246,14 @@ class Attachment:
         self._open[chat.key] = chat
         stream.send(frame)
 
-    # What the trainer sends.
+    # Frames of the trainer.
 
     def _send(self, kind: str, message: Any) -> None:
         if self._stream is not None:
             self._stream.send(server_frame(kind, message))
 
     def _answer(self, kind: str, message: Any) -> None:
-        """Answer what may be asked without end."""
+        """Send an answer; the stream limits the bytes of unread answers."""
         if self._stream is not None:
             self._stream.answer(server_frame(kind, message))
 
@@ -278,7 +281,7 @@ class Attachment:
         try:
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
-                raise InvalidArgument("callback", "does not go with an attachment, where everything has its way")
+                raise InvalidArgument("callback", "does not go with an attachment: its stream carries all calls")
             record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
         except CallError as error:
             self._refuse_init(rollout_id, attempt, error)
@@ -286,7 +289,7 @@ class Attachment:
         if record.accepted.done():
             self._answer_init(record, started)
             return
-        if self._accepting[record] >= MAX_ASKED:
+        if self._accepting[record] >= MAX_EQUAL_INITS:
             self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
             return
         self._accepting[record] += 1
@@ -303,12 +306,12 @@ class Attachment:
         send = self._send if started else self._answer
         send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
         end = record.delivery
-        if end.completion is not None and not end.undelivered:  # the trainer asks again for a delivered one
+        if end.completion is not None and not end.undelivered:  # the trainer may have lost a delivered one
             self._resend_completion(end.completion)
 
     def _resend_completion(self, completion: Completion) -> None:
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        if key not in self._results:  # else its answer is awaited
+        if key not in self._results:  # else it is unanswered, and is sent on each stream
             resent = self.complete(completion, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
@@ -335,7 +338,7 @@ class Attachment:
         self._engine.log.barrier(committed)
 
     def _failed(self, error: BaseException) -> None:
-        """An answer was not sent: end the stream, and the trainer asks again on its next one."""
+        """End the stream after a failed answer: the trainer sends its request again on the next one."""
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 
@@ -379,16 +382,13 @@ class Attachment:
             return
         outcome = outcome_from_wire(reply.outcome)
         if outcome is None:
-            future.set_exception(Unavailable("the trainer's answer tells no outcome"))
+            future.set_exception(Unavailable("the trainer's answer has no outcome"))
         else:
             future.set_result(outcome)
 
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:
             self.subscriptions.begin(self._stream, message)
-
-    def _on_unsubscribe(self, message: pb.Unsubscribe) -> None:
-        self.subscriptions.end(message.id)
 
     def _on_window(self, message: pb.TrainerWindow) -> None:
         self._chat_window = message.max_open_chats

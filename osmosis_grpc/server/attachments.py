@@ -1,4 +1,4 @@
-"""All attachments of a server: hellos, who replaces whom, everybody's share, the grace period."""
+"""All attachments of a server: hellos, replaced streams, windows, and the grace period."""
 
 import asyncio
 import logging
@@ -30,27 +30,27 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""Of all owners together, as far as they share evenly: see engine/shares.py."""
+"""Of all owners together; they share them, see engine/shares.py."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 
 
 class Attachments:
-    """Made by the AgentServer, closed with it."""
+    """Makes, finds and drops attachments."""
 
     def __init__(self, engine: Engine, max_metadata_bytes: int) -> None:
         self._engine = engine
         self._max_metadata = max_metadata_bytes
         self._attachments: dict[str, Attachment] = {}
         self._held = Shares(MAX_ATTACHMENTS, engine.config.max_attachments_per_owner)
-        """How many each owner has."""
+        """The number of attachments of each owner."""
         self.calls: CallSink | None = None
         """Counts the streams that are opened to trainers."""
         self._graces: dict[str, asyncio.Task[None]] = {}
         self._dialling: list[asyncio.Task[None]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
-        """A trainer has opened a stream: live on it until it ends. Raises the CallError that it ends with.
+        """Serve a stream that a trainer has opened, until its end. Raises the CallError with which it ends.
 
         `address` is the trainer's, for the log.
         """
@@ -86,7 +86,7 @@ class Attachments:
         self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, ended)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
-        """A trainer whose rollouts another process left: it has the grace period to come back."""
+        """Return the peer for a trainer with rollouts of the previous process. Its grace period begins."""
         attachment = self._attachments.get(attachment_id)
         if attachment is None:
             attachment = self._add(attachment_id, owner)
@@ -113,17 +113,17 @@ class Attachments:
         return len(self._open())
 
     def drain(self) -> None:
-        """No new rollouts from now on."""
+        """Close the windows, and send all trainers that the server drains."""
         self._grant()
         for attachment in self._open():
             attachment.notify_draining()
 
     def end_drain(self) -> None:
-        """Take new rollouts again: the windows open."""
+        """Open the windows again."""
         self._grant()
 
     async def close(self) -> None:
-        """Say so, and let the streams end."""
+        """Send all trainers that the server ends, and end their streams."""
         parked = self._engine.shutdown.parked
         for attachment in self._open():
             attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
@@ -180,7 +180,7 @@ class Attachments:
         return attachment
 
     def _left(self, attachment: Attachment) -> None:
-        """A stream has ended and no other has begun: wait for the trainer, then give its rollouts up."""
+        """Begin the grace period of a trainer without a stream, or drop its attachment if it has no work."""
         if attachment.needed and not self._engine.shutdown.closing:
             self._wait_for(attachment)
         elif self._attachments.pop(attachment.attachment_id, None) is not None:
@@ -211,13 +211,13 @@ class Attachments:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
-        """How many rollouts an attachment of an owner's may have open, one more of them counted."""
+        """Return the window of one more attachment of an owner."""
         attached = Counter(attachment.owner for attachment in self._open() if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)
 
     def _window(self, attached: Mapping[str, int], owner: str) -> int:
-        """An even part for each owner, and of that one for each of its attachments."""
+        """Return an even share for each owner, divided by its attachments; 0 during a drain."""
         if self._engine.shutdown.draining:
             return 0
         config = self._engine.config

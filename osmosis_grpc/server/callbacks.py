@@ -1,4 +1,4 @@
-"""The engine's ports over a callback: a trainer's TrainerService, dialled at the address that was checked."""
+"""Peers for callback trainers: the engine's ports over calls to a TrainerService at a checked address."""
 
 import logging
 import time
@@ -29,30 +29,29 @@ from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_
 log = logging.getLogger(__name__)
 
 COMPLETE_TIMEOUT = 30.0
-"""Seconds that one try of a completion waits."""
+"""The timeout of one try of a delivery, in seconds."""
 
-HELD = 10.0
-"""Seconds after which a chat that is cut off was with the trainer: longer than grpc tries to connect."""
+REACHED_AFTER = 10.0
+"""Seconds after which a call that is cut off had reached the trainer: longer than grpc tries to connect."""
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
 
 MakePeer = Callable[..., Awaitable[Peer]]
-"""Takes an InitRequest and, as `authenticated`, whether it is known who the caller is."""
+"""Makes the peer for an InitRequest. `authenticated` says whether the caller is identified."""
 
 
 class Callbacks:
-    """Makes Peers of callbacks; trainers at one address share a channel while any rollout needs it.
+    """Makes the peers for callbacks. Trainers at one address share a channel while a rollout needs it.
 
-    A target with a scheme in front (http://...) is for whoever registered that scheme.
-    `authenticated` says whether it is known of callers who they are. `tls` has the files for
-    trainers that speak TLS.
+    `schemes` has the factory for targets with a scheme (http://...). `authenticated` says whether callers are
+    identified. `tls` has the files for callbacks over TLS.
     """
 
     def __init__(self, policy: TargetPolicy, *, authenticated: bool = False, tls: ClientTls | None = None) -> None:
         self.policy = policy
         self.calls: CallSink | None = None
-        """Counts the calls that go to trainers."""
+        """Counts the calls to trainers."""
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
@@ -60,7 +59,7 @@ class Callbacks:
         self._channels = weakref.WeakValueDictionary()
 
     async def peer(self, init: InitRequest) -> Peer:
-        """Where a rollout's calls go. Raises InvalidArgument naming callback or callback.target."""
+        """Return the peer for a request's callback. Raises InvalidArgument naming callback or callback.target."""
         callback = init.callback
         if callback is None:
             raise InvalidArgument("callback", "is missing: say where chats and the completion go")
@@ -81,12 +80,12 @@ class Callbacks:
                 known = channel(address.grpc_target, tls, callback_options(address.authority))
             except ValueError as error:
                 log.error("no callback can be made over TLS: %s", error)
-                raise Internal("this server cannot speak TLS with trainers now; its log tells why") from None
+                raise Internal("this server cannot use TLS with trainers now; its log says why") from None
             self._channels[address, tls] = known
         return known
 
     def later(self, init: InitRequest) -> Peer:
-        """The same for a rollout that another process left: its target is looked up with its first call."""
+        """Return the peer for a rollout of the previous process. It resolves the target with its first call."""
         later = _Later(self, init)
         if init.callback is None:
             return Peer(later.chat, later.complete)
@@ -99,7 +98,7 @@ class Callbacks:
 
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
-    """A Peer, with a key that is equal for callbacks that reach the same run of a trainer in the same way."""
+    """Return a Peer. Its key is equal for equal callbacks."""
     run = run_name(callback.run_id or callback.target)
     return Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
 
@@ -109,7 +108,7 @@ class _Trainer:
 
     def __init__(self, channel: grpc.aio.Channel, init: InitRequest, calls: CallSink | None) -> None:
         assert init.callback is not None
-        self._channel = channel  # held, so that the pool keeps it
+        self._channel = channel  # this reference keeps it open
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
@@ -131,7 +130,7 @@ class _Trainer:
         return _Asking(self, request)
 
     def call(self, request: ChatRequest, timeout: float | None, *, delta: bool) -> Asking:
-        """Call Chat. Raises InvalidArgument for more than a message holds."""
+        """Call Chat. Raises InvalidArgument if the chat is too large for a message."""
         message = chat_bytes(request, delta=delta)
         if len(message) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("messages", f"the chat has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
@@ -145,12 +144,12 @@ class _Trainer:
         answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
         outcome = outcome_from_wire(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
-            raise Unavailable("the trainer's answer tells no outcome")
+            raise Unavailable("the trainer's answer has no outcome")
         return outcome
 
 
 class _Later:
-    """A trainer that is looked up when it is needed: its name may not resolve yet."""
+    """A trainer whose target is resolved with the first call: its name may not resolve before."""
 
     def __init__(self, callbacks: Callbacks, init: InitRequest) -> None:
         self._callbacks = callbacks
@@ -173,7 +172,7 @@ class _Later:
 
 
 class _Asking:
-    """A chat on its way: awaited in the agent's own task, and given up by cancel()."""
+    """An open chat. The agent's task awaits it; cancel() ends it."""
 
     __slots__ = ("_began", "_call", "_cancelled", "_delta", "_request", "_trainer")
 
@@ -189,24 +188,24 @@ class _Asking:
         return self._answer().__await__()
 
     def cancel(self) -> None:
-        """Wait no longer: who awaits it sees CancelledError."""
+        """Cancel the call. The task that awaits it gets CancelledError."""
         self._cancelled = True
         self._call.cancel()
 
     async def _answer(self) -> ChatResponse:
-        stood = False
+        reached = False
         while True:
-            asked, after_cut = time.monotonic(), stood
+            asked, after_cut = time.monotonic(), reached
             try:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
                 error = _chat_error(failed, self._trainer.credential)
                 unknown = self._delta and isinstance(error, UnknownChat)
-                stood = _cut(failed) and time.monotonic() - asked >= HELD
-                # The call after a cut may be sent on the connection that was cut: its failure says nothing more.
-                held = stood or (after_cut and _cut(failed))
-                if self._cancelled or not (unknown or held):
+                reached = _cut(failed) and time.monotonic() - asked >= REACHED_AFTER
+                # grpc may send the call after a cut on the broken connection, so its failure is no answer either.
+                again = unknown or reached or (after_cut and _cut(failed))
+                if self._cancelled or not again:
                     raise error from None
                 self._delta = self._delta and not unknown
             self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
@@ -216,19 +215,19 @@ class _Asking:
             raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None
 
     def _left(self) -> float | None:
-        """How long the chat may still take: all its calls together are one try."""
+        """Return the time that is left of the chat's timeout, which all its calls share."""
         limit = self._request.timeout
         return None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
 
 
 def _cut(failed: grpc.aio.AioRpcError) -> bool:
-    """Whether what lies between has ended a call, and not the trainer."""
+    """Return whether the connection or a proxy ended a call, and not the trainer."""
     answered_by_peer = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
     return not answered_by_peer and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def _chat_error(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
-    """What a chat was answered. CANCELLED by grpc itself is a cut: a trainer that stops cancels its handlers."""
+    """Return the error of a chat. A trainer that stops makes grpc answer CANCELLED, which may be retried."""
     if failed.code() is grpc.StatusCode.CANCELLED and _cut(failed):
         return Unavailable("the chat was cut off by the trainer")
     return error_of(failed, hide=credential)

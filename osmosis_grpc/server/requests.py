@@ -1,4 +1,4 @@
-"""What may be asked of the engine both by an RPC and over an attachment: events, and cancels."""
+"""Requests that come both as RPCs and as frames of an attachment: Init, Cancel, events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,14 +14,14 @@ from osmosis_grpc.wire.rollout import activity_to_wire
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
-    """Cancel what is selected; to be told once the log's barrier is passed. Raises InvalidArgument naming the field."""
+    """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
     selection = control.selection_from_wire(request)
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
     return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
 
 
 def init_answer(record: Record, started: bool) -> InitResponse:
-    """The answer to an Init that was accepted, or that found its rollout."""
+    """Return the response for an Init that started or found a rollout."""
     completion = record.delivery.completion
     earlier = completion.from_journal if completion is not None and not started else None
     return InitResponse(
@@ -36,7 +36,7 @@ def init_answer(record: Record, started: bool) -> InitResponse:
 async def follow(
     engine: Engine, owner: str, request: pb.StreamEventsRequest, *, tokens: bool = True
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    """One rollout's events or all of the owner's; without `tokens` replies come without their token blocks."""
+    """Yield the events of one rollout, or of all of the owner. Without `tokens` replies have no token blocks."""
     control.check_stream(request)
     stream = _one(engine, owner, request, tokens) if request.rollout_id else _all(engine, owner, request, tokens)
     async with aclosing(stream):

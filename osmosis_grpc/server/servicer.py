@@ -1,4 +1,4 @@
-"""RolloutService: from the wire, call the engine, to the wire."""
+"""RolloutService: each method converts the request, calls the engine, and converts the result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -26,7 +26,7 @@ MAX_PAGE_SIZE = 1000
 
 
 def peer_address(peer: str) -> str:
-    """Return HOST:PORT of what grpc calls a peer, such as ipv4:127.0.0.1:4711."""
+    """Return the HOST:PORT in grpc's name of a peer, such as ipv4:127.0.0.1:4711."""
     return unquote(peer).partition(":")[2] or peer
 
 

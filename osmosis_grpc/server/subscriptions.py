@@ -1,4 +1,4 @@
-"""Events over an attachment: read on from the log while the stream has room."""
+"""Subscriptions to events over an attachment. Each reads the log as fast as the stream sends."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,11 +18,11 @@ from osmosis_grpc.wire.attach import refusal, server_frame
 FOLLOW = job("server.follow_events", OnFailure.REPORT)
 
 MAX_SUBSCRIPTIONS = 1024
-"""Of one attachment."""
+"""The limit of one attachment."""
 
 
 class Subscriptions:
-    """Those of one attachment, each a task that follows the log."""
+    """The subscriptions of one attachment. Each is a task that follows the log."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine = engine
@@ -31,11 +31,11 @@ class Subscriptions:
 
     @property
     def open(self) -> int:
-        """How many there are."""
+        """The number of subscriptions."""
         return len(self._tasks)
 
     def begin(self, stream: FrameStream, message: pb.Subscribe) -> None:
-        """Begin to follow; a subscription of the same id is replaced."""
+        """Begin a subscription. It replaces one with the same id."""
         self.end(message.id)
         if len(self._tasks) >= MAX_SUBSCRIPTIONS:
             error = ResourceExhausted(f"there are {MAX_SUBSCRIPTIONS} subscriptions already")
@@ -52,13 +52,13 @@ class Subscriptions:
         task.add_done_callback(lambda done: self._over(message.id, done))
 
     def end(self, subscription_id: str) -> None:
-        """End one, if it is there."""
+        """End a subscription. Idempotent."""
         task = self._tasks.pop(subscription_id, None)
         if task is not None:
             task.cancel()
 
     def end_all(self) -> None:
-        """The stream has ended."""
+        """End all subscriptions."""
         for subscription_id in list(self._tasks):
             self.end(subscription_id)
 

@@ -16,7 +16,7 @@ from osmosis_grpc.types import InitRequest, TrajectoryEvent
 
 
 class TraceLog:
-    """An EventSink. File names are derived from rollout ids, never the ids themselves."""
+    """An EventSink. A file name is derived from the rollout id."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder) / str(int(time.time()))
@@ -35,7 +35,7 @@ class TraceLog:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def path(self, rollout_id: str) -> Path:
-        """The file of a rollout."""
+        """Return the file of a rollout."""
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
         mark = hashlib.sha256(rollout_id.encode()).hexdigest()[:8]
         return self.folder / f"{slug}-{mark}.jsonl"
@@ -46,7 +46,7 @@ def _snake(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON; a request without its credentials."""
+    """Return a value as JSON; a request without its credentials."""
     if isinstance(value, InitRequest):
         return _plain(dataclasses.replace(value.request, api_key=None))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

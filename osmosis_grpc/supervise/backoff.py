@@ -17,7 +17,7 @@ class Backoff:
 
     @property
     def limit(self) -> float:
-        """The longest that the next pause can be."""
+        """The upper limit of the next pause."""
         return self._pause
 
     def next(self) -> float:
@@ -26,5 +26,5 @@ class Backoff:
         return pause * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Begin again with the first pause."""
+        """Return to the first pause."""
         self._pause = self._first

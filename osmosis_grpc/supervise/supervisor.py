@@ -1,4 +1,4 @@
-"""The owner of background work: starts it, acts on its failure, and ends it."""
+"""The owner of background work: starts it, handles its failures, and ends it."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 log = logging.getLogger(__name__)
 
 STABLE = 30.0
-"""Seconds after which a job that runs again counts as mended: its next pause is the first one."""
+"""Seconds after which a restarted job counts as stable. Its next pause is the first one again."""
 
 T = TypeVar("T")
 Report = Callable[[BaseException], None]
@@ -24,8 +24,7 @@ Report = Callable[[BaseException], None]
 class Supervisor:
     """Owns the background work of one server, trainer or gateway. Belongs to one event loop.
 
-    `owner` names it in log lines. `on_failed` is called on the event loop, once, when a job fails that the owner
-    cannot do without.
+    `owner` is its name in log lines. `on_failed` is called on the event loop, once, when the owner fails.
     """
 
     def __init__(self, owner: str, on_failed: Report | None = None) -> None:
@@ -33,15 +32,15 @@ class Supervisor:
         self.failures: Counter[str] = Counter()
         """How often each job has failed, by its name."""
         self.failure: BaseException | None = None
-        """Why the owner has failed; None while it has not."""
+        """The error that made the owner fail; None if it has not failed."""
         self.failed_job = ""
-        """The name of the job whose failure that was."""
+        """The name of the job that raised it."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     def add_listener(self, on_failed: Report) -> None:
-        """Call `on_failed` when the owner fails; at once when it has failed already."""
+        """Call `on_failed` when the owner fails; at once if it has failed already."""
         self._on_failed.append(on_failed)
         if self.failure is not None:
             on_failed(self.failure)
@@ -51,7 +50,7 @@ class Supervisor:
     def start(
         self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None = None
     ) -> "asyncio.Task[T | None]":
-        """Run `work()` in a task. What it raises has the consequence that the job declares.
+        """Run `work()` in a task. An error has the consequence that the job declares.
 
         `report` gets the error of a job with OnFailure.REPORT. The task itself never raises, except CancelledError.
         """
@@ -61,9 +60,9 @@ class Supervisor:
         return task
 
     def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":
-        """Call `work()` again and again, awaiting what it returns if that is awaitable, with a pause in between.
+        """Call `work()` every `seconds` seconds, and await its result if that is a coroutine.
 
-        A call that raises is logged and counted; the next one comes after the same pause.
+        A call that raises is logged and counted; the next call comes after the same pause.
         """
 
         async def rerun() -> None:
@@ -112,7 +111,7 @@ class Supervisor:
         return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
 
     def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
-        """Call `callback(*args)` now. What it raises has the consequence that its job declares."""
+        """Call `callback(*args)` now. An error has the consequence that the job declares."""
         try:
             raise_injected(job)
             callback(*args)
@@ -143,13 +142,13 @@ class Supervisor:
     # Failures.
 
     def failed(self, job: Job, error: BaseException, report: Report | None = None) -> None:
-        """Act on the failure of a job, as its declaration says. On the event loop."""
+        """Handle the failure of a job as the job declares it. Call it on the event loop."""
         needed = job.on_failure is not OnFailure.REPORT or report is None
         self._count(job, error, f"{self.owner} has failed" if needed else "")
         if report is not None:
             try:
                 report(error)
-            except Exception as second:  # the consequence itself fails: then the owner does
+            except Exception as second:  # if the report fails, the owner fails
                 log.exception("%s: the failure of %s could not be reported, so it has failed", self.owner, job.name)
                 error, needed = second, True
         if needed:
@@ -169,7 +168,7 @@ class Supervisor:
         log.error("%s: %s failed%s", self.owner, job.name, f"; {consequence}" if consequence else "", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for them. Timers do nothing from now on; a thread ends by its own step."""
+        """Cancel all tasks and wait for them. Timers do nothing any more. A thread ends when its step returns False."""
         self._closed = True
         mine = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not mine]

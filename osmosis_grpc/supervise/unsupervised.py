@@ -1,4 +1,4 @@
-"""Background work without a Supervisor: tasks that their starter awaits, and work outside of a server or trainer."""
+"""Background work without a Supervisor: tasks that their caller awaits, and work outside of a server or trainer."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 
 def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-    """A task that its starter awaits: what it raises is raised there (OnFailure.RAISE).
+    """Return a task that the caller awaits. The caller gets its error (OnFailure.RAISE).
 
-    `options` are those of create_task; the task has the job's name unless they name it.
+    `options` are those of create_task. Without a name the task has the job's name.
     """
     error = injected(job)
     if error is not None:
@@ -36,7 +36,7 @@ def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Ta
 
 
 def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
-    """A future that its starter awaits: `work` itself if it is one, otherwise a child() that awaits it."""
+    """Return a future that the caller awaits: `work` itself if it is a future, else a child() that awaits it."""
     if asyncio.isfuture(work):
         return work
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
@@ -70,7 +70,7 @@ def run_thread(
     rerun: Callable[[BaseException, float], None],
     ended: Callable[[BaseException], None],
 ) -> threading.Thread:
-    """Start a thread that calls `step()`; `rerun` and `ended` are called on it after a step has raised."""
+    """Start a thread that calls `step()`. After an error the thread calls `rerun` and continues, or calls `ended`."""
 
     def run() -> None:
         backoff = Backoff(*BACKOFF)

@@ -58,7 +58,7 @@ async def test_a_chat_that_is_silent_for_longer_than_a_proxy_allows_is_joined(tm
 @pytest.mark.slow
 async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer(stack, serve, monkeypatch):
     """Each call stands until the proxy cuts it: no time in which the trainer was away."""
-    monkeypatch.setattr(callbacks, "HELD", 0.4)
+    monkeypatch.setattr(callbacks, "REACHED_AFTER", 0.4)
     policy = SilentOnce(4.0)
     trainer = await stack.enter_async_context(CallbackTrainer(policy))
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target, idle_limit=0.5))

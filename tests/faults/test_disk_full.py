@@ -6,33 +6,27 @@ import random
 import signal
 import sqlite3
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
+from tests.deployment import health
 from tests.faults.disks import Limited, mounted, small_disk
 from tests.processes import run
 from tests.waiting import is_empty, until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-http", "--grpc-port", "0")
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def health(address: str, service: str = "") -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
-        return answer.status
+SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 
 
 async def healthy(address: str) -> None:
-    async with asyncio.timeout(10):
-        while await health(address) != SERVING:
-            await asyncio.sleep(0.05)  # between two looks at the health
+    async def serving() -> bool:
+        return await health(address) == "SERVING"
+
+    await until(serving)
 
 
 def running(trainer, asked, completions) -> asyncio.Task:

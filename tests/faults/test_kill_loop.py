@@ -91,10 +91,11 @@ def test_what_is_not_delivered_is_named(tmp_path):
     assert found.promise == "delivered"
 
 
-@pytest.mark.parametrize(("runs", "promises"), [(3, ["replayed"]), (4, [])])
-def test_a_rollout_that_is_killed_again_and_again_may_end_failed(tmp_path, runs, promises):
+@pytest.mark.parametrize(("kills", "promises"), [(3, ["replayed"]), (4, [])])
+def test_a_rollout_whose_server_is_killed_again_and_again_may_end_failed(tmp_path, kills, promises):
     run = ("server", "run", "r", ("talker",), None)
+    kill = ("loop", "killed", "", ("server", 1, "anywhere"), None)
     failed = {"status": "FAILED", "reason": "crashed_server", "digest": ""}
     end = ("trainer", "applied", "r", (1, "result"), failed)
-    evidence = history(tmp_path / "history", *GOOD[:2], *[run] * runs, end)
+    evidence = history(tmp_path / "history", run, *GOOD[:2], *[kill] * kills, end)
     assert [found.promise for found in evidence.broken()] == promises

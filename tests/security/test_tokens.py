@@ -142,7 +142,7 @@ def test_options_that_do_not_go_together_are_named(tmp_path, files):
         (([], none, key, None), "none cannot be read"),
         (([], key, pem, None), "not a certificate and its key"),
         (([], pem, other, None), "not a certificate and its key"),
-        (([], pem, key, key), "holds no certificate"),
+        (([], pem, key, key), "has no certificate"),
         ((["a "], None, None, None), "--token"),
     ):
         with pytest.raises(ValueError, match=text):

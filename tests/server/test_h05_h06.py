@@ -14,7 +14,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState
 from tests.callback_trainer import CallbackTrainer
-from tests.supervise.deployment import USER, Hangs, Talk
+from tests.deployment import USER, Hangs, Talk
 
 
 async def test_h05_a_server_that_cannot_be_made_lets_go_of_its_folder(tmp_path):

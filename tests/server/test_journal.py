@@ -218,8 +218,8 @@ async def test_a_window_that_is_full_of_what_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("replayable", "told"),
     [
-        (True, "rollouts of the process before: 2 run again"),
-        (False, "rollouts of the process before: 2 ended: the server was started again while it ran"),
+        (True, "rollouts of the previous process: 2 run again"),
+        (False, "rollouts of the previous process: 2 ended: the server was started again while it ran"),
     ],
 )
 async def test_the_log_says_what_becomes_of_the_rollouts_of_the_process_before(tmp_path, replayable, told):

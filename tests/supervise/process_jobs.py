@@ -18,8 +18,8 @@ from osmosis_grpc.console.logs import BackgroundHandler
 from osmosis_grpc.policies.threads import DaemonThreads
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.testing.raw import RawTrainer
+from tests.deployment import PATIENCE, Talk
 from tests.processes import run
-from tests.supervise.deployment import PATIENCE, Talk
 
 
 async def tool_call(h, fail):

@@ -14,7 +14,7 @@ from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import CompletionStatus
-from tests.supervise.deployment import PATIENCE, USER, SlowTools, Talk
+from tests.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame
 

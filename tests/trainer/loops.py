@@ -221,7 +221,7 @@ async def open_transports(stack: AsyncExitStack):
             await client.init(request, callback=replace(trainer.callback(), delta=delta))
             return await trainer.completion(request.rollout_id, PATIENCE)
 
-        trainer._cache.__class__ = Forgetful
+        trainer.cache.__class__ = Forgetful
         transports[name] = Transport(agent, sampler, play)
     agent, sampler = Planned(), Sampler()
     server = await enter(AgentServer([agent], port=0, config=config))

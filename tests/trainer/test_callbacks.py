@@ -26,6 +26,7 @@ from osmosis_grpc.types import (
 from osmosis_grpc.wire.rollout import completion_to_wire
 from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
 from tests.credentials import shown
+from tests.waiting import until
 
 USER = {"role": "user", "content": "hi"}
 
@@ -97,11 +98,10 @@ async def test_the_same_chat_again_is_the_same_reply(ask, sampler):
 async def test_a_chat_being_sampled_is_joined_and_a_cut_call_does_not_stop_it(ask, sampler):
     sampler.hold.clear()
     cut = asyncio.ensure_future(ask(chat()))
-    while not sampler.seen:
-        await asyncio.sleep(0.01)
+    await until(lambda: sampler.seen)
     cut.cancel()
     joined = [asyncio.ensure_future(ask(chat())) for _ in range(5)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the calls arrive
     sampler.hold.set()
     replies = await asyncio.gather(*joined)
     assert all(reply == replies[0] for reply in replies)
@@ -164,8 +164,7 @@ async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
     await ask(chat(1))
     sampler.hold.clear()
     open_chat = asyncio.ensure_future(ask(chat(2, [USER, {"role": "assistant", "content": "x"}, USER])))
-    while len(sampler.seen) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(sampler.seen) == 2)
     assert await ask(ended()) is Outcome.RECORDED
     with pytest.raises(Cancelled):
         await open_chat
@@ -247,7 +246,7 @@ async def test_a_policy_need_not_be_async(train, stack):
 async def test_a_higher_attempt_is_waited_for(ask):
     await ask(ended("first"))
     waiting = asyncio.ensure_future(ask.trainer.completion("r", attempt=2))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # it stays so
     assert not waiting.done()
     await ask(ended("second", attempt=2))
     assert (await waiting).result_id == "second"

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
@@ -12,7 +14,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import CompletionStatus, Group, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is (2 + 3) * 4?"}]
 
@@ -118,27 +120,28 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
     record = client.server.engine.rollouts.get("", "s")
-    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
-    everything = client._stub.StreamEvents(control_pb2.StreamEventsRequest())
-    await stream.read()
-    await everything.read()
-    assert len(record.trail.waiters) == len(client.server.engine.log._waiters) == 1
-    stream.cancel()
-    everything.cancel()
-    async with asyncio.timeout(10):
-        while record.trail.waiters or client.server.engine.log._waiters:
-            await asyncio.sleep(0.01)
+    log = client.server.engine.log
+    async with grpc.aio.insecure_channel(client.target) as channel:
+        stub = RolloutServiceStub(channel)
+        stream = stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s"))
+        everything = stub.StreamEvents(control_pb2.StreamEventsRequest())
+        await stream.read()
+        await everything.read()
+        assert len(record.trail.waiters) == len(log.waiters) == 1
+        stream.cancel()
+        everything.cancel()
+        await until(lambda: not record.trail.waiters and not log.waiters)
 
 
 async def test_signs_of_life(pair):
     client, trainer = pair
     await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
-    stream = client._stub.StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
-    response = await stream.read()
+    async with grpc.aio.insecure_channel(client.target) as channel:
+        stream = RolloutServiceStub(channel).StreamEvents(control_pb2.StreamEventsRequest(rollout_id="s", after=2))
+        response = await stream.read()
     assert not response.HasField("event")
     assert response.idle.last_number == 2
     assert response.idle.activity.description == "agent"
-    stream.cancel()
 
 
 async def test_messages_are_checked_before_they_travel(pair):

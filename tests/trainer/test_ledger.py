@@ -21,6 +21,7 @@ from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.types import ChatRequest, CompletionStatus
+from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.processes import run
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
@@ -229,7 +230,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         await until(lambda: trainer.scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
+        await trainer.scheduler.ledger.written()
         left = copied(path)
         running.cancel()
     with closing(sqlite3.connect(left)) as connection, connection:
@@ -290,23 +291,21 @@ async def test_what_was_given_up_waits_for_no_confirmation(serve, tmp_path):
         assert await collect(trainer.unconfirmed()) == []
 
 
-async def test_an_agent_server_that_dials_out_is_known_by_its_journal(serve, stack, tmp_path):
+async def test_an_agent_server_that_dials_out_is_known_by_its_journal(stack, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
-    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer:
-        await stack.enter_async_context(AgentServer([agent], port=0, connect=[trainer.address]))
-        address = trainer.address
+    async with Trainer([], reply, listen="127.0.0.1:0", ledger=path) as trainer, CuttingProxy(trainer.address) as proxy:
+        await stack.enter_async_context(AgentServer([agent], port=0, connect=[proxy.address]))
         running = asyncio.create_task(collect(trainer.run(requests(1))))
         await until(lambda: agent.running["r0"])
         await until(lambda: trainer.scheduler.rollouts["r0"].opened)
-        await asyncio.sleep(0.05)
+        await trainer.scheduler.ledger.written()
         ids = [s.attachment_id for s in trainer.scheduler.servers]
         left = copied(path)
-        running.cancel()
-        next(iter(trainer.scheduler.servers))._stream.end(Unavailable("as if killed"))
-        agent.gates["r0"].clear()
-        await trainer._transport._server.stop(0)
-        async with Trainer([], reply, listen=address, ledger=left) as other:
+        async with Trainer([], reply, listen="127.0.0.1:0", ledger=left) as other:
+            proxy.target = other.address
+            proxy.cut()
+            running.cancel()
             assert [s.attachment_id for s in other.scheduler.servers] == ids
             task = asyncio.create_task(collect(other.run(requests(1))))
             await until(lambda: other.servers[0].attached)
@@ -357,7 +356,7 @@ async def test_what_was_confirmed_is_forgotten_after_the_ttl(serve, tmp_path):
     async with Trainer([server.address], reply, ledger=path) as trainer:
         first = await collect(trainer.run(requests(2)))
         await first[0].confirm()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # more than the ttl
     await (await SqliteLedger.open(path, 0.01)).close()
     assert rows(path, "SELECT rollout_id FROM rollout") == [(first[1].rollout_id,)]
     assert rows(path, "SELECT rollout_id FROM confirmed") == []
@@ -419,14 +418,14 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         await until(lambda: trainer.servers[0].attached)
         with held_up(trainer.scheduler.ledger):
             running = asyncio.create_task(trainer.rollout(requests(1)[0]))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert agent.started == [], "the Init waits"
         await until(lambda: agent.started)
         await until(lambda: trainer.scheduler.rollouts["r0"].opened)
         with held_up(trainer.scheduler.ledger):
             agent.release()
             await until(lambda: asked)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert agent.running["r0"], "the reply waits"
             assert rows(path, "SELECT count(*) FROM chat") == [(0,)]
         await until(lambda: rows(path, "SELECT count(*) FROM chat") == [(1,)])
@@ -438,7 +437,7 @@ async def test_init_reply_and_outcome_wait_for_their_commits(serve, tmp_path):
         with held_up(trainer.scheduler.ledger):
             agent.release("r9")
             await until(lambda: "r9" in agent.ended_ones)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # nothing is sent
             assert not running.done(), "the completion waits"
             assert [info.rollout_id for info in await undelivered()] == ["r9"]
         assert (await running).status is COMPLETED

@@ -100,7 +100,7 @@ async def sweep(tools, name):
                 await trainer.rollout(rollout_id="r")
                 return
             except AlreadyExists:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # more than the ttl
 
 
 @scenario("trainer.warn_unreached")
@@ -366,7 +366,7 @@ async def close_iterator(tools, name):
 
         async def drop():
             generators.clear()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the closing task runs
 
         thread.call(drop)
         thread.stop()

@@ -128,20 +128,22 @@ class Evidence:
         """
         for name in sorted(self.replayable):
             for line in self.applied[name]:
-                if line.outcome.get("reason") == "crashed_server" and self._in_a_crash_loop(name):
+                if line.outcome.get("reason") == "crashed_server" and self._in_a_crash_loop(name, line):
                     continue
                 if line.outcome["status"] != "COMPLETED":
                     yield self.broke("replayed", "it did not complete", name, "applied", "run", "returned", "killed")
                 elif line.outcome["digest"] != self.expected[name]:
                     yield self.broke("replayed", "its tokens are not those of the undisturbed run", name)
 
-    def _in_a_crash_loop(self, name: str) -> bool:
-        """Whether as many runs of a rollout were killed as end it for good.
+    def _in_a_crash_loop(self, name: str, end: Line) -> bool:
+        """Whether the server was killed as often between a rollout's first run and its end as ends it for good.
 
-        Only the journal knows which of them got a new reply: the agent sees a reply before it is on disk. The tests of
-        recovery check that rule.
+        Only the journal knows in which processes it ran without a new reply: a process may die between the start of
+        the agent and the agent's first line, and the agent sees a reply before it is on disk.
         """
-        return sum(line.id == name for line in self.by_op["run"]) >= CONVICTED
+        began = min((line.number for line in self.by_op["run"] if line.id == name), default=end.number)
+        deaths = sum(kill.key[0] == "server" and began < kill.number < end.number for kill in self.kills)
+        return deaths >= CONVICTED
 
     def fails_as_promised(self) -> Iterator[Break]:
         """What cannot go on fails at the server's restart and may be tried again; everything else completes."""

@@ -19,7 +19,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.replies import answered
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
@@ -28,16 +28,16 @@ from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 Record = Callable[[Completion, bytes, str], Awaitable[None]]
-"""Takes a completion, the state of its callback, and the credential that it came with."""
+"""Called with a completion, the state of its callback, and the credential of the call."""
 
 
 class CallbackRecorder:
     """Answers callbacks, used with `async with`.
 
-    `record` is awaited with each completion, which counts as recorded when it returns. If it raises, the server gets
-    that error and sends the completion again; after InvalidArgument, Aborted and Unimplemented it gives up. A rollout
-    is forgotten `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError when
-    the host is public and not guarded enough for that, TypeError for a policy that is not callable.
+    `record` is awaited with each completion, which is recorded when it returns. If it raises, the server gets the error
+    and sends the completion again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten
+    `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError for an address that
+    needs more security, TypeError for a policy that is not callable.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CallbackRecorder:
         self._ttl = ttl
         self.supervisor = Supervisor("the callback recorder")
         """Owns the background work of this object."""
-        self._cache = ChatCache(policy, None, self.supervisor)
+        self.cache = ChatCache(policy, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([secrets.token_hex(32)])
         self._listener = CallbackListener(self, listen, security, keys, secrets.token_hex(16))
         self._resources: AsyncExitStack
@@ -74,20 +74,17 @@ class CallbackRecorder:
     @property
     def source(self) -> TrainerMetrics:
         """The metrics by family."""
-        return TrainerMetrics(self._cache.metrics, self.metrics, self.supervisor.failures)
+        return TrainerMetrics(self.cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
-        sampler = self._cache.sampler
-        return self._cache.metrics.read(
-            open_rollouts=self._cache.open, open_chats=sampler.in_flight, version=sampler.version
-        )
+        return self.cache.read_metrics(self.cache.open)
 
     async def __aenter__(self) -> "CallbackRecorder":
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
-            self._listener.listen(self._cache.metrics.answered_calls)
+            self._listener.listen(self.cache.metrics.answered_calls)
             await self._listener.start()
             self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
             self._resources = stack.pop_all()
@@ -97,33 +94,29 @@ class CallbackRecorder:
         try:
             await self._listener.stop()
         finally:
-            self._cache.close()
+            self.cache.close()
             await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
 
     async def chat(self, request: ChatRequest) -> bytes:
         """See Receiver."""
-        chat = self._cache.chat(request, time.monotonic())
-        if not chat.done.done():
-            await asyncio.wait({chat.done})
-        chat.done.result()
-        return reply_of(chat, request.continues)
+        return await answered(self.cache, request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
         """See Receiver."""
-        if self._cache.is_new(completion, time.monotonic()):
+        if self.cache.is_new(completion, time.monotonic()):
             await self._record_once(completion, state, credential)
-        outcome, recorded = self._cache.complete(completion, time.monotonic())
+        outcome, recorded = self.cache.complete(completion, time.monotonic())
         if recorded is not None:
             self.recorded(recorded)
         return outcome
 
     def recorded(self, completion: Completion) -> None:
         """Count a completion that was recorded. Its samples come from the chats that were answered here."""
-        self._cache.metrics.ended(completion, self._cache.sampler.version)
+        self.cache.metrics.ended(completion, self.cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
         """See Receiver. The server gives up."""
@@ -142,4 +135,4 @@ class CallbackRecorder:
         task.result()
 
     def _sweep(self) -> None:
-        self._cache.sweep(time.monotonic() - self._ttl)
+        self.cache.sweep(time.monotonic() - self._ttl)

@@ -1,4 +1,4 @@
-"""A server with a journal and its callers, for tests that make background work fail."""
+"""An agent server with a journal, a callback trainer and a client on free ports, for tests of several packages."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 
 PATIENCE = 20.0
-"""Seconds after which something that should happen is taken not to happen."""
+"""Seconds after which a wait fails."""
 FAST = {
     "outbox_delay": (0.02, 0.1),
     "retry_delay": (0.02, 0.1),
@@ -32,7 +32,7 @@ USER = {"role": "user", "content": "hello"}
 
 
 class Talk(RolloutAgentLoop):
-    """Two chats."""
+    """Sends two chats and completes."""
 
     name = "talk"
     replayable = True
@@ -49,7 +49,7 @@ class Talk(RolloutAgentLoop):
 
 
 class Tools:
-    """Is awaited for no tools; unlike a coroutine it may also never be awaited."""
+    """Returns no tools when it is awaited. Unlike a coroutine it need not be awaited."""
 
     def __await__(self):
         yield from asyncio.sleep(0).__await__()
@@ -57,7 +57,7 @@ class Tools:
 
 
 class SlowTools(Talk):
-    """Its get_tools is awaited."""
+    """Has a get_tools that must be awaited."""
 
     name = "slow tools"
 
@@ -75,7 +75,7 @@ class Hangs(Talk):
 
 
 class Stubborn(Talk):
-    """Does not stop when it is told to, for a while."""
+    """Ignores cancellation for a while."""
 
     name = "stubborn"
 
@@ -86,15 +86,23 @@ class Stubborn(Talk):
         return ctx.complete([USER])
 
 
+async def health(address, service=""):
+    """Returns the name of the status that the health check answers."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
 class Deployment:
-    """A server, a callback trainer and a client."""
+    """A server, a callback trainer and a client. Made by deployment()."""
 
     def __init__(self, server, trainer, client):
         self.server, self.trainer, self.client = server, trainer, client
         self.supervisor = server.supervisor
 
     async def start(self, rollout_id, agent_loop="talk", **fields):
-        """Send an Init."""
+        """Sends an Init and returns its result."""
         async with asyncio.timeout(PATIENCE):
             return await self.client.init(
                 rollout_id=rollout_id,
@@ -105,52 +113,54 @@ class Deployment:
             )
 
     async def end(self, rollout_id):
-        """The completion, which the trainer gets."""
+        """Returns the completion that the trainer got."""
         async with asyncio.timeout(PATIENCE):
             return await self.trainer.completion(rollout_id)
 
     async def run(self, rollout_id, agent_loop="talk", **fields):
-        """A rollout from its Init to its completion."""
+        """Runs a rollout and returns its completion."""
         await self.start(rollout_id, agent_loop, **fields)
         return await self.end(rollout_id)
 
     async def completes(self, rollout_id):
-        """A rollout that goes well."""
+        """Runs a rollout that must end COMPLETED."""
         assert (await self.run(rollout_id)).status is CompletionStatus.COMPLETED
 
     async def ends_as_ours(self, rollout_id, agent_loop="talk", **fields):
-        """A rollout that ends FAILED, which is the server's fault."""
+        """Runs a rollout that must end FAILED by the server's fault."""
         completion = await self.run(rollout_id, agent_loop, **fields)
         assert (completion.status, completion.failure.boundary) == (CompletionStatus.FAILED, "server")
 
     async def until(self, condition):
-        """Wait until something is true."""
+        """Waits for a condition."""
         await until(condition)
 
     async def health(self):
-        """What the health check answers."""
-        async with grpc.aio.insecure_channel(self.server.address) as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        """Returns the name of the server's health status."""
+        return await health(self.server.address)
 
     @asynccontextmanager
     async def raw(self):
-        """A trainer that attaches, whose frames the test writes."""
+        """Yields a trainer that attaches, with frames from the test."""
         async with RawTrainer(self.server.address) as raw:
             yield raw
 
     def failed(self, name):
-        """Whether this job has failed."""
+        """Returns whether this job has failed."""
         return bool(self.supervisor.failures[name] or supervise.failures[name])
 
 
 @asynccontextmanager
-async def deployment(folder, **config):
-    """A Deployment, on a folder."""
+async def deployment(folder, *, policy=None, timeout=None, **config):
+    """Yields a Deployment whose journal is in `folder`. `config` are fields of ServerConfig, FAST by default.
+
+    `timeout` limits each call of the client.
+    """
     loops = [Talk(), SlowTools(), Hangs(), Stubborn()]
+    options = {} if timeout is None else {"timeout": timeout}
     async with AsyncExitStack() as stack:
         engine = ServerConfig(**(FAST | config))
         server = await stack.enter_async_context(AgentServer(loops, port=0, config=engine, state_dir=folder))
-        trainer = await stack.enter_async_context(CallbackTrainer(EchoPolicy()))
-        client = await stack.enter_async_context(RolloutClient(server.address))
+        trainer = await stack.enter_async_context(CallbackTrainer(policy or EchoPolicy()))
+        client = await stack.enter_async_context(RolloutClient(server.address, **options))
         yield Deployment(server, trainer, client)
