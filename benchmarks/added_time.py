@@ -2,10 +2,9 @@
 
 python -m benchmarks.added_time [--mode MODE] [--rollouts 1024] [--turns 8] [--tokens 256] [--json]
 
-From the return of the policy with one reply to its next call for the same rollout; tools take no time here. Our
-trainer library's own work on both is part of it. Two runs: one rollout in flight and a trainer that answers at once,
-of which the median matters, and 256 in flight at a trainer that answers after 100 ms, of which the 99th percentile
-does. What the first rollouts take is left out.
+It is the time between the policy's reply and its next call for the same rollout, with the work of the trainer library.
+Tools take no time. Two runs: one rollout in flight and a trainer that answers at once, for the median; 256 rollouts in
+flight and a trainer that answers after 100 ms, for the 99th percentile. The first rollouts are left out.
 """
 
 import inspect
@@ -28,7 +27,7 @@ MANY, LATENCY = 256, 0.1
 
 
 class Gaps:
-    """A policy around a policy, which notes the times between."""
+    """Wraps a policy and records the time between its calls."""
 
     def __init__(self, policy: Policy) -> None:
         self.seconds: list[float] = []
@@ -46,7 +45,7 @@ class Gaps:
         return response
 
     def milliseconds(self) -> dict[str, Any]:
-        """What was noted."""
+        """Return the percentiles of the recorded times."""
         hundredths = statistics.quantiles(self.seconds, n=100)
         return {
             "p50_ms": round(hundredths[49] * 1000, 3),
@@ -56,7 +55,7 @@ class Gaps:
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """Both runs, from one server."""
+    """Measure both runs on one server."""
     figures: dict[str, Any] = {"benchmark": "added_time", **asdict(work)} | {"in_flight": [1, MANY], "lost": 0}
     few = replace(work, in_flight=1, latency=0.0, rollouts=max(work.rollouts // 4, 8))
     many = replace(work, in_flight=MANY, latency=LATENCY, rollouts=max(work.rollouts, 2 * MANY))

@@ -1,10 +1,9 @@
-"""What grpc.aio's unary calls cost by themselves: the calls of a rollout with callbacks, with no work behind them.
+"""The cost of grpc.aio's unary calls alone: the calls of a rollout with callbacks, without any work.
 
 python -m benchmarks.bare_calls [--rollouts 800] [--turns 8] [--in-flight 64] [--json]
 
-For every rollout this process calls Init; the other one then makes `turns` calls of a chat's bytes back, and one of a
-completion's. Nothing is parsed, kept or made: what this reaches is the most that rollouts with callbacks could reach
-with these calls, whatever we do.
+For every rollout this process calls Init. The other process then makes `turns` calls with a chat's bytes, and one with
+a completion's. Nothing is parsed or stored, so no implementation of rollouts with callbacks can be faster.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from benchmarks.processes import Server, ready_record, start, stop, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
-"""About what a chat, its reply and a completion of 8 turns of 256 tokens take, histories and prompts told in full."""
+"""About the bytes of a chat, its reply and a completion, for 8 turns of 256 tokens with full histories and prompts."""
 
 
 Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -43,7 +42,7 @@ async def serving(**methods: Callable[[bytes, Any], Any]) -> tuple[grpc.aio.Serv
 
 
 async def agent_side() -> None:
-    """The process that is called by Init and calls back."""
+    """Run the process that Init calls and that calls back."""
     channels: dict[bytes, grpc.aio.Channel] = {}
     running: set[asyncio.Task[None]] = set()
 
@@ -76,7 +75,7 @@ async def agent_side() -> None:
 
 
 async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
-    """Call Init so often, and answer what comes of it."""
+    """Call Init for each rollout, answer the calls, and return the figures."""
     ended: dict[bytes, asyncio.Event] = {}
 
     async def chat(request: bytes, context: Any) -> bytes:
@@ -112,7 +111,7 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
-    """Both sides, a core each."""
+    """Measure with both sides, one core each."""
     process = start(["-m", "benchmarks.bare_calls", "--serve"], core=0)
     take_core(1)
     try:

@@ -1,6 +1,6 @@
-"""How a benchmark's command line begins and ends: options, progress, figures, exit codes.
+"""Shared by the command lines of the benchmarks: options, progress, figures, exit codes.
 
-Exit codes: 0 measured, 1 the run itself went wrong (rollouts lost, not COMPLETED, not trainable), 2 called wrongly.
+Exit codes: 0 measured, 1 the run failed (rollouts lost, not COMPLETED, not trainable), 2 wrong usage.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from osmosis_grpc.errors import CallError
 
 
 class Broken(Exception):
-    """The run went wrong: its figures would mean nothing."""
+    """The run failed: its figures are invalid."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,12 +28,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def progress(text: str) -> None:
-    """A line for who waits."""
+    """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a run. A run that went wrong, also because the server refused a call, ends the process with 1."""
+    """Run `work` and return its figures. A failed run, or a refused call, ends the process with exit code 1."""
 
     async def run() -> dict[str, Any]:
         return await work
@@ -54,7 +54,7 @@ def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:
-    """Print figures with the machine; a figure `lost` that is not zero ends the process with 1."""
+    """Print figures with the machine. A figure `lost` other than 0 ends the process with exit code 1."""
     figures = figures | {"machine": machine()}
     if as_json:
         print(json.dumps(figures), flush=True)

@@ -1,4 +1,4 @@
-"""What is run, and the running of many at once."""
+"""The parameters of a run, and a pool of workers that runs rollouts."""
 
 import asyncio
 import itertools
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from benchmarks.script import IDS_PER_MESSAGE
 
 Done = Callable[[], None]
-"""Told of every rollout that has ended as it should."""
+"""Called after every rollout that ended as expected."""
 Route = Callable[[str], Awaitable[str]]
-"""From an address to the one to use for it: itself, or that of a Tap."""
+"""Takes an address and returns the one to use: the same, or that of a Tap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Work:
     rollouts: int = 1000
     turns: int = 8
     tokens: int = 256
-    """Ids and logprobs of every reply; 0 for none at all."""
+    """Ids and logprobs of every reply; 0 for replies without tokens."""
     in_flight: int = 64
     latency: float = 0.0
     """Seconds after which the trainer answers a chat."""
@@ -31,7 +31,7 @@ class Work:
 
     @property
     def stalled_after(self) -> float:
-        """Seconds without a rollout's end after which those that are open count as lost."""
+        """Seconds without the end of a rollout after which all open rollouts count as lost."""
         return 60.0 + 2 * self.turns * self.latency
 
     @property
@@ -41,13 +41,13 @@ class Work:
 
 
 def new_names() -> Iterator[str]:
-    """Rollout ids without end, all of one length; another run has others."""
+    """Return endless rollout ids of one length, different for each run."""
     run = secrets.token_hex(4)
     return (f"{run}-{number:08d}" for number in itertools.count())
 
 
 async def in_flight(names: Iterable[str], limit: int, one: Callable[[str], Awaitable[None]], done: Done) -> None:
-    """Run `one` for every name, so many at a time."""
+    """Run `one` for every name, at most `limit` at a time."""
     left = iter(names)
 
     async def worker() -> None:

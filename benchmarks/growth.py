@@ -1,9 +1,9 @@
-"""How the bytes of a rollout grow with its turns, and how near they are to the size of its arrays.
+"""The growth of a rollout's bytes with its turns, compared with the size of its arrays.
 
 python -m benchmarks.growth [--mode attach] [--tokens 2048] [--rollouts 64] [--in-flight 64] [--json]
 
 Counts the bytes of rollouts of 8, 32 and 128 turns, both directions, without the connection's handshake.
-`arrays` is what the arrays weigh alone: 8 bytes per sampled token (id and logprob), 4 per id of other messages.
+`array_bytes` is the size of the arrays alone: 8 bytes per sampled token (id and logprob), 4 per id of other messages.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ TURNS = (8, 32, 128)
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """Bytes per rollout by turns, from one server."""
+    """Measure the bytes per rollout for each number of turns, on one server."""
     runs = [replace(work, turns=turns) for turns in TURNS]
     found = {}
     with server(work.mode, work.in_flight) as started:

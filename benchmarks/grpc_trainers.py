@@ -1,4 +1,4 @@
-"""The scripted trainers over gRPC: by callbacks and over attachments."""
+"""The scripted trainers over gRPC, with callbacks and with attachments."""
 
 import socket
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ class GrpcTrainer:
         await self._stack.aclose()
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, as many at a time as the work says."""
+        """Run rollouts to their end, `in_flight` at a time."""
         requests = (rollout(name, self._work) for name in names)
         async for completion in self.trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
@@ -56,13 +56,13 @@ class GrpcTrainer:
 
 
 class CallbackTrainer(GrpcTrainer):
-    """Calls the server, and is called back."""
+    """A trainer with callbacks."""
 
     transport = "callback"
 
 
 class AttachTrainer(GrpcTrainer):
-    """Has one stream to the server."""
+    """A trainer with an attachment."""
 
     transport = "attach"
 
@@ -78,12 +78,12 @@ def free_port() -> int:
 
 
 def rollout(name: str, work: Work) -> RolloutRequest:
-    """What is asked for."""
+    """Return the request of a rollout."""
     return RolloutRequest(rollout_id=name, messages=begin(), max_turns=work.turns)
 
 
 def check(completion: Completion, work: Work) -> None:
-    """Refuse a completion that is not COMPLETED, or that cannot be trained on though there were tokens."""
+    """Raise Broken for a completion that is not COMPLETED, or is not trainable although it has tokens."""
     if completion.status != "COMPLETED":
         raise Broken(f"rollout {completion.rollout_id} is {completion.status}: {completion.failure}")
     if not work.tokens:

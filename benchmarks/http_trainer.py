@@ -1,8 +1,7 @@
 """The scripted HTTP trainer, one for *sdk*, *tuned* and our gateway: aiohttp, raw handlers, no validation.
 
-As every trainer must, it reads what it is asked and writes what was sampled: a reply carries the text, `token_ids`
-and `logprobs` (as Python writes them), and no prompt ids. That is what the contract's users send,
-and it is less than what the gRPC modes carry.
+As every trainer must, it parses each request and serializes each reply. A reply carries the text, `token_ids` and
+`logprobs` (as Python writes them), and no prompt ids. Users of the contract send the same; the gRPC modes carry more.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class HttpTrainer:
-    """Starts rollouts by POST, answers their chats, takes their results. An async context."""
+    """Starts rollouts by POST, answers their chats, and receives their results. An async context."""
 
     def __init__(self, work: Work, server: Server, route: Route, policy: AsyncPolicy | None = None) -> None:
         self._work = work
@@ -51,11 +50,11 @@ class HttpTrainer:
         await self._runner.cleanup()
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, as many at a time as the work says."""
+        """Run rollouts to their end, `in_flight` at a time."""
         await in_flight(names, self._work.in_flight, self._rollout, done)
 
     async def check(self, name: str) -> None:
-        """Refuse a server of ours that has not recorded the tokens: the old contract does not show it, gRPC does."""
+        """Raise Broken if our server has not recorded the tokens. It reads them over gRPC."""
         if not self._server.grpc:
             return
         async with RolloutClient(self._server.grpc) as client:
@@ -100,7 +99,7 @@ class HttpTrainer:
 
 
 def _reply(tokens: int) -> dict[str, Any]:
-    """Every reply."""
+    """Return the body of every reply."""
     reply: dict[str, Any] = {
         "id": "chatcmpl-1",
         "object": "chat.completion",

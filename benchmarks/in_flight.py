@@ -1,9 +1,9 @@
-"""Many rollouts in flight at once, at a trainer that takes its time: the server's memory, and what is lost.
+"""Many rollouts in flight at once, with a slow trainer: the server's memory, and the number of lost rollouts.
 
 python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [--tokens 256] [--latency 5] [--json]
 
-All rollouts are started at once, and the server may run as many. `ideal_s` is turns x latency: what they would take
-if nothing but the trainer took time. `server_rss_mb` is the most memory that the server has held.
+All rollouts start at once, and the server has a slot for each. `ideal_s` is turns x latency: the time if only the
+trainer took time. `server_rss_mb` is the peak memory of the server.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from benchmarks.tap import straight
 
 
 async def measure(work: Work) -> dict[str, Any]:
-    """One wave of rollouts."""
+    """Measure one wave of rollouts."""
     with server(work.mode, work.in_flight) as started:
         idle = started.peak_rss_mb
         async with TRAINERS[work.mode](work, started, straight) as trainer:

@@ -1,4 +1,4 @@
-"""Where a figure was measured, and what the kernel tells of a process."""
+"""Reads the machine's description, and a process's time and memory from /proc."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions that matter."""
+    """Return the machine and the relevant versions."""
     versions = {found.name: found.version for found in metadata.distributions()}
     return {
         "cores": os.cpu_count(),
@@ -19,14 +19,14 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The processor time that a process has used, user and system."""
+    """Return the processor time that a process has used, user and system."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_rss_mb(pid: int) -> float:
-    """The most memory that a process has held so far, in MB of 1,000,000 bytes."""
+    """Return the peak memory of a process, in MB of 1,000,000 bytes."""
     with open(f"/proc/{pid}/status") as file:
         kibibytes = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
     return kibibytes * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""The options that benchmarks share: the work, and the server's journal."""
+"""Options shared by the benchmarks: the work, the ledger, and the server's journal."""
 
 import argparse
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def add_work(
     without: Sequence[str] = (),
     **work: Any,
 ) -> None:
-    """An option for every parameter of the work but those in `without`. Without `mode`, the mode has to be named."""
+    """Add an option for every parameter of the work except those in `without`. Without `mode`, --mode is required."""
     parser.add_argument(
         "--mode", choices=modes, default=mode, required=mode is None, help=f"[{mode}]" if mode else None
     )
@@ -36,28 +36,28 @@ def add_work(
 
 
 def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
-    """The work that the options say. Ends the process with 2 where it cannot be done."""
+    """Return the work of the options. A bad value ends the process with exit code 2."""
     if given.rollouts < 1 or given.turns < 1 or given.in_flight < 1 or given.tokens < 0 or given.latency < 0:
         parser.error("--rollouts, --turns and --in-flight are at least 1, --tokens and --latency at least 0")
     return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
 
 
 def with_ledger(parser: argparse.ArgumentParser, given: argparse.Namespace, work: Work) -> Work:
-    """The work with its ledger. Ends the process with 2 where the trainer cannot keep one."""
+    """Return the work with its ledger. A mode without a ledger ends the process with exit code 2."""
     if given.ledger and given.mode not in ("attach", "callback"):
         parser.error(f"--ledger: --mode {given.mode} has no ledger")
     return replace(work, ledger=str(Path(given.ledger).resolve())) if given.ledger else work
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:
-    """--state-dir and --no-journal, handed on to the server."""
+    """Add --state-dir and --no-journal, which are passed on to the server."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--state-dir", metavar="DIR", help="where the server's journal is, or :memory:")
     either.add_argument("--no-journal", action="store_true", help="run the server without a journal")
 
 
 def journal_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[str]:
-    """The server's arguments. Ends the process with 2 where the server cannot take them."""
+    """Return the server's arguments. A mode without a journal ends the process with exit code 2."""
     option = "--no-journal" if given.no_journal else "--state-dir" if given.state_dir else ""
     if not option:
         return []

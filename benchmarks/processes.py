@@ -1,4 +1,4 @@
-"""The process under measurement: started on a core of its own, watched, stopped."""
+"""Starts the measured process on a separate core, reads its use of resources, and stops it."""
 
 import functools
 import json
@@ -24,22 +24,22 @@ class Server:
 
     pid: int
     grpc: str
-    """HOST:PORT; empty where there is none."""
+    """HOST:PORT; empty without gRPC."""
     http: str
 
     @property
     def cpu_seconds(self) -> float:
-        """The processor time it has used."""
+        """Its processor time so far."""
         return cpu_seconds(self.pid)
 
     @property
     def peak_rss_mb(self) -> float:
-        """The most memory it has held."""
+        """Its peak memory."""
         return peak_rss_mb(self.pid)
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
-    """The real server with the benchmarks' agent."""
+    """Return the command line of the real server with the benchmarks' agent."""
     return [
         "osmosis_grpc.serve",
         "-m",
@@ -61,7 +61,7 @@ def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool =
 
 @contextmanager
 def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Path | None = None) -> Iterator[Server]:
-    """The server of a mode, in a process and a folder of its own. This process takes the other core."""
+    """Start the server of a mode in a separate process and folder. This process takes the other core."""
     command = serve_command(max_concurrent, more, http=mode == "http")
     if mode in BASELINES:
         command = ["benchmarks.http_baseline", "--mode", mode, "--port", "0"]
@@ -83,7 +83,7 @@ def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Pa
 def start(
     arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    """Python with these arguments on a core of its own, where there are several; talks through pipes."""
+    """Start Python with these arguments on the given core, with pipes for stdin and stdout."""
     before = os.sched_getaffinity(0)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     take_core(core)  # inherited, so that every thread of the child has it
@@ -101,13 +101,13 @@ def start(
 
 
 def take_core(number: int) -> None:
-    """Run this process on one core, where there are several."""
+    """Bind this process to one core."""
     cores = _cores()
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
-    """The first line a process prints. Raises Broken when it ends without one."""
+    """Return the first line of a process. Raises Broken if it ends without one."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -117,7 +117,7 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
 
 
 def stop(process: "subprocess.Popen[str]") -> None:
-    """End a process of ours."""
+    """End a process, by force after 60 s."""
     process.terminate()
     try:
         process.wait(60)
@@ -131,5 +131,5 @@ def stop(process: "subprocess.Popen[str]") -> None:
 
 @functools.cache
 def _cores() -> tuple[int, ...]:
-    """The cores there were at first."""
+    """The cores of this process at its start."""
     return tuple(sorted(os.sched_getaffinity(0)))

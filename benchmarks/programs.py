@@ -1,4 +1,4 @@
-"""Runs other benchmarks, each in a process of its own."""
+"""Runs other benchmarks, each in a separate process."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from benchmarks.processes import ROOT
 
 
 def run(name: str, *arguments: object) -> dict[str, Any]:
-    """The figures of `python -m benchmarks.NAME ARGUMENTS --json`.
+    """Return the figures of `python -m benchmarks.NAME ARGUMENTS --json`.
 
     A run that goes wrong gives {"missing": "failed"}; its stderr, which passes through, says why.
     """

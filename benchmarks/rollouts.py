@@ -1,13 +1,13 @@
-"""One mode's rollouts: their rate, the processor time of both sides, the bytes between them, the server's memory.
+"""Measures a mode: rate, processor time of both sides, bytes between them, the server's memory.
 
 python -m benchmarks.rollouts --mode attach|callback|http|sdk|tuned [--rollouts 1000] [--turns 8] [--tokens 256]
     [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--ledger PATH] [--json]
 
-Server and trainer are processes of their own, one core each. attach, callback and http (our gateway) run against
-the real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is
-lost, not COMPLETED or without its tokens ends the run with 1. Those that are timed stand in the middle of others,
-so that always as many are in flight. The bytes are counted by a proxy in a pass of their own over fewer rollouts,
-without what connections and attachments say before the first one that counts.
+Server and trainer are separate processes, with one core each. attach, callback and http (our gateway) run against the
+real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is lost,
+not COMPLETED or without its tokens ends the run with exit code 1. Untimed rollouts before and after the timed ones keep
+the number in flight constant. A proxy counts the bytes in a separate pass over fewer rollouts, without the bytes of
+connecting.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""What is said in every measured rollout, whichever way it travels: texts of 200 characters."""
+"""The messages of every measured rollout, in all modes: texts of 200 characters."""
 
 BEGIN = "b" * 200
-"""The user's message that a rollout begins with."""
+"""The first message, the user's."""
 REPLY = "r" * 200
-"""The model's reply, again and again."""
+"""Every reply of the model."""
 RESULT = "t" * 200
-"""What the agent adds between two replies: a tool's result, as a message of the user's."""
+"""The agent's message between two replies: a tool's result, in the role of the user."""
 
 IDS_PER_MESSAGE = 16
 """Prompt ids of a message that no model sampled."""
@@ -13,10 +13,10 @@ VOCABULARY = 151_936
 
 
 def begin() -> list[dict[str, str]]:
-    """The messages that a rollout begins with."""
+    """Return the first messages of a rollout."""
     return [{"role": "user", "content": BEGIN}]
 
 
 def result() -> dict[str, str]:
-    """The message between two replies."""
+    """Return the message between two replies."""
     return {"role": "user", "content": RESULT}

@@ -1,8 +1,9 @@
-"""How long the server takes to be ready, and --help to be printed: the median of some starts.
+"""The time until the server is ready and until --help is printed: the median of several starts.
 
 python -m benchmarks.startup [--starts 5] [--json]
 
-Ready is when the first record is on stdout: gRPC and HTTP listen, the agent is loaded. Modules are compiled already.
+The server is ready when its first record is on stdout: gRPC and HTTP listen, the agent is loaded. All modules are
+compiled before.
 """
 
 import statistics
@@ -17,7 +18,7 @@ from benchmarks.processes import ROOT, ready_record, serve_command, start, stop
 
 
 async def measure(starts: int) -> dict[str, Any]:
-    """Seconds, in order of the starts; the first of all is not counted."""
+    """Measure the seconds of each start. The first start does not count."""
     ready, help_ = [], []
     for number in range(starts + 1):
         progress(f"startup: {number} of {starts}")

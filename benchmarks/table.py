@@ -1,10 +1,10 @@
-"""All figures at once: every row with its floor, its aim and what was measured.
+"""Prints all figures: every row with its floor, its aim and the measured value.
 
 python -m benchmarks.table [--alternations 3] [--quick] [--record FILE]
 
-The modes run in turn, alternation by alternation; ratios are taken within an alternation, and their median counts.
-`--quick` shrinks everything to see whether it runs. A run that goes wrong, or a baseline that is not sound, ends the
-process with 1; a floor that is missed is only printed.
+The modes run in turn in each alternation. A ratio is taken within an alternation, and the median counts. `--quick`
+makes small runs, as a test of the programs. A failed run, or a baseline that is not sound, ends the process with exit
+code 1; a missed floor does not.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MODES = {
     "attach": 4000,
     "attach --no-journal": 4000,
 }
-"""The modes and how many of their rollouts are timed."""
+"""The modes and the number of their timed rollouts."""
 
 Results = dict[str, Any]
 
@@ -48,7 +48,7 @@ class Row:
     """Whether more is better."""
 
     def verdict(self, figure: float) -> str:
-        """What has been reached."""
+        """Return the bound that is reached."""
         for name, bound in (("aim", self.aim), ("floor", self.floor)):
             if bound is not None and (figure >= bound if self.at_least else figure <= bound):
                 return name
@@ -56,14 +56,14 @@ class Row:
 
 
 def rate(one: str, other: str) -> Callable[[Results], float]:
-    """One mode's rollouts/s over another's."""
+    """Return the median ratio of two modes' rollouts/s."""
     return lambda results: statistics.median(
         a["rollouts_per_s"] / b["rollouts_per_s"] for a, b in zip(results[one], results[other], strict=True)
     )
 
 
 def of(program: str, *path: str) -> Callable[[Results], float]:
-    """A figure of a program, by its path."""
+    """Return a function that finds a figure of a program by its path."""
 
     def figure(results: Results) -> float:
         found = results[program]
@@ -79,7 +79,7 @@ def _median(mode: str, name: str) -> Callable[[Results], float]:
 
 
 def _journal(results: Results) -> float:
-    """What the journal adds in server CPU; there is nothing to compare where the server has none."""
+    """Return the server CPU that the journal adds to a rollout."""
     name = "server_cpu_ms_per_rollout"
     pairs = zip(results["attach"], results["attach --no-journal"], strict=True)
     return float(statistics.median(on[name] - off[name] for on, off in pairs))
@@ -93,7 +93,7 @@ ROWS = (
     Row("rollouts/s over Attach, against sdk", "x", rate("attach", "sdk"), 15, 25, at_least=True),
     Row("rollouts/s over Attach, against tuned", "x", rate("attach", "tuned"), 2.5, 4, at_least=True),
     Row("rollouts/s with a callback, against tuned", "x", rate("callback", "tuned"), 1, 1.5, at_least=True),
-    Row("the calls of such a rollout alone, nothing behind them", "x", rate(BARE, "tuned"), at_least=True),
+    Row("the calls of such a rollout alone, without work", "x", rate(BARE, "tuned"), at_least=True),
     Row("rollouts/s through our HTTP gateway, against sdk", "x", rate("http", "sdk"), 1, at_least=True),
     Row("rollouts/s through our HTTP gateway, against tuned", "x", rate("http", "tuned"), None, 0.5, at_least=True),
     Row("what the journal adds, server CPU", "ms a rollout", _journal, 0.4, 0.2),
@@ -115,7 +115,7 @@ ROWS = (
 
 
 def collect(alternations: int, quick: bool) -> Results:
-    """Run everything."""
+    """Run all programs and return their figures."""
     results: Results = {mode: [] for mode in MODES}
     for _ in range(alternations):
         for mode, rollouts in MODES.items():
@@ -137,12 +137,12 @@ def collect(alternations: int, quick: bool) -> Results:
 
 
 def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
-    """The rows with what was measured, or why there is nothing."""
+    """Return the rows with their measured values."""
     filled = []
     for row in rows:
         try:
             figure: float | None = round(row.figure(results), 3)
-        except KeyError:  # of a figure that is missing, or of what did not run
+        except KeyError:  # the run failed
             figure = None
         filled.append(
             {
@@ -158,7 +158,7 @@ def fill(rows: Sequence[Row], results: Results) -> list[dict[str, Any]]:
 
 
 def text(filled: Sequence[dict[str, Any]]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = ["| what | unit | floor | aim | measured | reached |", "|---|---|---|---|---|---|"]
     for row in filled:
         cells = ["-" if row[name] is None else f"{row[name]:g}" for name in ("floor", "aim", "measured")]
@@ -183,7 +183,7 @@ def main() -> None:
         if any("missing" in one for one in (found if isinstance(found, list) else [found]))
     ]
     for name in failed:
-        progress(f"went wrong: {name}")
+        progress(f"failed: {name}")
     for row in sound:
         if row["verdict"] != "floor":
             progress(f"not sound: {row['what']} is {row['measured']}")

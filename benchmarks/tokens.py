@@ -1,10 +1,10 @@
-"""Writing and reading a token block: 4,096 ids with logprobs between NumPy and protobuf.
+"""The time to write and read a token block: 4,096 ids with logprobs between NumPy and protobuf.
 
 python -m benchmarks.tokens [--tokens 4096] [--repeat 20000] [--json]
 
-`write_us` is from arrays to a protobuf message, `read_us` from a message that came off the wire to checked arrays;
-`serialize_us` and `parse_us` are protobuf's own work in between, and no part of `write_read_us`. Another environment's
-Python measures its protobuf.
+`write_us` is from arrays to a protobuf message, `read_us` from a parsed message to checked arrays. `serialize_us` and
+`parse_us` are protobuf's own work in between, and not part of `write_read_us`. To measure another protobuf, run it with
+the Python of an environment that has it.
 """
 
 import time
@@ -21,7 +21,7 @@ ROUNDS = 9
 
 
 def measure(tokens: int, repeat: int) -> dict[str, Any]:
-    """Microseconds a call, in the best of several rounds: what others do on the machine is not ours."""
+    """Return the microseconds of each call: the best of several rounds, without the noise of other processes."""
     block = made_up_tokens(tokens)
     message = block_to_wire(block)
     data = message.SerializeToString()

@@ -1,8 +1,7 @@
-"""Two agent servers over HTTP and JSON that do the benchmarks' work, to be compared with.
+"""Two agent servers over HTTP and JSON that do the benchmarks' work, for comparison.
 
-*sdk* is the old Osmosis SDK's request flow, *tuned* the best that HTTP and JSON do in Python with
-asyncio and the standard library's json. Both know the contract of docs/compatibility.md: Init is
-answered 202 and the loop runs in a task, every chat carries the full history, replies carry
-`token_ids` and `logprobs` as JSON arrays and the server records them, the result is posted in the
-end. Neither imports the package. The bodies of *sdk* are those of tests/legacy/old_contract.py.
+*sdk* has the request flow of the Osmosis SDK. *tuned* is the best that we reach with asyncio and the standard library's
+json. Both speak the contract of docs/compatibility.md: they answer Init with 202 and run the loop in a task, every chat
+carries the full history, replies carry `token_ids` and `logprobs` as JSON arrays, which the server records, and the
+result is posted at the end. Neither imports the package. The bodies of *sdk* are those of tests/legacy/old_contract.py.
 """

@@ -1,4 +1,4 @@
-"""The old SDK's request flow: FastAPI, pydantic in and out, one httpx client per rollout, full history per chat."""
+"""The SDK's request flow: FastAPI, pydantic in and out, one httpx client per rollout, full history per chat."""
 
 import asyncio
 import importlib.util
@@ -23,7 +23,7 @@ from tests.legacy.old_contract import (
 )
 
 if importlib.util.find_spec("sniffio") is None:
-    # httpcore tries to import it at every lock, and each time Python would look for it on disk: a quarter of all time.
+    # httpcore tries to import it at every lock. Without this, Python looks for it on disk: a quarter of all time.
     sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 
@@ -58,7 +58,7 @@ class ChatAnswer(BaseModel):
 
 
 class Client:
-    """The calls of one rollout, and the tokens it was told."""
+    """Makes the calls of one rollout and records its tokens."""
 
     def __init__(self, init: RolloutRequest) -> None:
         self.init = init
@@ -75,7 +75,7 @@ class Client:
         await self._http.aclose()
 
     async def chat(self, messages: list[Message], **params: Any) -> ChatAnswer:
-        """A reply to the full history."""
+        """Return the reply to a history."""
         body = CompletionsRequest(messages=messages, rollout_id=self.init.rollout_id, **params)
         began = time.monotonic()
         answer = ChatAnswer(**(await self._post("/v1/chat/completions", body)).json())
@@ -104,7 +104,7 @@ class Client:
 
 
 async def run(init: RolloutRequest) -> None:
-    """One rollout: the loop, and the report of its result."""
+    """Run one rollout and report its result."""
     began = time.monotonic()
     async with Client(init) as client:
         messages = list(init.messages)
@@ -127,7 +127,7 @@ async def run(init: RolloutRequest) -> None:
 
 
 def create_app() -> FastAPI:
-    """The agent server."""
+    """Return the agent server."""
     app = FastAPI()
     known: dict[str, tuple[InitResponse, asyncio.Task[None]]] = {}
 
@@ -142,5 +142,5 @@ def create_app() -> FastAPI:
 
 
 async def serve(listening: socket.socket) -> None:
-    """Serve until told to stop."""
+    """Serve until SIGTERM."""
     await uvicorn.Server(uvicorn.Config(create_app(), log_level="error", backlog=4096)).serve(sockets=[listening])

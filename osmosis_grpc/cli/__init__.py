@@ -37,7 +37,9 @@ def build() -> Any:
 
     @app.callback()
     def top(
-        version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Say the version."),
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+        ),
     ) -> None:
         """Remote agent rollouts over gRPC."""
 

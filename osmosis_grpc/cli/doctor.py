@@ -1,4 +1,4 @@
-"""The doctor command: what is damaged in a journal and in a ledger, and what is sound."""
+"""The doctor command: reports the damage in a journal and in a ledger."""
 
 import textwrap
 from pathlib import Path
@@ -24,11 +24,11 @@ def doctor(
     ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="A trainer's ledger.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")] = False,
 ) -> None:
-    """Say what is damaged in a journal or a ledger: which rollouts, which rows, and what is wrong with them.
+    """Report the damage in a journal or a ledger: the rollouts, the rows, and what is wrong with them.
 
-    Nothing is changed, and a server or trainer may be using the file. With --ledger alone no journal is examined.
+    It changes nothing, and a server or trainer may be using the file. With --ledger alone it examines no journal.
 
-    Exit codes: 0 all is sound, 1 something is damaged, 2 a file cannot be read.
+    Exit codes: 0 no damage, 1 damage, 2 a file cannot be read.
     """
     from osmosis_grpc.serve.records import records
     from osmosis_grpc.storage.journal.schema import FILE, JOURNAL

@@ -42,10 +42,10 @@ def replay(
 ) -> None:
     """Run a recorded rollout's agent again on its recorded replies, and compare what it asks, byte for byte.
 
-    No model is asked, and the journal stays as it is; a server may be using it. The agent's tools
-    do run again, with whatever they change in the world.
+    It asks no model and does not change the journal; a server may be using it. The agent's tools run again, with all
+    their side effects.
 
-    Exit codes: 0 everything is the same, 1 something differs, 2 there is nothing to replay.
+    Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay.
     """
     from osmosis_grpc.serve.records import records
 

@@ -1,7 +1,6 @@
 """Runs an agent loop on a recording in this process, and finds the differences from the recording.
 
-The real engine, with the recording for a model: nothing is ever sampled. Heavy imports stand in
-the functions.
+It uses the real engine, with the recording as the model: nothing is sampled. Heavy imports are in the functions.
 """
 
 import difflib
@@ -68,7 +67,7 @@ class Rerun:
 
 
 class Recorded:
-    """The journal's record of a rollout, over all its runs; the last entry of each chat counts."""
+    """Holds the journal's record of a rollout, over all its runs. The last entry of each chat counts."""
 
     def __init__(
         self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
@@ -167,7 +166,7 @@ class _Replaying:
         return response
 
     async def complete(self, completion: "Completion", /) -> "Outcome":
-        """Note that the agent has ended."""
+        """Record that the agent has ended."""
         from osmosis_grpc.types import Outcome
 
         if not self.over.done():
@@ -181,7 +180,7 @@ class _Replaying:
         self._shown = len(self.rows)
 
     async def _stop(self, why: str) -> NoReturn:
-        """Let the agent wait until the end of the engine cancels it."""
+        """Report the stop, and wait until the end of the engine cancels the agent."""
         import asyncio
 
         if not self.over.done():
@@ -239,7 +238,7 @@ def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Ite
 
 
 def result_differences(recorded: "Completion", now: "Completion") -> list[Difference]:
-    """Yield the differences of two results: status, reward, messages, tokens."""
+    """Return the differences of two results: status, reward, messages, tokens."""
     found = []
     for where, before, after in (
         ("status", _status(recorded), _status(now)),
@@ -263,7 +262,7 @@ def tokens(completion: "Completion") -> int:
 
 
 def _raised_in_agent(kind: "events.ChatFailed") -> bool:
-    """An aborted chat: it ends its rollout, and the agent does not see it."""
+    """Return whether a failed chat raised in the agent. An aborted chat ends its rollout unseen by the agent."""
     from osmosis_grpc.errors import Aborted
 
     return kind.code != Aborted.code

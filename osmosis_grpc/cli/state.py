@@ -1,10 +1,10 @@
-"""The folder of a server's journal, as commands that only read it are given it."""
+"""Finds the folder of a server's journal for commands that read it."""
 
 from pathlib import Path
 
 
 def state_folder(state_dir: str | None) -> Path:
-    """Return the folder that an option names, else the one that the settings name. Raises ValueError."""
+    """Return the folder of the option, or without it that of the settings. Raises ValueError."""
     if state_dir is None:
         from pydantic import ValidationError
 

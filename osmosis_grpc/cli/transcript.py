@@ -1,6 +1,6 @@
-"""A rollout's conversations as lines for a terminal: turns, and each tool call with its result.
+"""Formats a rollout's conversations for a terminal: turns, and each tool call with its result.
 
-The text is an agent's and a model's: nothing in it reaches the terminal as a control character.
+Control characters in the texts are escaped.
 """
 
 import itertools
@@ -103,7 +103,7 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping
 
 
 def _what(message: Mapping[str, Any]) -> str:
-    """Return what a message says and calls: equal for messages that differ in call ids only."""
+    """Return a key that is equal for messages that differ in call ids only."""
     functions = [call.get("function") for call in _dicts(message.get("tool_calls"))]
     return json.dumps([message.get("role"), message.get("content"), functions], default=str)
 

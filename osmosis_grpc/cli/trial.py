@@ -1,7 +1,7 @@
 """Runs one rollout of an agent loop in this process for validate --run, and records what it does.
 
-The real engine, with a mock for the model that calls every tool it is offered. What is wrong with
-the agent by that is in osmosis_grpc.cli.trial_findings. Heavy imports stand in the functions.
+It uses the real engine, with a mock model that calls every tool it is offered. osmosis_grpc.cli.trial_findings turns
+the observations into findings. Heavy imports are in the functions.
 """
 
 import logging
@@ -129,7 +129,7 @@ def _names(tools: Any) -> list[str]:
 
 
 class _Pulse:
-    """Record each period in which the event loop was blocked, with the place that the watchdog found."""
+    """Records each period in which the event loop was blocked, with the place that the watchdog found."""
 
     EVERY = 0.005
 

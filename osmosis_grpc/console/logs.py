@@ -1,7 +1,7 @@
-"""The log of the commands on stderr: readable text on a terminal, JSON otherwise.
+"""Writes the log of the commands to stderr: readable text on a terminal, JSON otherwise.
 
-A thread formats and writes the records, so that a slow stderr never blocks the event loop. What
-comes while 10,000 records wait is dropped and counted.
+A thread formats and writes the records, so that a slow stderr never blocks the event loop. While 10,000 records wait,
+further records are dropped and counted.
 """
 
 import contextlib

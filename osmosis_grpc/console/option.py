@@ -1,8 +1,8 @@
-"""One option: the single place for its flags, its variable, its bounds and its help.
+"""Describes one option: its flags, its variable, its bounds and its help.
 
-The classes in server_options.py and client_options.py declare every option once, as an annotated
-field. From them come the settings models (osmosis_grpc.settings), the commands and their --help
-(command.py), and docs/settings.md (scripts/settings.py).
+The classes in server_options.py and client_options.py declare every option once, as an annotated field. The settings
+models (osmosis_grpc.settings), the commands with their --help (command.py) and docs/settings.md (scripts/settings.py)
+are made from them.
 """
 
 import inspect
@@ -66,15 +66,15 @@ class Option:
     bounds: tuple[float, float] | None = None
     """The least and the greatest value."""
     check: Callable[[str], str] | None = None
-    """Raises ValueError for a bad value; is called for each value of a list."""
+    """Raises ValueError for a bad value. It is called for each value of a list."""
     lines: bool = False
     """Whether one value holds several, one a line. The flag may then be repeated."""
     default: str | None = None
-    """The text of the default, where the default itself does not say enough."""
+    """A text to show instead of the default."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags, the long one last."""
+        """Its flags, the long one last."""
         return tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
 
     @property
@@ -83,7 +83,7 @@ class Option:
         return "".join(word for word in self.usage.split() if not word.startswith("-"))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the constraints that pydantic applies."""
+        """Yield the constraints for pydantic."""
         from annotated_types import Ge, Le
         from pydantic import AfterValidator
 
@@ -103,7 +103,7 @@ def _each(check: Callable[[str], str]) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """An option with what its class knows of it."""
+    """An option with the name, the type and the default of its field."""
 
     part: str
     """server or client: the part of the settings that has it."""
@@ -126,7 +126,7 @@ class Field:
 
     @property
     def switch(self) -> bool:
-        """Whether it is on or off, and takes no value."""
+        """Whether it takes no value."""
         return self.kind is bool
 
     @property
@@ -149,12 +149,12 @@ class Field:
 
     @property
     def bounds(self) -> str:
-        """The bounds as text; empty where there are none."""
+        """The bounds as text; empty without bounds."""
         return " to ".join(map(_plain, self.option.bounds or ()))
 
     @property
     def default(self) -> str:
-        """The default as text; empty when there is none."""
+        """The default as text; empty without a default."""
         if self.option.default is not None:
             return self.option.default
         if self.switch:

@@ -1,7 +1,6 @@
 """The serve command: the checks of its options. They are declared in osmosis_grpc.console.server_options.
 
-Heavy imports stand in the functions, so that --help answers at once. What runs then is in
-osmosis_grpc.serve.process.
+Heavy imports are in the functions, so that --help is fast. osmosis_grpc.serve.process runs the server.
 """
 
 from typing import TYPE_CHECKING
@@ -59,7 +58,7 @@ def run(line: Line) -> None:
 
 
 serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
-"""The command."""
+"""The command `serve`."""
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
@@ -80,7 +79,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     except ValueError as error:
         raise ValueError(f"--allow-target: {error}") from None
     security = server_security(options, admin=options.secrets("admin_token"))
-    options.secret("legacy_agent_token")  # raises now what it would raise later
+    options.secret("legacy_agent_token")  # raises for a bad file before the start
     credentials = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,

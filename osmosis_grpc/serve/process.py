@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 END = job("serve.end", OnFailure.RESTART, "thread")
 
 GC_THRESHOLD = (50_000, 20, 100)
-"""Python's default collects after every 700 allocations, and scans a thousand live rollouts for nothing."""
+"""Thresholds of the garbage collector. The default of 700 allocations would scan all live rollouts too often."""
 EXIT_AFTER_LIMIT = 4.5
 """Seconds after the drain limit at which the process ends, even if agents still run."""
 

@@ -1,4 +1,4 @@
-"""Records on stdout: one JSON object a line, and nothing else, whatever agents print."""
+"""Writes records to stdout, one JSON object a line. The output of agents goes to stderr."""
 
 import contextlib
 import json

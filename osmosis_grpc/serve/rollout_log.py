@@ -1,6 +1,6 @@
-"""One log line for each rollout that ended, and a summary every 10 s while there is load.
+"""Logs one line for each rollout that ended, and a summary every 10 s under load.
 
-No line has text of a model: only counts, ids, and the first line of a failure's message.
+No line contains text of a model, only counts, ids, and the first line of a failure's message.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LONGEST_MESSAGE = 300
 
 
 class RolloutLog:
-    """Logs what an engine's rollouts come to. It is one of the engine's `end_sinks`."""
+    """Logs the results of an engine's rollouts. It is one of the engine's `end_sinks`."""
 
     def __init__(self) -> None:
         self._ended = self._failed = self._rewarded = 0
@@ -53,7 +53,7 @@ class RolloutLog:
         log.info("rollout ended", extra=fields)
 
     def summary(self, capacity: Capacity, seconds: float) -> None:
-        """Log what happened in the last seconds, if anything did or is going on."""
+        """Log the counts of the last seconds, unless nothing ended, runs or waits."""
         if not (self._ended or capacity.running or capacity.queued):
             return
         fields: dict[str, Any] = {

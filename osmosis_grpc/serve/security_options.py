@@ -1,4 +1,4 @@
-"""What the command line says of security, as the values that a server takes. Raises ValueError naming the option."""
+"""Turns the security options into ServerSecurity and Credentials. Raises ValueError naming the option."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ HARMLESS_TRACERS = frozenset(
         "timer",
     )
 )
-"""Tracers of gRPC that print nothing of what is said. `all`, `api` and `http` print metadata, `tcp` every byte."""
+"""Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata, `tcp` prints every byte."""
 
 
 def server_security_from_options(
@@ -33,7 +33,7 @@ def server_security_from_options(
     insecure: bool,
     admin: Sequence[str] = (),
 ) -> ServerSecurity:
-    """What callers have to show, and what they are shown."""
+    """Return what callers must show, and the certificate of this server."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
     if client_ca is not None and cert is None:
@@ -61,7 +61,7 @@ def credentials_from_options(
     insecure: bool,
     names: tuple[str, str],
 ) -> Credentials:
-    """How others are dialled. `names` are the token's option and what the files' options begin with."""
+    """Return how others are dialled. `names` holds the token's option and the prefix of the files' options."""
     files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
     if (cert is None) != (key is None):
         raise ValueError(f"{names[1]}-cert and {names[1]}-key go together")
@@ -77,8 +77,8 @@ def credentials_from_options(
 
 
 def check_trace(tracers: str) -> None:
-    """Refuse tracers of gRPC that may print what callers show; `tracers` is what GRPC_TRACE says."""
+    """Raise ValueError if a tracer may print the credentials of callers. `tracers` is the value of GRPC_TRACE."""
     named = {name.strip() for name in tracers.split(",") if name.strip() and not name.strip().startswith("-")}
     if named - HARMLESS_TRACERS:
         names = ",".join(sorted(named - HARMLESS_TRACERS))
-        raise ValueError(f"GRPC_TRACE={names} may print bearer tokens; unset it, or say --unsafe-trace")
+        raise ValueError(f"GRPC_TRACE={names} may print bearer tokens; unset it, or pass --unsafe-trace")

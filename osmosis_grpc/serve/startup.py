@@ -1,4 +1,4 @@
-"""What `serve` and the gateway do with a command line before they start: settings, security, warnings, usage errors."""
+"""Prepares a start of `serve` and of the gateway: settings, security, warnings, usage errors."""
 
 import contextlib
 import logging

@@ -205,7 +205,7 @@ async def test_memory_holds_nothing_that_is_over(folder):
         for number in range(5):
             await h.run(f"r{number}")
         assert h.in_memory == []
-        assert len(h.engine.journal.open_rollouts) == 0
+        assert not h.engine.journal.open_rollouts.by_key
         assert h.engine.capacity().completed == 5
 
 
