@@ -9,6 +9,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
@@ -72,7 +73,8 @@ async def run(request, serve, train):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
-    own = server.engine.rollouts.get("", "r").delivery.completion
+    async for record in server.engine.context.table.after(0, "", 1, RolloutFilter()):
+        own = record.delivery.completion
     return whole, own, told
 
 
