@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.journal_port import Journal, RolloutFilter
+from osmosis_grpc.engine.journal_port import EVERY, Journal, RolloutFilter
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
@@ -87,7 +87,7 @@ class RecordTable:
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
-    async def after(self, sequence: int, owner: str, limit: int, where: RolloutFilter) -> AsyncIterator[Record]:
+    async def after(self, sequence: int, owner: str, limit: int, where: RolloutFilter = EVERY) -> AsyncIterator[Record]:
         """Yield the owner's accepted records in order of acceptance, after a sequence number.
 
         `limit` is the number that the caller wants. The filter is a hint: other records may be yielded too.

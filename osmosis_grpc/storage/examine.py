@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.journal.reader import Reader
+from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.storage.sqlite.database import check_version, look, problem_of
 from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
 from osmosis_grpc.storage.sqlite.pages import Pages
@@ -102,11 +103,9 @@ def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) ->
 
 def _trails(database: sqlite3.Connection, found: Examined) -> None:
     """Find missing events: the events of each rollout have the numbers from 1 on."""
-    trails: dict[int, Trail] = {}
-    for event in map(EventRow._make, database.execute("SELECT * FROM events ORDER BY position")):
-        trails.setdefault(event.sequence, Trail()).add(event)
+    reader = Reader(database)
     known = {(one.rollout_id, one.attempt) for one in found.damaged}
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
-        what = trails.get(row.sequence, Trail()).wrong(row)
+        what = reader.damage(row)
         if what and (row.rollout_id, row.attempt) not in known:
             found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))

@@ -21,6 +21,19 @@ or by callbacks, for networks that allow no streams:
 from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
 
 # isort: split
+from osmosis_grpc.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    FailedPrecondition,
+    InvalidArgument,
+    LedgerError,
+    MissingExtraError,
+    NotFound,
+    PermissionDenied,
+    TrainerFailed,
+    Unavailable,
+)
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.tls import ClientTls, ServerTls
@@ -51,8 +64,11 @@ from osmosis_grpc.types import (
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 __all__ = [
+    "Aborted",
     "Advantages",
+    "AlreadyExists",
     "Batch",
+    "CallError",
     "Callback",
     "CallbackTls",
     "CancelResult",
@@ -63,11 +79,17 @@ __all__ = [
     "Credentials",
     "DrainResult",
     "Evaluation",
+    "FailedPrecondition",
     "FailureReason",
     "Group",
     "GroupCounts",
     "InitResult",
+    "InvalidArgument",
+    "LedgerError",
+    "MissingExtraError",
+    "NotFound",
     "OutcomeGroup",
+    "PermissionDenied",
     "Policy",
     "RolloutClient",
     "RolloutRequest",
@@ -81,8 +103,10 @@ __all__ = [
     "TokenBlock",
     "Trainer",
     "TrainerConfig",
+    "TrainerFailed",
     "TrajectoryEvent",
     "TransportName",
+    "Unavailable",
     "VersionSpan",
     "advantages",
     "pad",

@@ -1,4 +1,4 @@
-"""RolloutService's client: start rollouts, watch them, cancel them."""
+"""The client of RolloutService: starts, lists, follows and cancels rollouts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -48,9 +48,9 @@ class InitResult:
     attempt: int
     tools: Sequence[ToolDict]
     created: bool
-    """Whether this call started the rollout; False when an equal request had started it before."""
+    """Whether this call started the rollout; False if an equal request had started it before."""
     from_journal: EarlierRun | None = None
-    """Set: the rollout had ended in an earlier run of the trainer; its completion of then is sent again."""
+    """Set if the rollout had ended in an earlier run of the trainer; its completion is sent again."""
 
 
 class RolloutClient:
@@ -120,12 +120,12 @@ class RolloutClient:
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Where a rollout stands; attempt 0 means the highest."""
+        """Returns the state of a rollout; attempt 0 means the highest."""
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return rollout_from_wire(answer.rollout)
 
     async def rollouts(self, *, group_id: str = "", undelivered: bool = False) -> AsyncIterator[RolloutInfo]:
-        """All rollouts of the caller's, in order of acceptance, page by page."""
+        """Yield the caller's rollouts in the order of their acceptance, page by page."""
         token = ""
         while True:
             request = pb.ListRolloutsRequest(page_token=token, group_id=group_id, undelivered=undelivered)
@@ -139,7 +139,7 @@ class RolloutClient:
     async def cancel(
         self, rollout_id: str = "", *, group_id: str = "", everything: bool = False, attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, or everything of the caller's. What was met, a row each."""
+        """Cancel one rollout, a group, or everything of the caller. Returns a result for each rollout."""
         check_selection(rollout_id, group_id, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
         if everything:
@@ -151,7 +151,7 @@ class RolloutClient:
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """A rollout's events with numbers above `after`, then live, to its last one.
+        """Yield a rollout's events with numbers above `after`, then live ones, until the last one.
 
         A stream that breaks continues where it was. Events of a newer protocol are left out. Raises Unavailable when
         the server is lost, and when this client is closed.
@@ -176,9 +176,9 @@ class RolloutClient:
     async def all_events(
         self, cursor: str = "", from_now: bool = False
     ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
-        """All rollouts' events from a cursor onward, without end: pairs of cursor and event.
+        """Yield the events of all rollouts from a cursor onward, without end, as pairs of cursor and event.
 
-        Signs of life come as None. A cut stream raises Unavailable; go on from the last cursor.
+        Heartbeats come as None. A broken stream raises Unavailable; continue from the last cursor.
         """
         request = pb.StreamEventsRequest(cursor=cursor, from_now=from_now)
         async with aclosing(self._stream(request)) as stream:
@@ -187,13 +187,13 @@ class RolloutClient:
                 yield response.cursor, event_from_wire(response.event) if known else None
 
     async def info(self) -> ServerInfo:
-        """Returns who the server is, what it hosts and what it can take."""
+        """Returns the server's identity, its agent loops and its capacity."""
         return server_info_from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
     async def drain(self, *, cancel: bool = False) -> DrainResult:
-        """Let the server take no new work and finish what it has; with `cancel`, let it take new work again.
+        """Let the server refuse new rollouts and finish the running ones; with `cancel`, let it accept rollouts again.
 
-        Needs an administrator's token (`serve --admin-token-file`), or a server on this machine that asks for none.
+        Needs an administrator's token (`serve --admin-token-file`), or a server on this machine without tokens.
         """
         return drain_result_from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
 

@@ -391,11 +391,7 @@ class Trainer:
             mlflow.log_metrics(trainer.metrics(), step=step)
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
-        return groups | self.scheduler.cache.metrics.read(
-            open_rollouts=len(self.scheduler.rollouts),
-            open_chats=self.scheduler.cache.sampler.in_flight,
-            version=self.scheduler.cache.sampler.version,
-        )
+        return groups | self.scheduler.cache.read_metrics(len(self.scheduler.rollouts))
 
     @property
     def source(self) -> TrainerMetrics:

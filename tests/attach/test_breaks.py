@@ -31,7 +31,6 @@ async def broken_run(
     in_flight: int = 64,
     drain_timeout: float = 2.0,
     ledger: Path | None = None,
-    transport: str = "attach",
 ) -> tuple[Figures, list[Completion]]:
     """Rollouts over a proxy that cuts, and a server that is killed: what was broken, and how they ended."""
     policy, began = CountingPolicy(), time.monotonic()
@@ -39,9 +38,7 @@ async def broken_run(
     async with (
         ServerProcess("--max-concurrent", "128", "--drain-timeout", str(drain_timeout)) as server,
         CuttingProxy(server.address) as proxy,
-        Trainer(
-            [proxy.address], policy, transport=transport, ledger=ledger, config=TrainerConfig(lost_after=60)
-        ) as trainer,
+        Trainer([proxy.address], policy, ledger=ledger, config=TrainerConfig(lost_after=60)) as trainer,
     ):
         breaker = Breaker(proxy, server, trainer, policy, completions)
         breaking = asyncio.create_task(breaker.run(rollouts, cuts, restarts))

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import random
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -19,39 +19,40 @@ from tests.deployment import USER, deployment
 from tests.faults.lines import Injected, executed, raising
 from tests.waiting import until
 
-FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "journal", "trainer"))
+FOLDERS = tuple(f"osmosis_grpc/{name}/" for name in ("engine", "server", "storage", "trainer"))
 SEED = int(os.environ.get("OSMOSIS_SEED", "1"))
 LINES = 40
 PATIENCE = 20.0
 """Seconds after which a caller counts as one that waits for ever."""
-ATTACHED = {"a1": "talk", "a2": "slow tools", "a3": "hangs"}
-CALLED_BACK = {"c1": "talk", "c2": "slow tools", "c3": "hangs"}
+ROLLOUTS = {
+    "attach": {"a1": "talk", "a2": "slow tools", "a3": "hangs"},
+    "callback": {"c1": "talk", "c2": "slow tools", "c3": "hangs"},
+}
+"""Agent loops by transport and rollout id."""
 
 
 class Rollouts:
-    """Rollouts of an attached trainer with a ledger and of a callback trainer, at one agent server."""
+    """Rollouts of two trainers with ledgers, one of each transport, at one agent server."""
 
-    def __init__(self, deployed, trainer):
-        self.deployed, self.server, self.trainer = deployed, deployed.server, trainer
+    def __init__(self, server, trainers):
+        self.server, self.trainers = server, trainers
 
-    async def attached(self, rollout_id, agent_loop):
-        """A rollout over the attachment: its completion, or the error that its caller gets."""
-        return await self.trainer.rollout(
+    async def rollout(self, transport, rollout_id, agent_loop):
+        """Returns a rollout's completion. Raises the error that its caller gets."""
+        return await self.trainers[transport].rollout(
             rollout_id=rollout_id,
             agent_loop=agent_loop,
             messages=[USER],
             agent_timeout=0.5 if agent_loop == "hangs" else 30.0,
         )
 
-    async def called_back(self, rollout_id, agent_loop):
-        """Runs a rollout with a callback. Its Init is retried until it is accepted or refused for good."""
-        return await self.deployed.run(rollout_id, agent_loop, agent_timeout=0.5 if agent_loop == "hangs" else 30.0)
-
     async def all_end(self):
         """Run all rollouts. Returns the names of those whose callers still wait after PATIENCE."""
-        asked = {name: self.attached(name, loop) for name, loop in ATTACHED.items()}
-        asked |= {name: self.called_back(name, loop) for name, loop in CALLED_BACK.items()}
-        tasks = {name: asyncio.create_task(work) for name, work in asked.items()}
+        tasks = {
+            name: asyncio.create_task(self.rollout(transport, name, agent_loop))
+            for transport, names in ROLLOUTS.items()
+            for name, agent_loop in names.items()
+        }
         done, waiting = await asyncio.wait(tasks.values(), timeout=PATIENCE)
         for task in waiting:
             task.cancel()
@@ -80,10 +81,13 @@ async def rollouts(folder):
     config = TrainerConfig(lost_after=5.0, longest_pause=0.5)
     limits = {"trainer_grace": 5.0, "get_tools_timeout": 3.0, "chat_silence": 2.0}
     with contextlib.suppress(Injected):
-        async with deployment(folder / "state", policy=policy, timeout=PATIENCE / 3, **limits) as deployed:
-            ledger = folder / "ledger.db"
-            async with Trainer([deployed.server.address], policy, ledger=ledger, config=config) as trainer:
-                yield Rollouts(deployed, trainer)
+        async with deployment(folder / "state", **limits) as deployed, AsyncExitStack() as stack:
+            trainers = {}
+            for transport in ROLLOUTS:
+                ledger = folder / f"{transport}.db"
+                trainer = Trainer(deployed.server.address, policy, transport=transport, ledger=ledger, config=config)
+                trainers[transport] = await stack.enter_async_context(trainer)
+            yield Rollouts(deployed.server, trainers)
 
 
 async def policy(request):

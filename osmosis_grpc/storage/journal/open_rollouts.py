@@ -36,28 +36,18 @@ class OpenRollout:
 
 
 class OpenRollouts:
-    """Finds open rollouts by id and attempt, and counts the bytes of each owner."""
+    """The open rollouts by id and attempt, and the bytes of each owner."""
 
     def __init__(self, budget: int) -> None:
         self.live_size = 0
         """Bytes in the file of all rollouts that have not ended."""
         self._budget = budget
-        self._rollouts: dict[Key, OpenRollout] = {}
+        self.by_key: dict[Key, OpenRollout] = {}
         self._sizes = Shares(budget)
-
-    def __len__(self) -> int:
-        return len(self._rollouts)
-
-    def __getitem__(self, key: Key) -> OpenRollout:
-        return self._rollouts[key]
-
-    def get(self, rollout_id: str, attempt: int) -> OpenRollout | None:
-        """Return an open rollout; None if there is none."""
-        return self._rollouts.get((rollout_id, attempt))
 
     def add(self, rollout: OpenRollout) -> OpenRollout:
         """Add a rollout and return it. `grow` counts its events."""
-        self._rollouts[rollout.key] = rollout
+        self.by_key[rollout.key] = rollout
         return rollout
 
     def grow(self, rollout: OpenRollout, size: int) -> None:
@@ -73,8 +63,8 @@ class OpenRollouts:
 
     def close(self, rollout: OpenRollout) -> None:
         """Drop a rollout that gets no further events. Idempotent."""
-        if self._rollouts.get(rollout.key) is rollout:
-            del self._rollouts[rollout.key]
+        if self.by_key.get(rollout.key) is rollout:
+            del self.by_key[rollout.key]
             self._sizes.add(rollout.owner, -rollout.size)
             self.live_size -= 0 if rollout.ended else rollout.size
 

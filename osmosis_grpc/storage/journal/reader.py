@@ -1,5 +1,6 @@
 """Reads rollouts and events from the journal's file: for the server, and for commands that inspect it."""
 
+import json
 import logging
 import sqlite3
 from array import array
@@ -211,7 +212,8 @@ class Reader:
         """Return the positions of a rollout's events, and whether all events are there."""
         trail = Trail()
         if row.positions is not None and row.size > CHECKED_BYTES:
-            for position, number in self._database.execute(_NUMBERS, (row.positions_json(), row.sequence)):
+            positions = json.dumps(array("Q", row.positions).tolist())
+            for position, number in self._database.execute(_NUMBERS, (positions, row.sequence)):
                 trail.put(position, number)
             return trail
         if row.positions is not None:

@@ -1,6 +1,5 @@
 """The rows of rollouts and events: how they are made, and whether they are damaged."""
 
-import json
 from array import array
 from typing import Any, NamedTuple
 
@@ -71,10 +70,6 @@ class RolloutRow(NamedTuple):
         """Return which checksum does not match, in words; an empty text if all match."""
         found = schema.JOURNAL.tables["rollouts"].wrong(self)
         return f"{found} does not match in its row of rollouts" if found else ""
-
-    def positions_json(self) -> str:
-        """Return the positions of an ended rollout's events as JSON, for a query."""
-        return json.dumps(array("Q", self.positions or b"").tolist())
 
     def usable(self) -> "RolloutRow":
         """Return the row with a default for each value of a wrong type; a damaged row may have such values."""

@@ -172,7 +172,7 @@ class SqliteJournal(Journal):
             if has_secrets(entry.init):
                 batch.before.append(lambda: self.secrets.put(entry.init))
         else:
-            rollout = self.open_rollouts[key]
+            rollout = self.open_rollouts.by_key[key]
         rollout.positions.append(position)
         self.open_rollouts.grow(rollout, len(body) + EVENT_BYTES)
         if now >= self._clock_written + CLOCK_INTERVAL:
@@ -205,7 +205,7 @@ class SqliteJournal(Journal):
 
     def repoint(self, entry: JournaledRollout) -> None:
         init = entry.init
-        rollout = self.open_rollouts.get(init.request.rollout_id, init.request.attempt)
+        rollout = self.open_rollouts.by_key.get((init.request.rollout_id, init.request.attempt))
         if rollout is None or rollout.settled:
             return
         columns = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
@@ -230,7 +230,7 @@ class SqliteJournal(Journal):
         self.writer.batch().barriers.append(then)
 
     def forget(self, rollout_id: str, attempt: int) -> None:
-        rollout = self.open_rollouts.get(rollout_id, attempt)
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         if rollout is not None:
             self.open_rollouts.close(rollout)
         with suppress(sqlite3.Error):
@@ -314,7 +314,7 @@ class SqliteJournal(Journal):
 
     @_reads
     def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        rollout = self.open_rollouts.get(rollout_id, attempt)
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         if rollout is not None:
             positions = rollout.positions[after : min(after + limit, rollout.committed)]
         else:
@@ -327,7 +327,7 @@ class SqliteJournal(Journal):
 
     def size(self, rollout_id: str, attempt: int) -> int:
         """Return what the completion of an ended rollout takes while it waits for its delivery."""
-        rollout = self.open_rollouts.get(rollout_id, attempt)
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
     @_reads

@@ -18,7 +18,7 @@ from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
 from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.ledger.writer import Statement, Writer
+from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
@@ -78,7 +78,7 @@ class SqliteLedger(Ledger):
         self._position = found.last_position
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
-        self.writer = Writer(file, supervisor)
+        self.writer = Writer(file, COMMIT, supervisor)
         """The thread that reads and writes the file."""
 
     @classmethod

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import Then
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, job
 
 COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
 AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
@@ -34,9 +33,7 @@ class _Job(NamedTuple):
 class Writer(Committer[_Job]):
     """Executes statements and reads in the order of the calls, over one connection."""
 
-    def __init__(self, file: LockedFile, supervisor: Supervisor) -> None:
-        self._closed = False
-        super().__init__(file, COMMIT, supervisor)
+    _closed = False
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements after all earlier calls, then call `then`."""

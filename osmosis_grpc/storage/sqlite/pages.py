@@ -41,6 +41,12 @@ class Pages:
         self.lost = 0
         """How many rows could not be read so far."""
         self._first = self.page(1).ljust(page_size, b"\0")
+        self.user_version, _, self.application_id = struct.unpack_from(">3I", self._first, 60)
+        self.is_database = sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
+        """Whether it begins like a SQLite file, except for a few bytes."""
+        unused = not (self.application_id or self.user_version) and self._first[103:105] == b"\0\0"
+        self.is_blank = not self.count or unused
+        """Whether no table was ever created in it."""
 
     def close(self) -> None:
         """Close the file."""
@@ -50,28 +56,6 @@ class Pages:
         """Return a page, counted from 1, as of the last commit."""
         known = self._log.pages.get(number)
         return known if known is not None else os.pread(self._file, self.size, (number - 1) * self.size)
-
-    # The head of the file.
-
-    @property
-    def is_database(self) -> bool:
-        """Whether it begins like a SQLite file, except for a few bytes."""
-        return sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether no table was ever created in it."""
-        return not self.count or (not self.application_id and not self.user_version and self._first[103:105] == b"\0\0")
-
-    @property
-    def user_version(self) -> int:
-        """The value of PRAGMA user_version."""
-        return int(struct.unpack_from(">I", self._first, 60)[0])
-
-    @property
-    def application_id(self) -> int:
-        """The value of PRAGMA application_id."""
-        return int(struct.unpack_from(">I", self._first, 68)[0])
 
     def has_table(self, name: str) -> bool:
         """Return whether there is a table with a name."""

@@ -112,7 +112,11 @@ class AttemptCache:
             version=sampler.version,
         )
         asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
-        asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+        try:
+            asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+        except BaseException:  # nothing would answer it: let it be sampled when it comes again
+            del sample.asked[request.number]
+            raise
         return asked
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, LedgerError
+from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
@@ -51,6 +51,11 @@ class ChatCache:
         """Set the tools of chats that name none."""
         self.rollout(rollout_id, attempt, time.monotonic()).tools = tools
 
+    def check_known(self, rollout_id: str) -> None:
+        """Raise NotFound for a rollout without an entry."""
+        if rollout_id not in self._rollouts:
+            raise NotFound(f"rollout {rollout_id} was not started here", kind="rollout", name=rollout_id)
+
     def knows(self, rollout_id: str) -> bool:
         """Returns whether a rollout has an entry."""
         return rollout_id in self._rollouts
@@ -59,6 +64,11 @@ class ChatCache:
     def open(self) -> int:
         """How many rollouts have no result. Any thread may read it."""
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
+
+    def read_metrics(self, open_rollouts: int) -> dict[str, float]:
+        """Returns the metrics by name; see Trainer.metrics."""
+        sampler = self.sampler
+        return self.metrics.read(open_rollouts=open_rollouts, open_chats=sampler.in_flight, version=sampler.version)
 
     def is_restored(self, rollout_id: str) -> bool:
         """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""

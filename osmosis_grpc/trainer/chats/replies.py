@@ -1,8 +1,13 @@
 """The reply to a chat in wire form."""
 
+import asyncio
+import time
+
 from osmosis_grpc.errors import Internal
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.sample import PendingChat
+from osmosis_grpc.types import ChatRequest
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.wire.trainer import reply_bytes
 
@@ -17,3 +22,12 @@ def reply_of(asked: PendingChat, continues: int) -> bytes:
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
     return reply
+
+
+async def answered(cache: ChatCache, request: ChatRequest) -> bytes:
+    """Wait until a chat is answered. Returns its reply. Raises the CallError of its sampling."""
+    chat = cache.chat(request, time.monotonic())
+    if not chat.done.done():
+        await asyncio.wait({chat.done})
+    chat.done.result()
+    return reply_of(chat, request.continues)

@@ -10,7 +10,7 @@ from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
-from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted
+from osmosis_grpc.errors import CallError, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.cache import ChatCache
@@ -79,10 +79,7 @@ class OpenChats:
             return
         try:
             request = chat_from_wire(message)
-            if not self._cache.knows(request.rollout_id):
-                raise NotFound(
-                    f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
-                )
+            self._cache.check_known(request.rollout_id)
             asked = self._cache.chat(request, time.monotonic())
         except CallError as error:
             self._reply(key, error)

@@ -19,7 +19,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.replies import answered
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
@@ -28,16 +28,16 @@ from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 RECORD = job("trainer.recorder", OnFailure.RAISE)
 
 Record = Callable[[Completion, bytes, str], Awaitable[None]]
-"""Takes a completion, the state of its callback, and the credential that it came with."""
+"""Called with a completion, the state of its callback, and the credential of the call."""
 
 
 class CallbackRecorder:
     """Answers callbacks, used with `async with`.
 
-    `record` is awaited with each completion, which counts as recorded when it returns. If it raises, the server gets
-    that error and sends the completion again; after InvalidArgument, Aborted and Unimplemented it gives up. A rollout
-    is forgotten `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError when
-    the host is public and not guarded enough for that, TypeError for a policy that is not callable.
+    `record` is awaited with each completion, which is recorded when it returns. If it raises, the server gets the error
+    and sends the completion again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten
+    `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError for an address that
+    needs more security, TypeError for a policy that is not callable.
     """
 
     def __init__(
@@ -78,10 +78,7 @@ class CallbackRecorder:
 
     def metrics(self) -> dict[str, float]:
         """Returns counts, means and percentiles by name; see Trainer.metrics."""
-        sampler = self.cache.sampler
-        return self.cache.metrics.read(
-            open_rollouts=self.cache.open, open_chats=sampler.in_flight, version=sampler.version
-        )
+        return self.cache.read_metrics(self.cache.open)
 
     async def __aenter__(self) -> "CallbackRecorder":
         async with AsyncExitStack() as stack:
@@ -104,11 +101,7 @@ class CallbackRecorder:
 
     async def chat(self, request: ChatRequest) -> bytes:
         """See Receiver."""
-        chat = self.cache.chat(request, time.monotonic())
-        if not chat.done.done():
-            await asyncio.wait({chat.done})
-        chat.done.result()
-        return reply_of(chat, request.continues)
+        return await answered(self.cache, request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str

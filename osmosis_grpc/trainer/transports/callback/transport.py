@@ -2,15 +2,14 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import CallError, InvalidArgument, NotFound
+from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_link import Report
-from osmosis_grpc.trainer.chats.replies import reply_of
+from osmosis_grpc.trainer.chats.replies import answered
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
 from osmosis_grpc.trainer.transports.transport import Transport
@@ -73,17 +72,10 @@ class CallbackTransport(Transport[CalledServer]):
     async def chat(self, request: ChatRequest) -> bytes:
         """See Receiver. Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
         cache = self._scheduler.cache
-        if not cache.knows(request.rollout_id):
-            raise NotFound(
-                f"rollout {request.rollout_id} was not started here", kind="rollout", name=request.rollout_id
-            )
+        cache.check_known(request.rollout_id)
         async with self._chat_slots:
             await self._scheduler.servers.running.wait()
-            chat = cache.chat(request, time.monotonic())
-            if not chat.done.done():
-                await asyncio.wait({chat.done})
-            chat.done.result()
-            return reply_of(chat, request.continues)
+            return await answered(cache, request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
