@@ -354,3 +354,21 @@ async def test_a_delta_on_what_is_not_answered_is_unknown():
     full = [*SAME, {"role": "assistant", "content": "main 1"}, USER]
     assert ask(book, 3, full) is known, "told in full it is the same chat"
     book.close()
+
+
+class Unreadable:
+    """A reply whose type cannot be asked for."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("no type")
+
+
+async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes_again():
+    replies = [Unreadable()]
+    cache = ChatCache(lambda request: replies.pop() if replies else reply(request))
+    question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+    with pytest.raises(RuntimeError, match="no type"):
+        cache.chat(question, 0.0)
+    chat = cache.chat(question, 0.0)
+    assert chat.reply().message == reply(question).message
