@@ -1,4 +1,4 @@
-"""Faults and attacks: what happens to everybody else while one side breaks, lies, floods or never reads.
+"""Faults and attacks: what happens to others while one side breaks, lies, floods or never reads.
 
 Here belongs a test whose subject is a fault of docs/reliability.md, named for its row where that
 helps (F30, A8), and which holds over real sockets or real processes. What one room refuses by

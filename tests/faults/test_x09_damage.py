@@ -83,7 +83,7 @@ def asked(name: str) -> RolloutRequest:
     return RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": f"add, {name}"}])
 
 
-def told(completion: Completion) -> tuple:
+def summary(completion: Completion) -> tuple:
     """What matters of an outcome."""
     samples = completion.samples.values()
     tokens = [segment.ids.tolist() for sample in samples for segment in sample.segments]
@@ -119,7 +119,7 @@ def places(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int
 
 
 def quiet_port() -> int:
-    """A port that nobody gets by chance: servers come and go on it."""
+    """A port outside the ephemeral range: servers start and stop on it."""
     for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1_000):
         with socket.socket() as one:
             if one.connect_ex(("127.0.0.1", port)):
@@ -193,17 +193,17 @@ def check(found: dict, expected: dict, names: list[str], log: str, where: object
     """Each rollout is there as it should be, or has failed with DATA_LOSS and is named."""
     for name in names:
         got = found.get(name)
-        if isinstance(got, Completion) and told(got) == expected[name]:
+        if isinstance(got, Completion) and summary(got) == expected[name]:
             continue
         assert name in log, (
-            f"{where}: {name} is {got and (told(got) if isinstance(got, Completion) else got)}, unreported"
+            f"{where}: {name} is {got and (summary(got) if isinstance(got, Completion) else got)}, unreported"
         )
-        assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {told(got)}"
+        assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {summary(got)}"
 
 
 async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
     whole = await after_journal(shutil.copytree(scene, tmp_path / "whole"), port)
-    expected = {name: told(completion) for name, completion in whole.items()}
+    expected = {name: summary(completion) for name, completion in whole.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*DONE, *LATE, *OPEN}
     kept = lost = 0
@@ -214,7 +214,7 @@ async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count
         caplog.clear()
         found = await after_journal(folder, port)
         check(found, expected, [*DONE, *LATE, *OPEN], caplog.text, (name, bit))
-        right = sum(isinstance(c, Completion) and told(c) == expected[n] for n, c in found.items())
+        right = sum(isinstance(c, Completion) and summary(c) == expected[n] for n, c in found.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
         assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
         kept, lost = kept + right, lost + len(expected) - right
@@ -284,7 +284,7 @@ async def after_ledger(folder: Path, port: int) -> dict[str, Completion]:
 
 async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
     whole = await after_ledger(shutil.copytree(scene, tmp_path / "whole"), port)
-    expected = {name: told(completion) for name, completion in whole.items()}
+    expected = {name: summary(completion) for name, completion in whole.items()}
     assert {status for status, *_ in expected.values()} == {"COMPLETED"}
     assert set(expected) == {*LATE, *OPEN}
     lost = 0
@@ -295,7 +295,7 @@ async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count:
         caplog.clear()
         found = await after_ledger(folder, port)
         check(found, expected, [*LATE, *OPEN], caplog.text, (name, bit))
-        right = sum(told(found[name]) == outcome for name, outcome in expected.items())
+        right = sum(summary(found[name]) == outcome for name, outcome in expected.items())
         assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
         assert not set(found) & set(DONE), f"{(name, bit)}: what was confirmed is handed out again"
         assert right == len(expected) or not told_before.is_sound, f"{(name, bit)}: doctor finds nothing"
