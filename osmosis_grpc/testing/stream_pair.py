@@ -1,4 +1,4 @@
-"""Two ends of a stream call in memory, for tests of what runs over a call."""
+"""Two ends of a stream call in memory, for tests of code that uses a stream call."""
 
 import asyncio
 from collections import deque
@@ -49,7 +49,7 @@ class StreamEnd:
 
 
 class _Wire:
-    """What the two ends share."""
+    """The state that the two ends share."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -185,7 +185,7 @@ def test_an_attempt_and_records(replay):
     assert "printed by run" in done.stderr
 
 
-def test_an_agent_that_asks_something_else_is_told_where(replay):
+def test_a_different_chat_is_reported_with_its_place(replay):
     done = replay("called", WORD="awful")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
@@ -202,17 +202,17 @@ def test_an_agent_that_asks_something_else_is_told_where(replay):
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "reported"),
     [
         ({"TEMPERATURE": "0.6"}, "params"),
         ({"REWARD": "0.5"}, "result different: reward"),
         ({"CHATS": "1"}, "  main 2  not asked"),
     ],
 )
-def test_other_differences(replay, variables, told):
+def test_other_differences(replay, variables, reported):
     done = replay("called", **variables)
     assert done.returncode == 1
-    assert told in done.stdout
+    assert reported in done.stdout
 
 
 def test_a_chat_that_was_not_asked_before(replay):
@@ -283,14 +283,14 @@ MISTAKES = [
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
 from osmosis_grpc.cli import build
-told = []
+reported = []
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as stderr:
         try:
             build()(["replay", *arguments])
         except SystemExit as error:
-            told.append((error.code, stderr.getvalue()))
-print(json.dumps(told))
+            reported.append((error.code, stderr.getvalue()))
+print(json.dumps(reported))
 """
 
 
@@ -311,9 +311,9 @@ def test_what_cannot_be_replayed(folder):
         commands.append([*arguments, *(text for option in options for text in option)])
     done = run("-c", ONE_AFTER_ANOTHER, json.dumps(commands), cwd=folder)
     rows = json.loads(done.stdout)
-    for (code, stderr), (arguments, _, told) in zip(rows, MISTAKES, strict=True):
+    for (code, stderr), (arguments, _, reported) in zip(rows, MISTAKES, strict=True):
         assert code == 2, (arguments, stderr)
-        assert told in " ".join(stderr.split())
+        assert reported in " ".join(stderr.split())
         assert "Traceback" not in stderr
 
 

@@ -201,7 +201,7 @@ def test_without_a_module_the_usage_is_shown(here):
         ("from collections.abc import Sized\nSized()  # here", "TypeError: Can't instantiate abstract class Sized"),
     ],
 )
-def test_an_exception_of_the_module_is_told_with_its_line(here, source, says):
+def test_an_exception_of_the_module_is_reported_with_its_line(here, source, says):
     here.write(source)
     done = here.validate("-m", "agent:agent")
     (line,) = done.stderr.splitlines()
@@ -294,7 +294,7 @@ agent = {how}
     assert here.findings() == [("MISSING_GET_TOOLS_METHOD", place), ("MISSING_RUN_METHOD", place)]
 
 
-def test_a_missing_run_is_told_with_what_else_is_wrong(here):
+def test_a_missing_run_is_reported_with_the_other_problems(here):
     here.write("""
         class Agent(RolloutAgentLoop):  # here
             get_tools = Good.get_tools
@@ -481,7 +481,7 @@ def test_an_agent_without_tools_is_not_asked_for_any(here):
     )
 
 
-def test_an_exception_of_run_is_told_with_its_line(here):
+def test_an_exception_of_run_is_reported_with_its_line(here):
     found = running(
         here,
         """
@@ -494,7 +494,7 @@ def test_an_exception_of_run_is_told_with_its_line(here):
     assert "run raised KeyError: 'label'" in here.validate("-m", "agent:agent", "--run").stdout
 
 
-def test_a_chat_that_the_engine_refuses_is_told_with_the_line_of_the_agent(here):
+def test_a_chat_that_the_engine_refuses_is_reported_with_the_line_of_the_agent(here):
     found = running(
         here,
         """
@@ -509,7 +509,7 @@ def test_a_run_that_fails_without_an_exception(here, body):
     assert running(here, body) == [("RUN_FAILED", here.place("run"))]
 
 
-def test_a_run_that_never_ends_is_told_with_the_line_it_waits_at(here):
+def test_a_run_that_never_ends_is_reported_with_the_line_where_it_waits(here):
     found = running(
         here,
         """
@@ -552,7 +552,7 @@ def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
     assert found == [("BLOCKING_CALL", here.place("blocks"))]
 
 
-def test_all_that_a_run_shows_is_told_at_once(here):
+def test_all_problems_of_a_run_are_reported_at_once(here):
     found = running(
         here,
         """

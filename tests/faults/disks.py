@@ -1,4 +1,4 @@
-"""Disks that are full, and are not any more."""
+"""Disks that are full, and later have space again."""
 
 import resource
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 class Limited:
-    """A process whose files grow no further while it is full."""
+    """A process whose files cannot grow while it is full."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Small:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Small]:
-    """Skips where nothing may be mounted."""
+    """Skip the test if this user cannot mount file systems."""
     with mounted(folder, "-t", "tmpfs", "-o", "size=4m", "none"):
         yield Small(folder)
 

@@ -1,4 +1,4 @@
-"""Short rollouts at full speed on a small disk budget: whether the journal's files stay small, and shrink after it.
+"""Runs short rollouts at full speed with a small disk budget: do the journal's files stay small, and shrink?
 
 python -m tests.faults.housekeeping [--rollouts 20000] [--ttl 5] [--budget 20] [--quiet 60] [--in-flight 64] [--json]
 
@@ -29,7 +29,7 @@ from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
 CHATS, TOKENS = 2, 256
 MB = 1_000_000
 QUIET_MB = 2.0
-"""What the files may take after the quiet time."""
+"""The most bytes of the files after the quiet time."""
 
 
 def on_disk(folder: Path) -> int:
@@ -54,7 +54,7 @@ async def serve(given: Namespace) -> dict[str, Any]:
 
 
 class Run:
-    """One run, and what its files took."""
+    """One run, and the sizes of its files."""
 
     def __init__(self, given: Namespace, folder: Path) -> None:
         self._given = given
@@ -63,7 +63,7 @@ class Run:
         self._after: list[tuple[float, int]] = []
 
     async def run(self, address: str) -> dict[str, Any]:
-        """Roll, and look on. Raises Broken."""
+        """Run the rollouts and watch the files. Raises Broken."""
         given, done, failed = self._given, 0, 0
         looking = asyncio.create_task(self._look())
         began = time.monotonic()

@@ -27,7 +27,7 @@ from osmosis_grpc.types import (
 
 LOGGED = 5
 LASTING = 10
-"""One in so many is never delivered."""
+"""One of so many rollouts is never delivered."""
 
 
 async def main(folder: str) -> None:

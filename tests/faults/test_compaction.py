@@ -1,4 +1,4 @@
-"""F2: the server is killed while its journal drops what is old and gives its room back."""
+"""F2: the server is killed while its journal drops old rollouts and shrinks its file."""
 
 import random
 import sqlite3
@@ -18,7 +18,7 @@ KILLS = 20
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_kill_in_the_middle_of_it_costs_nothing(tmp_path):
-    """Twenty times on one folder, at any moment of it."""
+    """Twenty times on one folder, at random moments."""
     dice, lasting, dropped = random.Random(7), set(), 0
     for _ in range(KILLS):
         command = [sys.executable, "-m", "tests.faults.journal_process", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""F4, F5: the disk is full, read-only, torn or spoiled. Nothing is taken in that cannot be kept; what runs goes on."""
+"""F4, F5: the disk is full or read-only, or the file is damaged. New rollouts are refused; running ones go on."""
 
 import asyncio
 import os
@@ -87,7 +87,7 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
 
 @pytest.mark.long
 async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
-    """What is refused for want of room is put back by the trainer, and runs once there is room."""
+    """The trainer sends refused rollouts again, and they run once the disk has space."""
     with small_disk(tmp_path) as disk:
         server = await stack.enter_async_context(ServerProcess("--state-dir", str(disk.folder)))
         policy, completions = CountingPolicy(latency=(0.0, 0.002)), []
@@ -99,7 +99,7 @@ async def test_a_disk_that_fills_up_by_itself(stack, tmp_path):
                 await asyncio.sleep(0.05)  # between two looks at the health
                 assert not at_work.done(), "4 MiB were enough: ask for more"
             before = len(completions)
-            await until(lambda: not policy.open, "what ran is over")
+            await until(lambda: not policy.open, "running rollouts have ended")
             disk.folder.parent.joinpath("ballast").touch()
             os.system(f"mount -o remount,size=64m {disk.folder.parent}")
             await at_work
@@ -148,7 +148,7 @@ async def written(folder, stack, count: int = 12) -> list[str]:
 
 @pytest.mark.long
 async def test_x09_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
-    """64 bytes of each page are spoiled, the head of each among them; the spoiled file is kept."""
+    """64 bytes of each page are damaged, its header included; the damaged file is kept."""
     done = await written(tmp_path, stack)
     with sqlite3.connect(tmp_path / "journal.db") as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -186,7 +186,7 @@ def listen(stack):
 
 @pytest.fixture
 async def trainer(listen):
-    """A trainer that answers as it is told."""
+    """A trainer that answers as it is reported."""
     return await listen()
 
 

@@ -1,4 +1,4 @@
-"""A trainer that speaks the old HTTP contract, made for tests: it says what it is told to, and remembers."""
+"""A trainer that speaks the old HTTP contract, for tests: it answers as a test sets it up, and records the calls."""
 
 import asyncio
 import json

@@ -128,9 +128,9 @@ def test_serve_agent_loop_serves_until_it_is_stopped(tmp_path):
 
         answer = wait_until(asked)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=20)
+        reported, _ = process.communicate(timeout=20)
     assert answer.status_code == 200
-    assert told == "stopped FastAPI\n"
+    assert reported == "stopped FastAPI\n"
 
 
 def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
@@ -143,7 +143,7 @@ def test_serve_agent_loop_refuses_what_is_not_safe_or_not_valid():
         serve_agent_loop(type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [5]})())
 
 
-async def test_what_does_not_end_in_time_is_told_to_its_trainer(monkeypatch, caplog):
+async def test_a_rollout_that_does_not_end_in_time_is_reported_to_its_trainer(monkeypatch, caplog):
     monkeypatch.setattr(app_module, "DRAIN_TIMEOUT", 0.2)
 
     async def run(self, ctx):

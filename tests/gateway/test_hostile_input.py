@@ -310,7 +310,7 @@ async def test_bounds_are_counted_to_the_byte(start, trainer):
     assert (await gateway.init(body.ljust(1000))).status_code == 202
 
 
-def test_the_usual_bounds():
+def test_the_default_bounds():
     assert HttpAccess(max_metadata_bytes=1).bounds == Bounds()
     assert Bounds().size == 64 * MIB
     assert 1 <= Bounds().seconds <= 60
@@ -388,7 +388,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(start, trainer):
     await gateway.still_serves(trainer)
 
 
-async def test_a_cut_connection_is_nobodys_error(gateway, trainer, caplog):
+async def test_a_cut_connection_is_no_error(gateway, trainer, caplog):
     for _ in range(5):
         _, writer = await gateway.connect()
         writer.write(head(JSON, f"Content-Length: {len(text())}") + text()[:20])

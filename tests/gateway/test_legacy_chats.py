@@ -24,9 +24,9 @@ async def test_keys_that_are_not_ours(deployment, path):
     nonce, _, signature = right.partition(".")
     body = {"rollout_id": "r1", "messages": QUESTION, "status": "COMPLETED"}
     for wrong in ("", "wrong", nonce, f"{nonce}.", f".{signature}", right[:-1], f"{right}ü", f"x{right}"):
-        status, told, headers = await deployment.old.post(init, path, key=wrong, json=body)
+        status, reported, headers = await deployment.old.post(init, path, key=wrong, json=body)
         assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
-        assert right not in str(told)
+        assert right not in str(reported)
     assert deployment.policy.asked == []
     assert (await deployment.client.get("r1")).state is RolloutState.RUNNING
     await deployment.finish("r1")
@@ -107,8 +107,8 @@ async def test_chats_that_are_refused(deployment):
         assert (await deployment.old.chat("r1", **params))[0] == 422
     for name in ("sample", "purpose", "self"):  # arguments of RolloutContext.chat
         body = {"rollout_id": "r1", "messages": QUESTION, name: "x"}
-        status, told, _ = await deployment.old.post(deployment.old.of("r1"), CHAT, json=body)
-        assert (status, told["detail"][0]["loc"]) == (422, ["body", name])
+        status, reported, _ = await deployment.old.post(deployment.old.of("r1"), CHAT, json=body)
+        assert (status, reported["detail"][0]["loc"]) == (422, ["body", name])
     assert deployment.policy.asked == []
     assert await deployment.old.complete("r1", "ERROR", error_message="mine") == 200
     completion = await deployment.end()
@@ -184,8 +184,8 @@ async def test_after_a_refusal_the_agent_may_go_on(build, status):
     deployment = await build(trainer_grace=0.2)
     deployment.policy.faults = [ResourceExhausted("busy", retry_after=7.0)]
     await deployment.init()
-    told, body = await deployment.old.chat("r1")
-    assert (told, "busy" in body["detail"]) == (424, True)
+    reported, body = await deployment.old.chat("r1")
+    assert (reported, "busy" in body["detail"]) == (424, True)
     assert (await deployment.old.chat("r1"))[0] == 200
     assert await deployment.old.complete("r1", status) == 200
     completion = await deployment.end()

@@ -46,13 +46,18 @@ async def test_odd_metrics_count_as_none(deployment, metrics):
 async def test_error_with_messages(deployment):
     await deployment.init()
     await deployment.old.chat("r1")
-    told = [*QUESTION, {"role": "assistant", "content": "other"}]
-    more = {"error_message": "broken", "final_messages": told, "finish_reason": "tool_error", "extra_fields": {"a": 1}}
+    reported = [*QUESTION, {"role": "assistant", "content": "other"}]
+    more = {
+        "error_message": "broken",
+        "final_messages": reported,
+        "finish_reason": "tool_error",
+        "extra_fields": {"a": 1},
+    }
     assert await deployment.old.complete("r1", "ERROR", **more) == 200
     completion = await deployment.end()
     assert (completion.status, completion.finish_reason) == ("FAILED", "tool_error")
     assert (completion.failure.boundary, completion.failure.message) == ("agent", "broken")
-    assert list(completion.messages) == told
+    assert list(completion.messages) == reported
     assert dict(completion.extra_fields) == {"a": 1}
 
 
@@ -71,7 +76,7 @@ async def test_error_without_messages(deployment):
     assert completion.metrics.num_tool_calls == 2
 
 
-async def test_the_first_completion_stands(deployment):
+async def test_the_first_completion_counts(deployment):
     await deployment.init()
     assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200
     assert await deployment.old.complete("r1", "ERROR", error_message="No attempts made") == 200

@@ -59,7 +59,7 @@ async def test_the_old_server_is_not_there():
         says(200, {"agent_loop": "x" * 300}),
     ],
 )
-async def test_health_that_names_nobody(old, health):
+async def test_health_without_a_name(old, health):
     old.health = health
     with pytest.raises(CallError):
         await enter_and_leave(old.url)

@@ -124,7 +124,7 @@ async def test_closed_with_an_open_chat(relay, session, context):
     assert (len(session.chats), session.stopped, relay.pending) == (1, 1, [])
 
 
-async def test_closed_while_nobody_waits_for_the_chat(relay, session, context):
+async def test_closed_after_the_caller_of_a_chat_has_left(relay, session, context):
     session.gate.clear()
     relay.begin(context)
     asker = Asker(relay)
@@ -208,7 +208,7 @@ async def test_other_messages_or_parameters_are_another_chat(relay, session, con
     assert relay.pending == []
 
 
-async def test_a_failure_is_told_once(relay, session, context):
+async def test_a_failure_is_reported_once(relay, session, context):
     session.faults.append(Unavailable("away"))
     relay.begin(context)
     with pytest.raises(Unavailable):
@@ -217,7 +217,7 @@ async def test_a_failure_is_told_once(relay, session, context):
     assert await Asker(relay).reply() == "2"
 
 
-async def test_a_failure_that_nobody_heard_is_not_kept(relay, session, context):
+async def test_a_failure_without_a_receiver_is_not_kept(relay, session, context):
     session.gate.clear()
     session.faults.append(Unavailable("away"))
     relay.begin(context)
@@ -230,7 +230,7 @@ async def test_a_failure_that_nobody_heard_is_not_kept(relay, session, context):
     assert await Asker(relay).reply() == "2"
 
 
-async def test_the_first_completion_stands(relay):
+async def test_the_first_completion_counts(relay):
     relay.complete(DONE)
     relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
     assert await relay.completed(0.01) is DONE

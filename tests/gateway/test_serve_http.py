@@ -80,9 +80,9 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             ready = json.loads(process.stdout.readline())
             process.terminate()
-            told = process.stderr.read()
+            reported = process.stderr.read()
     assert "http" not in ready
-    assert "no HTTP" in told
+    assert "no HTTP" in reported
 
 
 @pytest.mark.slow

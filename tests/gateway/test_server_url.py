@@ -376,8 +376,8 @@ async def test_a_large_answer_is_not_read_to_its_end(gateway, trainer, path, len
     trainer.answers[path] = [large, response(REPLY)]
     await gateway.init(trainer.body())
     if path == CHAT:
-        told = await trainer.completion()
-        assert (told["status"], "bytes" in told["error_message"]) == ("ERROR", True)
+        reported = await trainer.completion()
+        assert (reported["status"], "bytes" in reported["error_message"]) == ("ERROR", True)
     else:
         await _delivered(gateway, trainer)
     assert len(written) < 40
@@ -517,20 +517,23 @@ async def test_broken_answers_end_a_rollout_and_no_more(start, trainer, caplog):
     for number, (name, raw) in enumerate((BROKEN | {n: response(b) for n, b in UNREADABLE.items()}).items()):
         trainer.answers[CHAT] = [raw]
         assert (await gateway.init(trainer.body(f"r{number}"))).status_code == 202
-        told = await trainer.completion(f"r{number}")
-        assert told["status"] == "ERROR", name
-        assert "trainer" in told["error_message"], (name, told["error_message"])
+        reported = await trainer.completion(f"r{number}")
+        assert reported["status"] == "ERROR", name
+        assert "trainer" in reported["error_message"], (name, reported["error_message"])
     assert [row.getMessage() for row in caplog.records if row.exc_info] == []
     await _well(gateway, trainer)
 
 
-async def test_odd_answers_are_the_trainers_fault_or_nobodys(start, trainer):
+async def test_odd_answers_are_the_trainers_fault_or_ignored(start, trainer):
     gateway = await start(client={"max_retries": 0})
     for number, odd in enumerate(ODD):
         trainer.answers[CHAT] = [response(REPLY | odd)]
         await gateway.init(trainer.body(f"r{number}"))
-        told = await trainer.completion(f"r{number}")
-        assert told["status"] == "COMPLETED" or "trainer" in told["error_message"], (odd, told["error_message"])
+        reported = await trainer.completion(f"r{number}")
+        assert reported["status"] == "COMPLETED" or "trainer" in reported["error_message"], (
+            odd,
+            reported["error_message"],
+        )
     await _well(gateway, trainer)
 
 
@@ -596,7 +599,7 @@ ECHOES = {
 }
 
 
-async def test_a_key_is_not_told_on(start, listen, caplog, capfd):
+async def test_a_key_is_not_passed_on(start, listen, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     gateway = await start(client={"max_retries": 1})
 
@@ -604,13 +607,13 @@ async def test_a_key_is_not_told_on(start, listen, caplog, capfd):
         trainer = await listen()
         trainer.answers = {CHAT: [echo], COMPLETED: [echo, response()]}
         answer = await gateway.init(trainer.body(name, api_key=KEY))
-        told = await trainer.completion(name)
+        reported = await trainer.completion(name)
         async with RolloutClient(gateway.server.address) as client:
             events = [repr(event) async for event in client.events(name)]
             info = await client.get(name)
-        assert told["status"] == "ERROR", how
+        assert reported["status"] == "ERROR", how
         assert {headers["authorization"] for _, headers, _ in trainer.requests} == {f"Bearer {KEY}"}, how
-        for text in [answer.text, json.dumps(told), *events, repr(info)]:
+        for text in [answer.text, json.dumps(reported), *events, repr(info)]:
             assert "very-sec" not in text, how
 
     await asyncio.gather(*(not_told_on(f"r{n}", how, echo) for n, (how, echo) in enumerate(ECHOES.items())))

@@ -106,7 +106,7 @@ async def test_max_retries(retries):
     assert done["status"] == "ERROR"
 
 
-async def test_complete_rollout_retries_counts_the_quick_tries_of_a_round():
+async def test_complete_rollout_retries_counts_the_immediate_retries_of_a_round():
     async def counted(retries):
         client = RolloutClientSettings(complete_rollout_retries=retries, retry_base_delay=0.1)
         async with gateway(client=client, outbox_delay=(60.0, 60.0)) as (_, trainer, session):

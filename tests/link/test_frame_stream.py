@@ -205,7 +205,7 @@ def test_a_stream_may_end_before_the_hello():
 # Frames in both directions.
 
 
-def test_frames_arrive_in_order_and_what_waits_is_one_message():
+def test_frames_arrive_in_order_and_waiting_ones_share_a_message():
     async def main():
         trainer, server = joined()
         sending, receiving = (trainer_stream(trainer), server_stream(server))
@@ -276,7 +276,7 @@ def test_an_exception_of_a_handler_ends_the_stream():
 
 
 @pytest.mark.parametrize("queued", [0, 1, 5000])
-def test_what_is_queued_goes_out_before_the_end(queued):
+def test_queued_frames_are_sent_before_the_end(queued):
     async def main():
         trainer, server = joined()
         sending, receiving = (trainer_stream(trainer), server_stream(server))
@@ -399,7 +399,7 @@ def test_heartbeats_go_out_while_nothing_else_does():
     run_virtually(main())
 
 
-def test_other_frames_are_signs_of_life_too():
+def test_any_frame_resets_the_silence():
     async def main():
         trainer, server = joined(capacity=100)
         sending = trainer_stream(trainer)

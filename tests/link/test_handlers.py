@@ -87,7 +87,7 @@ async def test_every_code_there_and_back(channel, code):
     assert broken.value.code().value[0] == code
 
 
-async def test_at_capacity_says_when_to_come_back(channel):
+async def test_resource_exhausted_has_a_pushback_trailer(channel):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/x/unary")(b"ResourceExhausted")
     assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1500"

@@ -97,7 +97,7 @@ async def test_o1_bytes_of_messages(server, channel):
     assert page.value(f"grpc_server_call_{RECEIVED}_bucket", le="16384.0", **below) == 1
 
 
-async def test_o1_methods_that_nobody_registered_are_one(server, channel):
+async def test_o1_unregistered_methods_share_a_label(server, channel):
     for number in range(30):
         path = f"/{SERVICE}/Evil{number}" if number % 2 else f"/evil.Service{number}/Do"
         assert await refused(channel.unary_unary(path)(b"")) == "UNIMPLEMENTED"

@@ -117,7 +117,7 @@ async def test_o2_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_
     assert scrape(server.metrics).value("osmosis_token_prefix_breaks_total") == 1
 
 
-async def test_o2_what_runs_and_what_waits(serve, attach_to):
+async def test_o2_running_and_waiting_rollouts_are_counted(serve, attach_to):
     agent = Mixed()
     server = await serve(agent, max_concurrent=2, max_queued=3)
     trainer = await attach_to(server)
@@ -323,7 +323,7 @@ async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
     assert "osmosis_evil_total" not in page.families
 
 
-async def test_o3_an_agent_that_is_not_hosted_any_more_has_no_label(stack, tmp_path):
+async def test_o3_an_agent_of_an_earlier_process_is_other(stack, tmp_path):
     folder = tmp_path / "state"
 
     class Old(Mixed):

@@ -87,7 +87,7 @@ async def test_callers_need_a_certificate_of_the_ca(files, stranger, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_where_both_are_asked_for_both_are_needed(files, protocol):
+async def test_with_tokens_and_certificates_both_are_needed(files, protocol):
     security = ServerSecurity(TOKEN, tls=files.server(client_ca=files.ca))
     async with (
         AgentServer([CalculatorAgent()], port=0, security=security) as server,

@@ -101,7 +101,7 @@ async def test_a_refused_caller_is_a_line_in_the_log(agent_server, channel, capl
     assert shown is None or shown not in caplog.text
 
 
-async def test_many_refused_callers_are_few_lines_without_what_they_show(agent_server, channel, caplog):
+async def test_many_refused_callers_make_few_log_lines_without_tokens(agent_server, channel, caplog):
     for _ in range(5):
         for shown in WRONG.values():
             await status(channel, methods("RolloutService")[0], shown)
@@ -110,7 +110,7 @@ async def test_many_refused_callers_are_few_lines_without_what_they_show(agent_s
     assert not any(secret[:8] in caplog.text for secret in (TOKEN, SECOND, "another"))
 
 
-async def test_without_tokens_nobody_is_asked(stack, serve):
+async def test_without_tokens_no_call_needs_one(stack, serve):
     server = await serve()
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
     for method in methods(*SERVICES):

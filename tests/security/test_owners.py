@@ -58,7 +58,7 @@ async def rows(client):
     return [row.rollout_id async for row in client.rollouts()]
 
 
-async def test_to_others_it_is_not_there(deployment):
+async def test_other_owners_do_not_see_a_rollout(deployment):
     _, agent, trainer, (owner, _, other) = deployment
     with pytest.raises(AlreadyExists):
         await other.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
@@ -151,7 +151,7 @@ async def test_over_attachments_rollouts_are_their_owners(deployment):
         assert (await asyncio.wait_for(running, PATIENCE)).status is CompletionStatus.COMPLETED
 
 
-async def test_a_server_that_dials_in_cannot_take_anothers_place(stack):
+async def test_a_server_that_dials_in_cannot_replace_another(stack):
     """What one has run is not told to another credential that names its journal."""
     tokens = ["one=1-secret", "two=2-secret"]
     trainer = await stack.enter_async_context(
@@ -212,7 +212,7 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
 
 
 @pytest.mark.parametrize("authenticated", [True, False])
-async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authenticated):
+async def test_an_authenticated_caller_may_name_another_machine(stack, authenticated):
     """Private and public addresses are for callers who are known; link-local ones are for nobody."""
     security = ServerSecurity(TOKEN) if authenticated else ServerSecurity()
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
@@ -236,7 +236,7 @@ async def test_who_has_shown_a_token_may_be_called_back_elsewhere(stack, authent
         assert accepted is allowed, target
 
 
-async def test_a_url_as_callback_is_for_who_has_shown_a_token(stack):
+async def test_a_url_as_callback_needs_authentication(stack):
     for security, allowed in ((ServerSecurity(TOKEN), True), (ServerSecurity(), False)):
         server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
         await stack.enter_async_context(serve_http(server, port=0))

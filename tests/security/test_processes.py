@@ -68,7 +68,7 @@ FAST = ("public, with nothing", "a token in plain text", "a trainer's token in p
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in REFUSED]
 )
-def test_what_is_refused(case):
+def test_forbidden_targets_are_refused(case):
     arguments, more, text = REFUSED[case]
     command = ("-m", "osmosis_grpc.serve", *CALCULATOR, "--no-http", "--grpc-port", "0", *arguments)
     result = run(*command, env=environment(**more))
@@ -91,7 +91,7 @@ def test_what_is_refused(case):
         ((), {"GRPC_TRACE": "http"}, "--unsafe-trace"),
     ],
 )
-def test_what_the_gateway_alone_refuses(arguments, more, text):
+def test_urls_that_only_the_gateway_refuses(arguments, more, text):
     command = ("-m", "osmosis_gateway", "--target", "127.0.0.1:1", "-p", "0", "--callback-port", "0", *arguments)
     result = run(*command, env=environment(**more))
     assert (result.returncode, result.stdout) == (2, "")
@@ -194,7 +194,7 @@ CANARIES = {
 
 
 @pytest.mark.slow
-async def test_no_secret_is_told(tmp_path):
+async def test_no_secret_is_logged(tmp_path):
     """Calls that fail and succeed, at DEBUG: neither the logs nor what can be asked tells what was shown."""
     arguments = (
         *CALCULATOR,

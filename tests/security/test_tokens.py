@@ -31,7 +31,7 @@ def test_a_name_is_an_owner_and_a_secret_without_one_is_its_own():
     assert Tokens().owner("") is None
 
 
-def test_only_what_fits_a_header_is_a_token():
+def test_a_token_must_fit_into_a_header():
     for text in ("", " ", "a ", " a", "a\nb", "ü", "name= a"):
         with pytest.raises(ValueError, match="printable ASCII"):
             Tokens([text])
@@ -106,7 +106,7 @@ def test_several_tokens_stand_on_a_line_each():
             RolloutServerSettings(token=text)
 
 
-async def test_a_token_goes_in_plain_text_to_this_machine_only():
+async def test_a_token_is_sent_in_plain_text_to_loopback_only():
     for target in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
         async with RolloutClient(target, token="t"):
             pass

@@ -55,7 +55,7 @@ async def test_x06_a_tenants_token_does_not_drain(stack):
         assert await health(server.address) == "NOT_SERVING"
 
 
-async def test_x06_where_tokens_are_asked_for_and_none_is_an_administrators_nobody_drains(stack):
+async def test_x06_with_tokens_but_no_administrators_token_drain_is_refused(stack):
     server = await hosting(stack, ServerSecurity(TOKEN))
     async with RolloutClient(server.address, token=TOKEN) as client:
         with pytest.raises(PermissionDenied, match="--admin-token-file"):
@@ -120,7 +120,7 @@ async def test_x06_a_drain_can_be_ended(stack, refused_at_once):
         assert (await asyncio.wait_for(running, 30)).status.name == "COMPLETED"
 
 
-async def test_x06_a_server_that_stops_goes_on_stopping(stack):
+async def test_x06_a_stopping_server_refuses_to_cancel_its_drain(stack):
     waiter = Waiter()
     server = await hosting(stack, ServerSecurity(), waiter)
     trainer = await stack.enter_async_context(Trainer([server.address], ToolCallingMock()))

@@ -108,7 +108,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
         ("one\n", ("--connect-token-file", "FILE", "--connect-token", "two"), "there is more than one token"),
     ],
 )
-def test_x08_a_file_that_is_of_no_use_is_named(tmp_path, content, arguments, told):
+def test_x08_an_unusable_file_is_named(tmp_path, content, arguments, told):
     path = tmp_path / "tokens"
     if content is not None:
         path.write_text(content)

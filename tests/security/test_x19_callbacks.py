@@ -135,7 +135,7 @@ async def test_x19_an_agent_server_gets_a_credential_for_its_rollout_alone(stack
     assert server.engine.rollouts.get("", "r").init.callback == given, "an equal Init re-points nothing"
 
 
-async def test_x19_a_credential_that_is_none_of_the_trainers_is_refused_when_it_is_made(stack):
+async def test_x19_another_credential_than_the_trainers_is_refused_at_once(stack):
     trainer = await stack.enter_async_context(CallbackTrainer(Policy()))
     with pytest.raises(ValueError, match="credential"):
         trainer.callback(credential="whatever")

@@ -84,7 +84,7 @@ async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answere
         await works_again(trainer)
 
 
-async def test_a_mistake_that_crosses_the_servers_hello_is_reported_too(serve):
+async def test_a_mistake_that_crosses_the_servers_hello_is_reported_to_the_trainer(serve):
     server = await serve(Talk())
     for turns in range(40):  # of the event loop, in which the hello is on its way
         async with RawTrainer(server.address) as trainer:

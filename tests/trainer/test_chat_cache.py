@@ -9,6 +9,7 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import CallError, UnknownChat
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import callbacks
@@ -72,7 +73,7 @@ async def run(request, serve, train):
         await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
         whole = await trainer.completion("r", PATIENCE)
         told = [event async for event in client.events("r")]
-    async for record in server.engine.context.table.after(0, "", 1):
+    async for record in server.engine.context.table.after(0, "", 1, RolloutFilter()):
         own = record.delivery.completion
     return whole, own, told
 
@@ -353,3 +354,21 @@ async def test_a_delta_on_what_is_not_answered_is_unknown():
     full = [*SAME, {"role": "assistant", "content": "main 1"}, USER]
     assert ask(book, 3, full) is known, "told in full it is the same chat"
     book.close()
+
+
+class Unreadable:
+    """A reply whose type cannot be asked for."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("no type")
+
+
+async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes_again():
+    replies = [Unreadable()]
+    cache = ChatCache(lambda request: replies.pop() if replies else reply(request))
+    question = ChatRequest(rollout_id="r", number=1, messages=[USER])
+    with pytest.raises(RuntimeError, match="no type"):
+        cache.chat(question, 0.0)
+    chat = cache.chat(question, 0.0)
+    assert chat.reply().message == reply(question).message

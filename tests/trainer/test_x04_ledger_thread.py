@@ -6,7 +6,6 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
-from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.writer import COMMIT
 from osmosis_grpc.trainer import RolloutRequest
 from tests.trainer.conftest import PATIENCE, reply, talker
@@ -53,15 +52,3 @@ async def test_x04_a_dead_ledger_thread_fails_every_call_of_the_trainer(serve, a
         assert "ledger.commit failed; the trainer has failed" in caplog.text
     finally:
         agent.release()
-
-
-async def test_x04_what_is_asked_of_a_dead_thread_fails_at_once(tmp_path):
-    ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
-    supervise.inject(COMMIT.name, MemoryError("injected"))
-    with pytest.raises(LedgerError, match=r"ledger\.commit"):
-        for number in range(3):  # the step that waits already commits the first one
-            await within(ledger.confirm(f"r{number}", 1, "x"))
-    with pytest.raises(LedgerError, match=r"ledger\.commit"):
-        await within(ledger.confirm("r", 1, "x"))
-    await within(ledger.close())
-    await (await SqliteLedger.open(tmp_path / "ledger", 60.0)).close()

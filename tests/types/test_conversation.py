@@ -139,7 +139,7 @@ def test_tuples_are_lists():
     assert tree.insert([user(["a"])]).node is tree.insert([user(("a",))]).node
 
 
-def test_an_unknown_chat_has_no_place_after_it():
+def test_nothing_can_follow_an_unknown_chat():
     tree = Conversation()
     assert tree.insert_after(1, [user("b")]) is None
     assert tree.reply(1) is None

@@ -108,7 +108,7 @@ def test_a_frame_of_any_size(size):
 )
 @example(("", 1, "", 1), 0, None, False, None, 0, False)
 @example(("r", 1, "main", 1), 2**14, 2**12, True, 2**12, 1, True)
-def test_a_reply_is_written_as_protobuf_writes_it(name, text, ids, logprobs, prompt, prefix, version):
+def test_the_bytes_of_a_reply_equal_plain_protobuf(name, text, ids, logprobs, prompt, prefix, version):
     tokens = None if ids is None else TokenBlock.of(range(ids), [-0.5] * ids if logprobs else None)
     response = ChatResponse(
         message={"role": "assistant", "content": "x" * text, "y": None},
@@ -142,7 +142,7 @@ def test_a_head_is_read_as_it_was_written(number, length):
 @pytest.mark.parametrize(
     "error", [UnknownChat("main", 7), ResourceExhausted("full", retry_after=0.5), Aborted("old", attempt=3)]
 )
-def test_a_refusal_keeps_what_it_says(error):
+def test_a_refusal_keeps_its_message_and_details(error):
     [frame] = services_pb2.AttachRequest.FromString(chat_reply_frame("r", 1, "main", 2, error)).frames
     assert frame.chat_reply.WhichOneof("result") == "status"
     back = refused(frame.chat_reply.status)

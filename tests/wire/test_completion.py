@@ -106,7 +106,7 @@ def test_an_unset_reward_is_not_zero(reward):
     assert repr(back.reward) == repr(back.samples["main"].reward) == repr(reward)
 
 
-def test_metrics_are_told_apart():
+def test_each_metric_keeps_its_own_value():
     metrics = RolloutMetrics(
         total_latency_ms=1234.5678, queue_time=0.000001, overhead_time=3600.25, num_llm_calls=2**31
     )
@@ -163,7 +163,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "changes"), BAD, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_is_out_of_bounds_is_refused_by_name(field, changes):
+def test_a_field_out_of_bounds_is_refused_by_name(field, changes):
     assert named(completion_message(**changes)) == field
 
 
@@ -215,12 +215,12 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
     assert seen == STEPS
 
 
-def test_fit_keeps_what_fits():
+def test_fit_keeps_a_completion_within_the_limit():
     whole = completion_to_wire(LARGE)
     assert fit(over_the_wire(whole), whole.ByteSize()) == whole
 
 
-def test_fit_names_nothing_that_was_not_there():
+def test_fit_names_only_fields_that_were_set():
     """What is named in `omitted` is read from the events before the completion counts as recorded."""
     only_extra = completion_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
     assert list(fit(only_extra, 1000).omitted) == ["extra_json"]
@@ -245,7 +245,7 @@ INFO = RolloutInfo(
 
 
 @pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])
-def test_where_a_rollout_stands_survives(info):
+def test_the_state_of_a_rollout_survives(info):
     assert rollout_from_wire(over_the_wire(rollout_to_wire(info))) == info
 
 

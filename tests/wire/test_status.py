@@ -66,7 +66,7 @@ def test_an_unknown_code_is_an_unknown_error(code):
 
 
 @pytest.mark.parametrize("code", [8, 14, 4, 2])
-def test_the_time_to_come_back_survives(code):
+def test_retry_after_survives(code):
     error = CLASSES[code]("busy", retry_after=1.25)
     assert trip(error).retry_after == 1.25
     assert trip(CLASSES[code]("busy", retry_after=0.0)).retry_after == 0.0
@@ -91,7 +91,7 @@ def test_details_survive(error, names):
     assert back.retry_after == 2.5
 
 
-def test_details_are_the_standard_ones_where_there_are_any():
+def test_details_are_standard_messages_if_one_fits():
     """Another implementation reads them without knowing this one."""
     kinds = [
         error_details_pb2.BadRequest,

@@ -65,7 +65,7 @@ def test_any_block_survives(block):
 
 @settings(max_examples=100, deadline=None)
 @given(IDS, st.booleans())
-def test_the_bytes_are_those_of_plain_protobuf(ids, with_logprobs):
+def test_the_bytes_equal_plain_protobuf(ids, with_logprobs):
     logprobs = [-i / 7 for i in range(len(ids))] if with_logprobs else None
     plain = pb.TokenBlock()
     plain.ids.extend(ids)
@@ -236,5 +236,5 @@ def test_a_segment_whose_parts_do_not_agree_is_refused(field, message):
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
-def test_a_reward_that_is_no_number_is_refused(reward):
+def test_a_reward_must_be_a_finite_number(reward):
     assert named(sample_from_wire, pb.Sample(reward=reward), "sample") == "sample.reward"

@@ -91,7 +91,7 @@ HISTORY = [
 
 @pytest.mark.parametrize("continues", [0, 1])
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_delta_holds_what_is_new(delta, continues):
+def test_a_delta_has_only_the_new_messages(delta, continues):
     whole = replace(
         CHAT, messages=HISTORY, continues=continues, prefix_len=2 * continues, known_ids=np.arange(3, dtype="<u4")
     )
@@ -107,14 +107,14 @@ def test_a_delta_holds_what_is_new(delta, continues):
 @pytest.mark.parametrize("tools_overridden", [False, True])
 @pytest.mark.parametrize("all_tools", [False, True])
 @pytest.mark.parametrize("tools", [None, [], CHAT.tools])
-def test_the_rollouts_tools_are_left_out_where_they_are_known(tools, all_tools, tools_overridden):
+def test_the_rollouts_tools_can_be_left_out(tools, all_tools, tools_overridden):
     chat = replace(CHAT, tools=tools, tools_overridden=tools_overridden)
     back = chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat, all_tools=all_tools))))
     assert back.tools == (tools if all_tools or tools_overridden else None)
     assert back.tools_overridden == (back.tools is not None)
 
 
-def test_what_is_unset_has_its_default():
+def test_an_unset_field_has_its_default():
     chat = chat_from_wire(pb.ChatRequest(rollout_id="r", sample="main", number=1, full=pb.FullHistory()))
     assert (chat.attempt, chat.tools, chat.params, chat.purpose) == (1, None, {}, ChatPurpose.POLICY)
 

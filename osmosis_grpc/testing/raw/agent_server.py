@@ -35,7 +35,7 @@ class RawAgentServer(RawDialler):
         return request
 
     async def ask(self, request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ChatReply:
-        """Ask a chat and return the answer."""
+        """Send a chat and return the answer."""
         await self.send(chat(request, number, **fields))
         answer: attach_pb2.ChatReply = await self.stream.next("chat_reply")
         return answer

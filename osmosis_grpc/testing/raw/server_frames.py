@@ -60,7 +60,7 @@ def init_reply(request: rollout_pb2.InitRequest, **result: Any) -> attach_pb2.Se
 
 
 def chat(request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ServerFrame:
-    """Ask a chat. Its history is the rollout's own messages unless `fields` give `full` or `delta`."""
+    """Send a chat. Its history is the rollout's own messages unless `fields` have `full` or `delta`."""
     default: dict[str, Any] = {
         "rollout_id": request.rollout_id,
         "attempt": request.attempt,

@@ -55,7 +55,7 @@ class RawStream:
         await self.send_bytes(self._message(frames=frames).SerializeToString())
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send bytes as a message, whether they parse or not."""
+        """Send any bytes as a message."""
         await self._call.write(data)
 
     async def next(self, kind: str) -> Any:
@@ -91,7 +91,7 @@ class RawStream:
         return self.over
 
     async def leave(self) -> None:
-        """Half-close: say that no more messages follow."""
+        """Half-close the stream: no more messages follow."""
         await self._call.done_writing()
 
     async def cut(self) -> None:
@@ -100,7 +100,7 @@ class RawStream:
         await self.ended()
 
     def field(self) -> str:
-        """Return the field that the INVALID_ARGUMENT names which ended the stream."""
+        """Return the field in the INVALID_ARGUMENT that ended the stream."""
         return field_of(self.status)
 
     async def _read(self) -> None:
