@@ -53,7 +53,7 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and isinstance(m.get("content"), str)]
     try:
         if not users:
-            raise _Stuck("nobody asked anything")
+            raise _Stuck("there is no question")
         wanted: dict[_Call, None] = {}
         value = _reduce(_parse(messages[users[-1]]["content"]), _results(messages[users[-1] :]), wanted)
     except _Stuck as stuck:

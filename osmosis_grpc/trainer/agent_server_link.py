@@ -4,6 +4,7 @@ The scheduler knows agent servers only as AgentServerLink. Each transport has it
 """
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -304,7 +305,7 @@ class AgentServerLink(ABC):
         """Open a rollout whose Init was accepted. Returns False, and refuses it, when its tools cannot be read."""
         rollout.set_opened()
         try:
-            self.cache.set_tools(*rollout.key, tools_from_wire(tools, "tools"))
+            self.cache.rollout(*rollout.key, time.monotonic()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:
             self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
             self.init_refused(rollout, Internal(f"the server's answer cannot be read: {unreadable}"))

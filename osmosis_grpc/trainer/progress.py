@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from operator import length_hint
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
@@ -28,21 +28,6 @@ _REFRESHES = 10
 """The most draws by refresh() between two draws by the timer; a draw takes about a millisecond."""
 _RATE_OVER = 256
 """The shown rate is computed from so many ends."""
-
-
-class Display(Protocol):
-    """Draws the numbers."""
-
-    period: float
-    """Seconds between draws."""
-    refreshes: bool
-    """Whether draw() may be called more often."""
-
-    def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the current numbers."""
-
-    def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the last numbers and restore the terminal."""
 
 
 class Progress:
@@ -62,7 +47,7 @@ class Progress:
         self._rewards = 0.0
         self._began = time.monotonic()
         self._ends: deque[float] = deque([self._began], _RATE_OVER)
-        self._display: Display | None = None
+        self._display: Lines | Bar | None = None
         self._task: asyncio.Task[None] | None = None
         self._refreshed = 0
 
@@ -134,7 +119,9 @@ class Lines:
     """Writes a line when the numbers have changed."""
 
     period = _LINE_PERIOD
+    """Seconds between draws."""
     refreshes = False
+    """Whether draw() may be called more often."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -142,13 +129,13 @@ class Lines:
         self._written = time.monotonic()
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Write a line when rollouts have ended since the last one, or a minute has passed."""
+        """Draw the current numbers: a line if rollouts have ended since the last one, or after a minute."""
         now = time.monotonic()
         if ended != self._ended or now - self._written >= _QUIET_LINE_PERIOD:
             self.finish(text, ended, total)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Write a line."""
+        """Draw the last numbers and restore the terminal."""
         self._ended, self._written = ended, time.monotonic()
         self._file.write(f"rollouts: {text}\n")
         self._file.flush()
@@ -200,7 +187,7 @@ def shown(
     return Progress(expected * group_size if expected else None, supervisor=supervisor)
 
 
-def _display(file: TextIO) -> Display:
+def _display(file: TextIO) -> Lines | Bar:
     if file.isatty():
         try:
             from rich.console import Console

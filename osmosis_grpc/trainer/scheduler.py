@@ -82,7 +82,9 @@ class Scheduler:
         known = self.rollouts.get(request.rollout_id)
         if self.held is not None:
             if known is None and self.held.holds(request.rollout_id, request.attempt):
-                return self.hand_out(request)
+                rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+                rollout.done.add_done_callback(retrieve)
+                return rollout
             self.held.left.pop(request.rollout_id, None)
         if known is not None:
             if not _equal(known.request, request):
@@ -115,13 +117,6 @@ class Scheduler:
         self.rollouts[request.rollout_id] = rollout
         self._queue.add(rollout)
         self.changed()
-        return rollout
-
-    def hand_out(self, request: RolloutRequest) -> Rollout:
-        """Returns an ended rollout; its completion is read from the ledger."""
-        assert self.held is not None
-        rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
-        rollout.done.add_done_callback(retrieve)
         return rollout
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:

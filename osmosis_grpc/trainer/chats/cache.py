@@ -17,7 +17,7 @@ from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.trainer.receipt import LedgerReceipt
-from osmosis_grpc.types import ChatRequest, Completion, Outcome, ToolDict
+from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
@@ -46,10 +46,6 @@ class ChatCache:
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
-
-    def set_tools(self, rollout_id: str, attempt: int, tools: Sequence[ToolDict]) -> None:
-        """Set the tools of chats that name none."""
-        self.rollout(rollout_id, attempt, time.monotonic()).tools = tools
 
     def check_known(self, rollout_id: str) -> None:
         """Raise NotFound for a rollout without an entry."""
@@ -153,10 +149,6 @@ class ChatCache:
             self.record(completion, raw, then, abandoned=abandoned, chats=chats)
         except CallError as error:
             then(error, None)
-
-    def is_new(self, completion: Completion, now: float) -> bool:
-        """Returns whether a rollout has no result. Raises Aborted for a lower attempt."""
-        return self.rollout(completion.rollout_id, completion.attempt, now).result_id is None
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
         """Returns the entry of an attempt. A higher attempt closes the lower one; a lower attempt raises Aborted."""

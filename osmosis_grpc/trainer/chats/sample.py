@@ -23,7 +23,7 @@ from osmosis_grpc.types import (
     jsontext,
 )
 from osmosis_grpc.types.assembly import Assembler
-from osmosis_grpc.types.conversation import Conversation, Node, path
+from osmosis_grpc.types.conversation import Conversation, Node, Position, path
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
@@ -35,7 +35,7 @@ Body = tuple[Node, str, str, ChatPurpose]
 class PendingChat:
     """A chat, answered or not."""
 
-    __slots__ = ("_continues", "_response", "_sample", "body", "done", "number", "task", "unwritten", "written")
+    __slots__ = ("_response", "_sample", "body", "continues", "done", "number", "task", "unwritten", "written")
 
     def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
         self.number = number
@@ -48,18 +48,14 @@ class PendingChat:
         self.written: bytes | None = None
         """The committed reply, until it is sent."""
         self._sample = sample
-        self._continues = continues
+        self.continues = continues
+        """The chat that its tokens continue; 0 for none."""
         self._response: ChatResponse | None = None
 
     @property
     def answered(self) -> bool:
         """Whether there is a reply."""
         return self._response is not None
-
-    @property
-    def continues(self) -> int:
-        """The chat that its tokens continue; 0 for none."""
-        return self._continues
 
     def answer(self, response: ChatResponse) -> None:
         """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
@@ -72,10 +68,10 @@ class PendingChat:
         reply = jsontext.copy(response.message, "message")
         sample, purpose = self._sample, self.body[3]
         if response.prompt_ids is not None and not response.prompt_prefix:
-            shared = sample.assembler.shared_prefix(self._continues, response.prompt_ids)
+            shared = sample.assembler.shared_prefix(self.continues, response.prompt_ids)
             if shared:
                 response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
-        sample.assembler.add(self.number, self._continues, response, purpose)
+        sample.assembler.add(self.number, self.continues, response, purpose)
         sample.tree.answer(self.body[0], reply, self.number)
         self._response = response
 
@@ -88,7 +84,7 @@ class PendingChat:
         """Returns whether reply(continues) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
-            continues == self._continues and bool(continues or not response.prompt_prefix)
+            continues == self.continues and bool(continues or not response.prompt_prefix)
         )
 
     def fail(self, error: CallError) -> None:
@@ -96,7 +92,7 @@ class PendingChat:
         if self._sample.asked.get(self.number) is self:
             del self._sample.asked[self.number]
         self.done.set_exception(error)
-        self.done.exception()  # it may be that nobody asks any more
+        self.done.exception()  # its caller may have left
 
     def reply(self, continues: int = 0) -> ChatResponse:
         """Returns the reply, its prompt without the tokens of chat `continues`; with 0 the whole prompt."""
@@ -116,25 +112,25 @@ class PendingChat:
         kept = assembler.prompt(self.number)
         if kept is not None:
             return kept
-        return np.concatenate([assembler.tokens(self._continues)[: response.prompt_prefix], response.prompt_ids])
+        return np.concatenate([assembler.tokens(self.continues)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
         """Returns its tokens."""
         tokens = self._response.tokens if self._response else None
-        return SampledChat(number=self.number, continues=self._continues, prompt_ids=self.prompt(), tokens=tokens)
+        return SampledChat(number=self.number, continues=self.continues, prompt_ids=self.prompt(), tokens=tokens)
 
     def reassemble(self, continues: int | None, whole: Ids | None) -> None:
         """Add it to the new assembler of its sample. `whole` is its whole prompt."""
         assert self._response is not None
-        self._continues = self._continues if continues is None else continues
+        self.continues = self.continues if continues is None else continues
         self._response = replace(self._response, prompt_ids=whole, prompt_prefix=0)
-        self._sample.assembler.add(self.number, self._continues, self._response, self.body[3])
+        self._sample.assembler.add(self.number, self.continues, self._response, self.body[3])
 
     def feed(self, assembler: Assembler) -> None:
         """Add it to another assembler."""
         assert self._response is not None
         whole = replace(self._response, prompt_ids=self.prompt(), prompt_prefix=0)
-        assembler.add(self.number, self._continues, whole, self.body[3])
+        assembler.add(self.number, self.continues, whole, self.body[3])
 
 
 class SampleState:
@@ -158,11 +154,8 @@ class SampleState:
             position = self.tree.insert_after(asked.continues, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
-        if position is None:
-            return  # the chat that it continues is unknown: the sample stays as it was reported
-        body = (position.node, jsontext.canonical(dict(asked.params)), tools_digest(asked.tools), asked.purpose)
-        chat = self.asked[asked.number] = PendingChat(self, asked.number, body, asked.continues)
-        chat.answer(response)
+        if position is not None:  # otherwise the chat that it continues is unknown: the sample stays as reported
+            self._add(asked, position, asked.continues, tools_digest(asked.tools), response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
         """Add an answered chat from the ledger. `tools` is the digest of its tools."""
@@ -171,6 +164,16 @@ class SampleState:
             position = self.tree.insert_after(asked.continues, asked.messages)
         if position is None:
             position = self.tree.insert(asked.messages)
+        self._add(asked, position, continues, tools, response)
+
+    def _add(
+        self,
+        asked: ChatRequest | events.ChatRequested,
+        position: Position,
+        continues: int,
+        tools: str,
+        response: ChatResponse,
+    ) -> None:
         body = (position.node, jsontext.canonical(dict(asked.params)), tools, asked.purpose)
         chat = self.asked[asked.number] = PendingChat(self, asked.number, body, continues)
         chat.answer(response)

@@ -107,7 +107,7 @@ class CallbackRecorder:
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
         """See Receiver."""
-        if self.cache.is_new(completion, time.monotonic()):
+        if self.cache.rollout(completion.rollout_id, completion.attempt, time.monotonic()).result_id is None:
             await self._record_once(completion, state, credential)
         outcome, recorded = self.cache.complete(completion, time.monotonic())
         if recorded is not None:
@@ -122,7 +122,7 @@ class CallbackRecorder:
         """See Receiver. The server gives up."""
 
     async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
-        """Call the recorder once for a result; a call that brings it again meanwhile waits for the same one."""
+        """Call the recorder once for a result. A second call with the same result waits for the first one."""
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         task = self._recording.get(key)
         if task is None:
