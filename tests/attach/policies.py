@@ -25,7 +25,7 @@ def made_of(text: str, count: int) -> TokenBlock:
 
 
 def spoken(request: ChatRequest) -> np.ndarray:
-    """A prompt as a chat template makes it: equal messages give equal ids, whoever sampled them."""
+    """A prompt as a chat template makes it: equal messages have equal ids."""
     known = [] if request.known_ids is None else [request.known_ids]
     new = request.messages[request.prefix_len if known else 0 :]
     return np.concatenate([*known, *(made_of(m["content"], size_of(m["content"])).ids for m in new)]).astype("<u4")

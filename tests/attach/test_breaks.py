@@ -113,7 +113,7 @@ async def test_chats_that_come_before_the_lost_answer_to_an_init_have_their_tool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drain_timeout", [0.0, 0.3])
-async def test_a_server_that_is_told_to_stop_too_soon_loses_no_rollout(quick_redial, drain_timeout):
+async def test_a_server_that_is_stopped_too_soon_loses_no_rollout(quick_redial, drain_timeout):
     """What it did not finish ends FAILED and may be tried again, or is tried again by the trainer itself."""
     policy, completions = CountingPolicy(), []
     policy.gate.clear()

@@ -28,7 +28,7 @@ PATIENCE = 3.0
 
 
 class Clock:
-    """The machine's clocks, moved ahead at will."""
+    """The machine's clocks; tests move them ahead."""
 
     ahead = 0.0
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 class Trainer:
-    """Answers chats by its policy and takes completions; keeps all it was asked."""
+    """Answers chats by its policy, records completions, and keeps all calls."""
 
     def __init__(self, policy=None, key=None):
         self.policy = policy or EchoPolicy()

@@ -116,16 +116,16 @@ async def test_those_of_another_trainer_wait(hosting):
         assert (deployment.tries["r0"], record.delivery.undelivered) == (1, True)
 
 
-async def test_who_is_told_how_long_to_wait_does_so(hosting):
+async def test_a_retry_after_is_obeyed(hosting):
     deployment = Deployment()
     deployment.away = False
     async with hosting(run, outbox_delay=(0.01, 3600.0)) as h:
-        deployment.refuses["told"] = Unavailable("not yet", retry_after=1800.0)
-        record = await h.start("told", trainer=deployment.callback("told"))
-        await h.until(lambda: deployment.tries["told"] == 1 and not deployment.open)
+        deployment.refuses["received"] = Unavailable("not yet", retry_after=1800.0)
+        record = await h.start("received", trainer=deployment.callback("received"))
+        await h.until(lambda: deployment.tries["received"] == 1 and not deployment.open)
         for n in range(3):
             await h.settled(await h.start(f"r{n}", trainer=deployment.callback(n)))
-        assert (deployment.tries["told"], record.delivery.undelivered) == (1, True)
+        assert (deployment.tries["received"], record.delivery.undelivered) == (1, True)
 
 
 async def test_who_is_woken_in_vain_waits_out_its_next_pause(hosting):

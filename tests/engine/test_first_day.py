@@ -372,7 +372,7 @@ async def never_ends(ctx):
         await ctx.chat(messages)
 
 
-async def test_t13_an_agent_that_never_ends_is_told_of_max_turns(hosting):
+async def test_t13_the_failure_of_an_agent_that_never_ends_names_max_turns(hosting):
     async with hosting(never_ends) as h:
         completion = await h.run(agent_timeout=0.3, max_turns=3)
     failure = completion.failure

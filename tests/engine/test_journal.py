@@ -1,6 +1,6 @@
-"""An engine with a journal: nobody is told before it is on disk, and the next process goes on.
+"""An engine with a journal: answers come after their commit, and the next process continues.
 
-A crash is a copy of the folder as it stands in that moment: what a power cut leaves.
+A crash is a copy of the folder at that moment, as a power cut leaves it.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class Host(Host):
         await until(condition)
 
     async def get(self, rollout_id="r1", attempt=0):
-        """What GetRollout tells, once it is over."""
+        """Return the result of GetRollout after the end."""
         await self.until(lambda: not self.engine.rollouts.get("me", rollout_id, attempt).live)
         record = self.engine.rollouts.get("me", rollout_id, attempt)
         await self.settled(record)
@@ -166,7 +166,7 @@ def plain(completion):
     return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
 
 
-# Before anybody is told
+# Answers after the commit
 
 
 async def test_an_init_is_answered_after_its_commit(folder):
@@ -180,7 +180,7 @@ async def test_an_init_is_answered_after_its_commit(folder):
         assert (entry.owner, first.number, type(first.kind)) == ("me", 1, events.Accepted)
 
 
-async def test_an_end_is_told_after_its_commit(folder):
+async def test_an_end_is_shown_after_its_commit(folder):
     found = []
     async with keeping(folder, Talker()) as h:
         complete = h.trainer.complete
@@ -223,8 +223,8 @@ async def check_found(h, completion):
     assert plain(info.completion) == plain(completion)
     assert info.last_number == len(h.names())
     for after in (0, 3, info.last_number):
-        told = [event.number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
-        assert told == list(range(after + 1, info.last_number + 1))
+        received = [event.number async for event in h.engine.log.follow(h.engine.rollouts.get("me", "r1"), after)]
+        assert received == list(range(after + 1, info.last_number + 1))
     assert h.engine.rollouts.was_asked("me", "r1", 1, "main", 1)
     assert h.engine.cancel("me", rollout_id="r1") == [CancelResult("r1", 1, "ALREADY_ENDED", RolloutState.COMPLETED)]
     assert info.last_number == len(h.names())
@@ -277,13 +277,13 @@ async def test_a_cursor_holds_over_a_restart(folder):
         cursor = h.engine.log.cursor(h.engine.journal.last_position)
     async with keeping(folder, Talker(1)) as h:
         await h.run("r2")
-        told = []
+        received = []
         async for _, event in h.engine.rollouts.follow_all("me", cursor, False):
             if event is not None:
-                told.append((event.rollout_id, event.number))
-            if len(told) == len(h.names("r2")):
+                received.append((event.rollout_id, event.number))
+            if len(received) == len(h.names("r2")):
                 break
-        assert told == [("r2", number) for number in range(1, len(told) + 1)]
+        assert received == [("r2", number) for number in range(1, len(received) + 1)]
 
 
 # What is known without the process that knew it
@@ -384,7 +384,7 @@ async def test_two_crashes_in_a_row(folder):
             if isinstance(k, events.ChatAnswered)
         ]
         assert len(recorded) == 1 + 3 + 5
-        assert recorded[-5] == recorded[1]  # the event that first told it, over both crashes
+        assert recorded[-5] == recorded[1]  # the first event with it, over both crashes
         (segment,) = info.completion.samples["main"].segments
         assert segment.chats == (1, 2, 3, 4, 5)
 
@@ -578,7 +578,7 @@ async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
 
 
 class WallClock(Clock):
-    """One whose wall clock can be set apart from its monotonic one."""
+    """A clock whose wall clock can differ from its monotonic one."""
 
     wall = 0.0
 
@@ -754,7 +754,7 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
 
 @pytest.mark.slow
 async def test_a_trainer_is_asked_every_chat_once_over_many_crashes(folder):
-    """And told one result, whatever came between."""
+    """It also gets one result only."""
     asked, copy = [], await crashed(folder, Talker(6), 1)
     for last in (2, 3, 4, 5, 6):
         async with keeping(copy, Talker(6), policy=Until(last)) as h:
@@ -786,7 +786,7 @@ def unreadable(store):
 CANNOT = "the journal cannot be read: interrupted"
 
 
-async def test_a_journal_that_cannot_be_read_is_told_and_stops_nothing(folder):
+async def test_a_journal_that_cannot_be_read_is_reported_and_stops_nothing(folder):
     asked = asyncio.Event()
 
     class Slow(Talker):

@@ -34,7 +34,7 @@ def delivered(h, record):
     return h.kinds(record, events.Delivered)
 
 
-async def test_a_completion_is_told_once(hosting):
+async def test_a_completion_is_delivered_once(hosting):
     async with hosting(done) as h:
         record = await h.start()
         completion = await h.settled(record)
@@ -143,7 +143,7 @@ async def test_until_then_it_is_kept(hosting):
         assert record.delivery.undelivered
 
 
-async def test_its_expiry_is_told(hosting):
+async def test_its_expiry_is_recorded(hosting):
     seen = []
     async with hosting(done, record_ttl=0.05, sinks=[seen.append]) as h:
         h.trainer.answers = [Unavailable("away")] * 100_000
@@ -251,7 +251,7 @@ async def test_the_new_place_is_given_its_time(hosting):
         assert record.delivery.undelivered
 
 
-async def test_a_settled_one_is_not_told_again(hosting):
+async def test_a_settled_one_is_not_delivered_again(hosting):
     async with hosting(done) as h:
         record = await h.start()
         await h.settled(record)

@@ -52,9 +52,9 @@ def small_disk(folder: Path) -> Iterator[Small]:
 
 @contextmanager
 def mounted(folder: Path, *arguments: str) -> Iterator[None]:
-    told = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
-    if told.returncode:
-        pytest.skip(f"may not mount: {told.stderr.strip()}")
+    received = subprocess.run(["mount", *arguments, str(folder)], capture_output=True, text=True, check=False)
+    if received.returncode:
+        pytest.skip(f"may not mount: {received.stderr.strip()}")
     try:
         yield
     finally:

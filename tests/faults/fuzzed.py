@@ -166,7 +166,7 @@ class Deployment(logging.Handler):
 
     def completion(self, rollout_id: str = "") -> trainer_pb2.CompleteRequest:
         """A good CompleteRequest with a sample in it."""
-        told = rollout_pb2.Completion(
+        received = rollout_pb2.Completion(
             rollout_id=rollout_id or f"d{next(NUMBERS):08}",
             attempt=1,
             result_id="a result",
@@ -175,15 +175,15 @@ class Deployment(logging.Handler):
             reward=1.0,
             extra_json="{}",
         )
-        told.messages.add(role="user", text="Hello")
-        told.metrics.num_llm_calls = 1
-        told.metrics.total_latency.seconds = 1
+        received.messages.add(role="user", text="Hello")
+        received.metrics.num_llm_calls = 1
+        received.metrics.total_latency.seconds = 1
         segment = tokens_pb2.Segment(ids=[1, 2, 3], logprobs=[-1.0], mask_runs=[2, 1], chats=[1])
         segment.versions.add(version="v", tokens=1)
-        sample = told.samples["main"]
+        sample = received.samples["main"]
         sample.segments.append(segment)
         sample.trainable, sample.reward = True, 1.0
-        return trainer_pb2.CompleteRequest(completion=told, state=b"s")
+        return trainer_pb2.CompleteRequest(completion=received, state=b"s")
 
     async def call(self, address: str, method: str, data: bytes, *, stream: bool) -> str:
         """Send bytes to a method: the name of the status that comes; OK also where none comes soon."""

@@ -79,7 +79,7 @@ class Chatterer(RolloutAgentLoop):
 
 
 @pytest.mark.long
-async def test_a_hundred_readers_that_are_too_slow_hold_nobody_up(tmp_path):
+async def test_a_hundred_slow_readers_delay_no_other_reader(tmp_path):
     """They read one event in a tenth of a second; memory is the log's own, and who reads on misses nothing."""
     readers = 100
     async with (

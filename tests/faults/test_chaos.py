@@ -1,4 +1,4 @@
-"""F15, F16: handlers called twice, calls lost on their way there or back, commits that happen and are told as failed.
+"""F15, F16: handlers called twice, calls lost in either direction, commits that succeed and are reported as failed.
 
 Whatever is lost, each effect comes once: an agent runs once, a chat is sampled once, a completion is applied once.
 """
@@ -145,7 +145,7 @@ def late(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["attach", "callback"])
-async def test_commits_that_are_told_as_failed_have_one_effect(tmp_path, late, seed, way):
+async def test_commits_that_are_reported_as_failed_have_one_effect(tmp_path, late, seed, way):
     """Execute and time out: the journal has what its server thinks it has not."""
     expected = await undisturbed(tmp_path, COUNT)
     agents, policy, completions = Counting(), Counted(tmp_path), []

@@ -49,7 +49,7 @@ async def test_a_wall_clock_that_jumps_expires_nothing(tmp_path, monkeypatch, ju
 
 @pytest.mark.long
 @pytest.mark.parametrize("transport", ["attach", "callback"])
-async def test_connections_that_are_told_to_go_away(tmp_path, monkeypatch, transport):
+async def test_connections_that_get_goaway(tmp_path, monkeypatch, transport):
     """F18. Every connection lives for a quarter of a second at most."""
     expected = await undisturbed(tmp_path, COUNT)
     old = {"grpc.max_connection_age_ms": 250, "grpc.max_connection_age_grace_ms": 50}
@@ -120,7 +120,7 @@ async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_ten_thousand_streams_leave_nothing_behind(tmp_path):
-    """F25. Streams of events, opened by somebody who never reads and leaves."""
+    """F25. Streams of events of a client that never reads and leaves."""
     streams, warm = 10_000, 2_000
     policy, completions = Counted(tmp_path), []
     async with AgentServer(AGENTS, port=0) as server, Trainer(server.address, policy) as trainer:

@@ -125,7 +125,9 @@ def test_a_file_that_is_no_journal_is_said(tmp_path):
     assert "cannot be used as a journal" in result.stderr
     assert "--no-journal" in result.stderr
     assert "Traceback" not in result.stderr
-    assert (tmp_path / "journal.db").read_bytes().startswith(b"this is my diary"), "nobody's file is overwritten"
+    assert (tmp_path / "journal.db").read_bytes().startswith(b"this is my diary"), (
+        "a file of another program is not overwritten"
+    )
 
 
 async def written(folder, stack, count: int = 12) -> list[str]:

@@ -24,7 +24,7 @@ CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 USER = message_pb2.Message(role="user", text="What is 1 + 2?")
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TARGETS = [
-    # never, whoever asks
+    # never, for any caller
     "169.254.169.254:{port}",
     "169.254.0.1:{port}",
     "[fe80::1]:{port}",
@@ -44,7 +44,7 @@ TARGETS = [
     "192.0.0.192:80",
     "[64:ff9b::a9fe:a9fe]:{port}",
     "[2002:a9fe:a9fe::]:{port}",
-    # not on this machine, and nobody has authenticated
+    # not on this machine, and without authentication
     "10.0.0.1:{port}",
     "172.16.0.1:{port}",
     "192.168.1.1:{port}",
@@ -118,7 +118,7 @@ TARGETS = [
 
 
 class Canary:
-    """Listens where nobody may come: TCP, a unix socket, UDP for DNS. `seen` is who came."""
+    """Listens where no call may arrive: TCP, a unix socket, UDP for DNS. `seen` has the callers."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -162,7 +162,7 @@ def init(target: str, rollout_id: str = "r", credential: str = "") -> rollout_pb
 
 
 async def test_where_a_callback_may_not_lead(canary, tmp_path):
-    """A1: refused by name, and nobody is asked or dialled."""
+    """A1: refused by name, without a lookup and without a connection."""
     assert len(TARGETS) > 60
     async with AgentServer([agent_loop], port=0) as server, grpc.aio.insecure_channel(server.address) as channel:
         stub = services_pb2_grpc.RolloutServiceStub(channel)

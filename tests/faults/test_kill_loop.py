@@ -27,13 +27,18 @@ def killed(who: str, replies: str, kills: int, seed: int) -> dict:
     ],
 )
 def test_six_kills_lose_nothing(who, replies):
-    told = killed(who, replies, 6, seed=11)
-    assert sum(told["kills"].values()) == 6
-    assert (told["accepted"], told["delivered"], told["applied"]) == (40, 40, 40)
-    assert (told["lost"], told["applied_twice"], told["sampled_twice"], told["other_breaks"]) == (0, 0, 0, {})
-    assert told["replayed_equal"] == told["replayable"] == 32
+    received = killed(who, replies, 6, seed=11)
+    assert sum(received["kills"].values()) == 6
+    assert (received["accepted"], received["delivered"], received["applied"]) == (40, 40, 40)
+    assert (received["lost"], received["applied_twice"], received["sampled_twice"], received["other_breaks"]) == (
+        0,
+        0,
+        0,
+        {},
+    )
+    assert received["replayed_equal"] == received["replayable"] == 32
     if who == "server":
-        assert told["resampled"] == 0
+        assert received["resampled"] == 0
 
 
 # The judge is judged, too: each promise that is broken is named, with the lines that show it.

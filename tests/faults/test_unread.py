@@ -1,4 +1,4 @@
-"""Peers that ask without end and never read: what waits for them is bounded, and nobody else notices (A8, A11)."""
+"""Peers that send without end and never read: their queue is bounded, and others are not affected (A8, A11)."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ LONG = "x" * 2000
 
 
 class Unread:
-    """A stream on which somebody writes and never reads. `over` is set when it has ended."""
+    """A stream whose client writes and never reads. `over` is set after its end."""
 
     def __init__(self, address: str, method: str, request: Any) -> None:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))  # a window that does not grow
@@ -112,8 +112,8 @@ def equal_inits(trainer: RawTrainer) -> list[Any]:
 
 
 def completions_again(trainer: RawTrainer) -> list[Any]:
-    told = trainer.stream.all("complete")[0].completion
-    return [init("ended", turns=0), recorded(told)] * 100
+    received = trainer.stream.all("complete")[0].completion
+    return [init("ended", turns=0), recorded(received)] * 100
 
 
 @pytest.mark.parametrize(

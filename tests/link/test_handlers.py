@@ -34,7 +34,7 @@ def identity(data):
 
 
 class Handlers(grpc.GenericRpcHandler):
-    """/x/unary and /x/stream raise what they are told by name; /x/echo answers."""
+    """/x/unary and /x/stream raise the exception that the request names; /x/echo answers."""
 
     def service(self, details):
         def raise_it(request):

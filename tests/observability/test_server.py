@@ -1,4 +1,4 @@
-"""What an agent server tells of its rollouts, its queue, its trainers, its loop and its journal."""
+"""The metrics of an agent server's rollouts, queue, trainers, event loop and journal."""
 
 import asyncio
 import logging

@@ -100,7 +100,7 @@ async def test_logprobs_that_cannot_be_matched_to_tokens_are_left_out(logprobs):
     assert response.tokens.logprobs is None
 
 
-async def test_what_is_asked():
+async def test_the_request_body():
     tools = [{"type": "function", "function": {"name": "f"}}]
     messages = [*QUESTION, {"role": "assistant", "content": None, "vendor": 1}, {"role": "user", "content": "ü"}]
     request = ChatRequest(
@@ -216,7 +216,7 @@ async def test_a_status_is_an_error_of_its_kind(status, kind):
 
 
 @pytest.mark.parametrize("status", [400, 500])
-async def test_what_the_server_said_is_told(status):
+async def test_the_servers_answer_is_in_the_error(status):
     error = await failure(web.Response(status=status, text="the context is too long" + "x" * 10_000))
     assert "the context is too long" in str(error)
     assert len(str(error)) < 1000

@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 
 class Waiter(RolloutAgentLoop):
-    """Runs until it is let go."""
+    """Runs until the test releases it."""
 
     name = "waiter"
 
@@ -152,7 +152,7 @@ async def test_over_attachments_rollouts_are_their_owners(deployment):
 
 
 async def test_a_server_that_dials_in_cannot_replace_another(stack):
-    """What one has run is not told to another credential that names its journal."""
+    """Another credential that names a server's journal does not get that server's rollouts."""
     tokens = ["one=1-secret", "two=2-secret"]
     trainer = await stack.enter_async_context(
         Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(tokens))
@@ -213,7 +213,7 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
 
 @pytest.mark.parametrize("authenticated", [True, False])
 async def test_an_authenticated_caller_may_name_another_machine(stack, authenticated):
-    """Private and public addresses are for callers who are known; link-local ones are for nobody."""
+    """Authenticated callers may name private and public addresses; link-local addresses are always refused."""
     security = ServerSecurity(TOKEN) if authenticated else ServerSecurity()
     server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))
     client = await stack.enter_async_context(RolloutClient(server.address, token=TOKEN if authenticated else ""))

@@ -195,7 +195,7 @@ CANARIES = {
 
 @pytest.mark.slow
 async def test_no_secret_is_logged(tmp_path):
-    """Calls that fail and succeed, at DEBUG: neither the logs nor what can be asked tells what was shown."""
+    """Calls fail and succeed at level DEBUG: neither the logs nor any answer has a secret."""
     arguments = (
         *CALCULATOR,
         "-p",

@@ -1,4 +1,4 @@
-"""Tokens by themselves: which are accepted, whose they are, and that nothing tells them."""
+"""Tokens: which ones are accepted, who owns them, and that no text has them."""
 
 import ast
 import inspect

@@ -20,7 +20,7 @@ ADMIN = "secret-of-the-administrator"
 
 
 class Waiter(RolloutAgentLoop):
-    """Runs until it is let go."""
+    """Runs until the test releases it."""
 
     name = "waiter"
 

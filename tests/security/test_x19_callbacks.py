@@ -22,7 +22,7 @@ QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 
 class Waiter(RolloutAgentLoop):
-    """Asks one chat when it is let go."""
+    """Sends one chat when the test releases it."""
 
     name = "waiter"
 
@@ -41,7 +41,7 @@ class Waiter(RolloutAgentLoop):
 
 
 class Policy:
-    """Counts what it is asked."""
+    """Counts its calls."""
 
     def __init__(self):
         self.asked = []
@@ -52,7 +52,7 @@ class Policy:
 
 
 def forged(rollout_id):
-    """An outcome that nobody had."""
+    """An outcome that no server reported."""
     completion = rollout_pb2.Completion(
         rollout_id=rollout_id,
         attempt=1,

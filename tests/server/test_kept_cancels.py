@@ -102,8 +102,8 @@ async def test_a_disk_that_fails_is_told(tmp_path, disk):
         await trainer.start("r")
         disk.failing = True
         await trainer.send(cancel("c", rollout_id="r"))
-        told = await stream.next("cancel_reply")
-        assert (told.WhichOneof("result"), told.status.code) == ("status", code_pb2.UNAVAILABLE)
+        received = await stream.next("cancel_reply")
+        assert (received.WhichOneof("result"), received.status.code) == ("status", code_pb2.UNAVAILABLE)
         assert (await trainer.settled()).status == rollout_pb2.COMPLETION_STATUS_CANCELLED  # it holds all the same
         with pytest.raises(Unavailable, match="the journal cannot be written"):
             await client.cancel("other", attempt=1)

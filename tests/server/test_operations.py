@@ -66,7 +66,7 @@ def test_a_public_host_is_refused():
 
 
 class Spoilt(BaseModel):
-    """A tool schema that cannot be told."""
+    """A tool schema that cannot be sent."""
 
     @model_serializer
     def tell(self):

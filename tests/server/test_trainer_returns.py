@@ -54,7 +54,7 @@ async def test_all_completions_come_with_the_first(serve, stack):
 
 
 @pytest.mark.parametrize("later", [False, True])
-async def test_one_trainers_callbacks_are_told_to_be_its(later):
+async def test_callbacks_of_one_trainer_are_recognized(later):
     callbacks = Callbacks(TargetPolicy(loopback=True))
     peers = []
     try:

@@ -60,13 +60,13 @@ async def attached(stack, server, token, count=1):
 
 
 def window(trainer):
-    """The newest that was told."""
-    told = trainer.stream.all("window")
-    return told[-1].max_open_rollouts if told else trainer.stream.all("hello")[0].max_open_rollouts
+    """Return the newest window of a trainer."""
+    received = trainer.stream.all("window")
+    return received[-1].max_open_rollouts if received else trainer.stream.all("hello")[0].max_open_rollouts
 
 
 async def hang(trainers, count):
-    """Start rollouts whose chats nobody answers."""
+    """Start rollouts whose chats get no answer."""
     for number in range(count):
         await trainers[number % len(trainers)].send(init(f"hang-{number}"))
 

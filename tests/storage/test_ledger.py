@@ -56,7 +56,7 @@ async def test_a_forked_child_does_not_hold_the_ledger(tmp_path):
         os.waitpid(child, 0)
 
 
-async def test_what_is_no_ledger_is_refused_and_not_touched(tmp_path):
+async def test_a_file_that_is_no_ledger_is_refused_and_not_changed(tmp_path):
     (tmp_path / "text").write_text("not a database at all, but long enough to be looked at" * 100)
     with closing(sqlite3.connect(tmp_path / "other")) as connection:
         connection.execute("CREATE TABLE mine (x)")
@@ -87,7 +87,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     assert path.read_bytes() == before
 
 
-async def test_x04_what_is_asked_of_a_dead_thread_fails_at_once(tmp_path):
+async def test_x04_a_write_to_a_dead_thread_fails_at_once(tmp_path):
     ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     supervise.inject(COMMIT.name, MemoryError("injected"))
     with pytest.raises(LedgerError, match=r"ledger\.commit"):

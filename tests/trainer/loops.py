@@ -183,7 +183,7 @@ class Sampler:
 
 
 class Forgetful(ChatCache):
-    """A book that says of some chats that it does not know what they continue."""
+    """A cache that does not know the chats that some deltas continue."""
 
     forgets = frozenset()
 
@@ -237,7 +237,7 @@ async def open_transports(stack: AsyncExitStack):
 
 
 def prompt_and_reply(response):
-    """All tokens of a chat; None where they are not told."""
+    """All tokens of a chat; None if they are unknown."""
     if response.prompt_ids is None or response.tokens is None:
         return None
     return np.concatenate([response.prompt_ids, response.tokens.ids])

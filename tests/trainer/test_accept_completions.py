@@ -95,7 +95,7 @@ async def test_a_bad_completion_is_answered_singly(listening, what):
         assert (await done).status is CompletionStatus.COMPLETED
 
 
-async def test_what_a_completion_refers_to_and_nobody_has_is_not_recorded(listening):
+async def test_a_completion_that_refers_to_unknown_chats_is_not_recorded(listening):
     deployment = await listening()
     async with deployment.bystander():
         server = await deployment.server()

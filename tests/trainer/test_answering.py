@@ -30,7 +30,7 @@ def start(awaitable, patience=PATIENCE):
 
 
 class Counting:
-    """A policy that answers when it is told to, and knows how many chats are open."""
+    """A policy that answers when `go` is set, and counts the open chats."""
 
     def __init__(self, wait=True):
         self.asked, self.open, self.most = [], 0, 0

@@ -76,7 +76,7 @@ async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
     assert agent.started == ["r1"]
 
 
-async def test_what_is_over_is_not_run_again_but_as_a_higher_attempt(serve, attach_to):
+async def test_an_ended_rollout_runs_again_only_with_a_higher_attempt(serve, attach_to):
     agent = talker()
     trainer = await attach_to(reply, await serve(agent))
     await within(trainer.rollout(rollout_id="r1", messages=[USER]))
@@ -244,7 +244,7 @@ async def test_a_higher_attempt_takes_the_place_of_a_lower_one(serve, attach_to)
     await until(lambda: server.engine.capacity().undelivered == 0)
 
 
-async def test_a_request_that_is_too_large_is_refused_and_harms_nobody(serve, attach_to):
+async def test_a_request_that_is_too_large_is_refused_and_harms_no_other(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     huge = [{"role": "user", "content": "x" * (65 * 1024 * 1024)}]
     with pytest.raises(InvalidArgument, match="messages: the request has"):

@@ -173,7 +173,7 @@ async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
     assert caught.value.kind == "ENDED"
 
 
-async def test_policies_see_what_is_new_and_samples_come_from_the_trainers_own_chats(ask, sampler):
+async def test_policies_see_the_new_messages_and_samples_come_from_the_trainers_own_chats(ask, sampler):
     first = await ask(chat(1))
     history = [USER, first.message, {"role": "tool", "content": "4", "tool_call_id": "c"}]
     second = await ask(chat(2, history))
@@ -227,7 +227,7 @@ SAID = {"role": "assistant", "content": "x"}
 
 
 @pytest.mark.parametrize("name", WRONG_REPLIES)
-async def test_a_policys_mistake_is_told(train, stack, caplog, name):
+async def test_a_policys_mistake_is_the_answer_of_its_chat(train, stack, caplog, name):
     policy, text = WRONG_REPLIES[name]
     trainer = await train(policy)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
@@ -264,7 +264,7 @@ async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):
     assert [sampled.number for sampled in sample.chats] == [1, 2]
 
 
-async def test_what_is_told_not_trainable_stays_so(ask):
+async def test_a_sample_that_is_reported_untrainable_stays_untrainable(ask):
     await ask(chat(2, [USER, USER]))
     await ask(ended(samples={"main": Sample(trainable=False, not_trainable_reason="chat 1: no ids")}))
     sample = (await ask.trainer.completion("r")).samples["main"]

@@ -119,7 +119,7 @@ def alike(completion, *, chats=True):
     return replace(completion, begins=None, samples=samples, metrics=RolloutMetrics())
 
 
-async def test_what_is_referred_to_is_put_back(run):
+async def test_references_are_resolved(run):
     whole, own, told = run
     short = referring(own)
     assert short.begins is not None
@@ -142,7 +142,7 @@ async def test_what_is_referred_to_is_put_back(run):
     assert book.complete(replace(short, result_id="another"), 0.0) == ("CONFLICT", None)
 
 
-async def test_what_is_not_known_is_read_from_the_events(run):
+async def test_unknown_chats_are_read_from_the_events(run):
     whole, own, told = run
     short = referring(own)
     named = [(a.sample, a.number) for a, _ in asked_of(told)]
@@ -156,7 +156,7 @@ async def test_what_is_not_known_is_read_from_the_events(run):
         assert alike(book.complete(short, 0.0)[1]) == alike(whole)
 
 
-async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
+async def test_a_sample_with_unknown_chats_is_not_trainable(run):
     _, own, _ = run
     book = ChatCache(reply)
     short = referring(own)
@@ -168,7 +168,7 @@ async def test_what_is_not_known_and_not_read_is_not_trained_on(run):
         assert not (sample.trainable and any(segment.referred for segment in sample.segments)), "there are no tokens"
 
 
-async def test_restoring_what_is_known_changes_nothing(run):
+async def test_restoring_known_chats_changes_nothing(run):
     whole, own, told = run
     book = filled_book(told)
     book.rollout("r", 1, 0.0).restore(told)
@@ -267,7 +267,7 @@ async def test_chats_at_the_same_time_are_assembled_in_their_order(order, unhear
 # Prompts told in either form
 
 
-async def test_a_prompt_may_be_told_as_a_prefix_and_what_follows():
+async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
     def policy(request):
         made = answer(request, "yes")
         prefix = 0 if request.known_ids is None else {2: len(request.known_ids), 3: 5}.get(request.number, 0)
@@ -338,7 +338,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
         assert alike(other) == alike(first)
 
 
-async def test_a_delta_on_what_is_not_answered_is_unknown():
+async def test_a_delta_on_an_unanswered_chat_is_unknown():
     pending = asyncio.get_running_loop().create_future()
     book = ChatCache(lambda request: pending if request.number == 1 else reply(request))
     ask(book, 1, SAME)

@@ -58,7 +58,7 @@ async def test_h02_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve
     assert "a mistake on purpose" in caplog.text
 
 
-async def test_h07_a_trainer_forgets_what_is_old_also_after_a_sweep_that_failed(serve, mistake, caplog):
+async def test_h07_a_trainer_forgets_old_rollouts_after_a_failed_sweep_too(serve, mistake, caplog):
     server = await serve(talker())
     calls = mistake(ChatCache, "sweep")
     async with Trainer([server.address], reply, config=TrainerConfig(ttl=0.1)) as trainer:

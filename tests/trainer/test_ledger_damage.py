@@ -93,7 +93,7 @@ async def test_x09_what_was_confirmed_stays_so(serve, tmp_path, caplog):
         ("UPDATE attachment SET attachment_id = 'another'", False, "is damaged in the ledger"),
     ],
 )
-async def test_x09_what_runs_goes_on_where_it_can(serve, tmp_path, caplog, statement, lost, log):
+async def test_x09_a_running_rollout_continues_where_it_can(serve, tmp_path, caplog, statement, lost, log):
     agent, path, gate, seen = talker(), tmp_path / "ledger", asyncio.Event(), []
 
     async def halting(asked):

@@ -227,7 +227,7 @@ async def test_evaluate_refuses_the_same_request_twice(serve, attach_to):
         await trainer.evaluate([*requests(1), *requests(1)])
 
 
-async def test_one_that_is_over_is_refused(serve, attach_to):
+async def test_a_request_whose_rollout_has_ended_is_refused(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     await collect(trainer.run(requests(1)))
     (again,) = await collect(trainer.run(requests(1)))
@@ -238,7 +238,7 @@ async def test_one_that_is_over_is_refused(serve, attach_to):
 # Several servers
 
 
-async def test_servers_share_by_what_is_free(serve, attach_to):
+async def test_servers_share_rollouts_by_their_free_slots(serve, attach_to):
     small, large = talker(), talker()
     for agent in (small, large):
         agent.gate(*(f"r{n}" for n in range(12)))

@@ -56,7 +56,7 @@ async def test_callbacks_say_it_too(serve, caplog):
     assert "2 of 2 completed rollouts" in said(caplog)[1]
 
 
-async def test_what_is_trainable_or_an_evaluation_is_not_said(serve, caplog):
+async def test_trainable_rollouts_and_evaluations_are_not_logged(serve, caplog):
     server = await serve(talker())
     async with Trainer([server.address], with_ids) as trainer:
         await run(trainer, "a", 2)

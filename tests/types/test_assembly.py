@@ -15,7 +15,7 @@ POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 
 
 def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResponse:
-    """A reply; its logprobs are -1/(id + 1) unless told otherwise."""
+    """Returns a reply. Its logprobs are -1/(id + 1) by default."""
     logprobs = [-1 / (token + 1) for token in reply] if logprobs is None else logprobs
     return ChatResponse(
         message={"role": "assistant"},
@@ -109,7 +109,7 @@ def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
 
 
 def test_an_empty_reply_is_trainable():
-    """There is no token in it that lacks anything, whether an empty array was told or none."""
+    """An empty reply is complete, with an empty array of logprobs and without one."""
     for tokens in (TokenBlock.of([], []), TokenBlock.of([])):
         assembler = Assembler()
         assembler.add(1, 0, replace(response([1, 2], []), tokens=tokens), POLICY)

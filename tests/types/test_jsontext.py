@@ -1,4 +1,4 @@
-"""JSON values: a copy is checked, plain and independent; a canonical text tells equal values from others."""
+"""JSON values: a copy is checked, plain and independent; equal values, and only these, have equal canonical texts."""
 
 import enum
 import json

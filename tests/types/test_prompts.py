@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 3), max_size=6)
 
 @st.composite
 def samples(draw):
-    """Chats as (continues, prompt, reply, prefix told, purpose): growing, drifting, branching, judged."""
+    """Draws chats as (continues, prompt, reply, sent prefix, purpose): growing, drifting, branching, judged."""
     chats, tokens = [], {0: []}
     for number in range(1, draw(st.integers(1, 8)) + 1):
         continues = draw(st.sampled_from(sorted(tokens)))

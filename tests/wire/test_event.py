@@ -212,7 +212,7 @@ def test_a_kind_of_a_newer_protocol_is_refused_by_name():
 
 
 def test_an_accepted_request_can_be_read_with_any_limits():
-    """An event tells what happened: the reader's own limits, and what it would not serve, do not matter."""
+    """An event is a record: the reader's own limits and unserved fields do not count."""
     large = rollout_pb2.InitRequest(rollout_id="r", metadata_json='{"a":"' + "x" * MAX_METADATA_BYTES + '"}')
     init = init_from_wire(large)
     assert len(trip(events.Accepted(init)).init.request.metadata["a"]) == MAX_METADATA_BYTES
