@@ -145,7 +145,7 @@ class AgentServer:
             self.security,
             self.config,
             tools={name: await _default_tools(loop) for name, loop in self.engine.runnables.items()},
-            on_drain=self._set_draining,
+            on_drain=lambda draining: self.drain() if draining else self.end_drain(),
         )
         guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls)
@@ -205,11 +205,8 @@ class AgentServer:
         if self.engine.shutdown.draining:
             log.info("the drain has ended: new rollouts are taken again")
             self.engine.shutdown.end_drain()
-            self.attachments.end_drain()
+            self.attachments.grant()
             await self._update_health()
-
-    async def _set_draining(self, draining: bool) -> None:
-        await (self.drain() if draining else self.end_drain())
 
     def _set_health(self) -> None:
         """Update the health after a problem of the journal, its end, or a failure of the server."""
