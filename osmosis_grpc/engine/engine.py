@@ -198,11 +198,9 @@ class Engine:
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed()
         self._completed += 1
-        info = replace(record.info(), completion=record.delivery.completion) if self.end_sinks else None
         for sink in self.end_sinks:
-            assert info is not None
             try:
-                sink(info)
+                sink(replace(record.info(), completion=record.delivery.completion))
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 

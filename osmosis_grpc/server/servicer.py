@@ -1,7 +1,6 @@
 """RolloutService: each method converts the request, calls the engine, and converts the result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote
 
@@ -88,12 +87,10 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         page_token = str(last) if last else ""
         return pb.ListRolloutsResponse(rollouts=[rollout_to_wire(row) for row in rows], next_page_token=page_token)
 
-    async def StreamEvents(
+    def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        async with aclosing(requests.follow(self._engine, self._owner(context), request)) as stream:
-            async for response in stream:
-                yield response
+        return requests.follow(self._engine, self._owner(context), request)
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         await self._attachments.attach(context, self._owner(context), peer_address(context.peer()))
