@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from osmosis_grpc.agent.awaited_tools import await_tools
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext

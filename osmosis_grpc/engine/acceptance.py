@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from osmosis_grpc.agent.awaited_tools import await_tools
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.meter import Meter

@@ -223,8 +223,7 @@ class EventLog:
 
 def _size(kind: EventKind) -> int:
     """Return about how many bytes an event takes in memory."""
-    extra = _EXTRA.get(type(kind))
-    return 400 if extra is None else 400 + extra(kind)
+    return 400 + _EXTRA.get(type(kind), lambda kind: 0)(kind)
 
 
 def _answered(kind: events.ChatAnswered) -> int:

@@ -55,7 +55,7 @@ class Recovery:
         now = self._context.clock.monotonic()
         elapsed = self._context.journal.elapsed(entry)
         record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
-        self._context.table.restore(record)
+        self._context.table.add(record)
         newest = self._context.table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
         if record.delivery.completion is not None:

@@ -79,8 +79,7 @@ class RolloutSession:
     def close(self) -> None:
         """Refuse every further call, and cancel the open chats."""
         self.open = False
-        for call in list(self._record.calls):
-            call.cancel()
+        self._record.cancel_calls()
 
     def record(self, kind: EventKind) -> None:
         self.check_open()

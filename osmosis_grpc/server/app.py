@@ -14,8 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.awaited_tools import await_tools
-from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.agent.runnable import Runnable, await_tools
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
@@ -82,7 +81,6 @@ class AgentServer:
         self.security = security or ServerSecurity()
         self.security.check_host(host)
         self.credentials = credentials or Credentials()
-        """What the server shows to trainers."""
         for target in connect:
             self.credentials.check_target(target)
         self.port = port
@@ -93,7 +91,6 @@ class AgentServer:
             authenticated=self.security.authenticates,
             tls=self.credentials.tls,
         )
-        """Makes the peers of callback trainers."""
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
@@ -112,9 +109,7 @@ class AgentServer:
         try:
             self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, config.max_metadata_bytes)
-            """The trainers with a stream."""
             self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
-            """The metrics of /metrics."""
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             self._journal.close()

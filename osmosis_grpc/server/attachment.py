@@ -119,7 +119,6 @@ class Attachment:
             "window": self._on_window,
             "heartbeat": lambda _: None,
         }
-        """The handler for each kind of frame."""
 
     @property
     def attached(self) -> bool:

@@ -54,7 +54,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
         self._check_admin = security.check_admin
-        self._start_time = engine.clock.time()
+        self._start_time = engine.context.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_served(request, self._max_metadata)
