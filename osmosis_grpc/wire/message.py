@@ -16,6 +16,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
+from osmosis_grpc.wire.mirror import Codec
 from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)
@@ -139,6 +140,10 @@ def tools_from_wire(tools: Sequence[pb.Tool], field: str) -> list[dict[str, Any]
     """Returns tool schemas as dicts. Raises InvalidArgument for more than MAX_ITEMS."""
     _check_items(len(tools), field)
     return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
+
+
+TOOLS = Codec(lambda tools: [tool_to_wire(tool) for tool in tools], tools_from_wire)
+"""The codec of a list of tool schemas."""
 
 
 def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:

@@ -33,7 +33,7 @@ from osmosis_grpc.trainer.agent_server_link import (
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.attach import check_protocol
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
@@ -290,7 +290,7 @@ class CalledServer(AgentServerLink):
                 except CallError as error:
                     future.set_exception(error)
                 else:
-                    future.set_result([cancelled_from_wire(row) for row in answer.results])
+                    future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
 
     # Events.
 
