@@ -66,25 +66,28 @@ class Mirror(Generic[T, M]):
     def __init__(self, cls: type[T], message: type[M], /, **codecs: Codec) -> None:
         self._cls, self._message = cls, message
         hints, known = get_type_hints(cls), message.DESCRIPTOR.fields_by_name
-        self._rows = [
-            (name, codec, known[codec.name or name].has_presence and type(None) in get_args(hints[name]))
-            for name in (field.name for field in fields(cls))  # type: ignore[arg-type]
-            for codec in [codecs.get(name) or _codec(known[name], get_origin(hints[name]) in (tuple, Sequence))]
-        ]
+        self._rows = []
+        for name in (field.name for field in fields(cls)):  # type: ignore[arg-type]
+            hint = hints[name]
+            codec = codecs.get(name) or _codec(known[name], get_origin(hint) in (tuple, Sequence))
+            field = (codec and codec.name) or name
+            self._rows.append((name, field, codec, known[field].has_presence and type(None) in get_args(hint)))
         _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
 
     def to_wire(self, value: T) -> M:
         """Returns the value as a message."""
-        known = ((name, codec, getattr(value, name)) for name, codec, _ in self._rows)
-        return self._message(**{codec.name or name: codec.write(v) for name, codec, v in known if v is not None})
+        known: dict[str, Any] = {}
+        for name, field, codec, _ in self._rows:
+            item = getattr(value, name)
+            known[field] = codec.write(item) if codec and item is not None else item
+        return self._message(**known)
 
     def from_wire(self, message: Any, path: str = "") -> T:
         """Returns the value of a message. `path` is the beginning of the path that an InvalidArgument names."""
         known: dict[str, Any] = {}
-        for name, codec, optional in self._rows:
-            field = codec.name or name
-            unset = optional and not message.HasField(field)
-            known[name] = None if unset else codec.read(getattr(message, field), path + field)
+        for name, field, codec, optional in self._rows:
+            item = None if optional and not message.HasField(field) else getattr(message, field)
+            known[name] = codec.read(item, path + field) if codec and item is not None else item
         return self._cls(**known)
 
     def field_of(self, message: Any, name: str, path: str = "") -> T | None:
@@ -92,11 +95,12 @@ class Mirror(Generic[T, M]):
         return self.from_wire(getattr(message, name), f"{path}{name}.") if message.HasField(name) else None
 
 
-def _codec(field: Any, repeated: bool) -> Codec:
-    write, read, _ = one = _CODECS[field.message_type.full_name] if field.message_type else _PLAIN
+def _codec(field: Any, repeated: bool) -> Codec | None:
+    one = _CODECS[field.message_type.full_name] if field.message_type else None
     if not repeated:
         return one
-    return Codec(lambda values: [*map(write, values)], lambda values, path: tuple(read(v, path) for v in values))
-
-
-_PLAIN = Codec(lambda value: value, lambda value, path: value)
+    if one is None:
+        return Codec(list, lambda values, path: tuple(values))
+    return Codec(
+        lambda values: [*map(one.write, values)], lambda values, path: tuple(one.read(v, path) for v in values)
+    )
