@@ -47,7 +47,7 @@ class Scheduler(Owner):
         self.runs: set[Callable[[TrainerFailed], None]] = set()
         """One for each open run() and groups(); called when the trainer fails."""
         self.ledger = ledger
-        self.held = UnconfirmedOutcomes(ledger) if ledger is not None else None
+        self.held = UnconfirmedOutcomes(ledger)
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
@@ -79,12 +79,11 @@ class Scheduler(Owner):
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
-        if self.held is not None:
-            if known is None and self.held.holds(request.rollout_id, request.attempt):
-                rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
-                rollout.done.add_done_callback(retrieve)
-                return rollout
-            self.held.left.pop(request.rollout_id, None)
+        if known is None and self.held.holds(request.rollout_id, request.attempt):
+            rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+            rollout.done.add_done_callback(retrieve)
+            return rollout
+        self.held.left.pop(request.rollout_id, None)
         if known is not None:
             if not _equal(known.request, request):
                 raise AlreadyExists(
@@ -120,7 +119,6 @@ class Scheduler(Owner):
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
         """Take over the rollouts that an earlier process had sent."""
-        assert self.held is not None
         by_key = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
