@@ -1,4 +1,4 @@
-"""One attempt of one rollout: its record in the engine."""
+"""One attempt of one rollout: its record in the engine, and the states of its life."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
-from osmosis_grpc.engine.lifecycle import TERMINAL
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.termination import Termination
@@ -21,6 +20,29 @@ from osmosis_grpc.types import (
     RolloutState,
     ToolDict,
 )
+
+TERMINAL = frozenset(RolloutState(status) for status in CompletionStatus)
+TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.ACCEPTED: frozenset({RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.RUNNING: frozenset({RolloutState.REPORTING}),
+    RolloutState.REPORTING: TERMINAL,
+}
+"""The states that may follow each state; none follows a terminal one.
+
+REPORTING lasts from the decision about the end to the commit of the end.
+"""
+
+
+class LifecycleError(RuntimeError):
+    """A transition that the table does not have: a mistake in the engine."""
+
+
+def advance(state: RolloutState, following: RolloutState) -> RolloutState:
+    """Return the following state. Raises LifecycleError if it does not follow `state`."""
+    if following not in TRANSITIONS.get(state, ()):
+        raise LifecycleError(f"{following} does not follow {state}")
+    return following
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

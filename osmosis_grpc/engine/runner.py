@@ -20,9 +20,8 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.lifecycle import advance
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary

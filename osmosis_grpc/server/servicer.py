@@ -63,7 +63,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
         if record.delivery.completion is not None and not started:
-            self._engine.resends.send(record)
+            self._engine.outbox.resend(record)
         return init_answer(record, started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:

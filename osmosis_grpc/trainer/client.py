@@ -1,6 +1,7 @@
 """The client of RolloutService: starts, lists, follows and cancels rollouts."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,9 +18,8 @@ from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.supervise import Backoff, Supervisor
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.stream_retry import StreamRetry
 from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types import (
@@ -37,6 +37,9 @@ from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import EARLIER_RUN, ROLLOUT, init_to_wire
+
+STREAM_PAUSES = 0.25, 5.0
+"""Seconds before events() connects again: the first pause, and the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +158,25 @@ class RolloutClient:
         A stream that breaks continues where it was. Events of a newer protocol are left out. Raises Unavailable when
         the server is lost, and when this client is closed.
         """
-        retry = StreamRetry(self._lost_after, self._unreached)
+        answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:
-                        retry.renew()
+                        answered = time.monotonic()
+                        self._unreached.reached()
+                        backoff.reset()
                         if response.HasField("event"):
                             after, attempt = response.event.number, response.event.attempt
                             if response.event.WhichOneof("kind"):
                                 yield event_from_wire(response.event)
                 return
             except Unavailable as error:
-                if self._closed:
+                if self._closed or not error.retryable or time.monotonic() - answered > self._lost_after:
                     raise
-                await retry.pause(error)
+                self._unreached.failed(error)
+                await asyncio.sleep(backoff.next())
 
     async def all_events(
         self, cursor: str = "", from_now: bool = False
