@@ -33,7 +33,7 @@ from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame
 from osmosis_grpc.wire.rollout import check_served, init_from_wire, wants_delta
-from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
@@ -365,7 +365,7 @@ class Attachment:
             return
         if reply.WhichOneof("result") == "status":
             result.future.set_exception(refused(reply.status))
-        elif (outcome := outcome_from_wire(reply.outcome)) is None:
+        elif (outcome := OUTCOMES.names.get(reply.outcome)) is None:
             result.future.set_exception(Unavailable("the trainer's answer has no outcome"))
         else:
             result.future.set_result(outcome)

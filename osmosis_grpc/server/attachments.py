@@ -21,8 +21,9 @@ from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.completion import clip, describe
+from osmosis_grpc.types.server_info import ServerLimits
 from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.wire.control import PROTOCOL, limits_to_wire
+from osmosis_grpc.wire.control import LIMITS, PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +217,14 @@ class Attachments:
         for attachment in self._open():
             attachment.grant(self._window(owners, attachment.owner))
 
+    def limits(self) -> ServerLimits:
+        """Return the bounds that the server sets."""
+        return ServerLimits(
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            max_metadata_bytes=self._max_metadata,
+            agent_timeout=self._engine.config.agent_timeout,
+        )
+
     def _hello(self, attachment_id: str, window: int) -> pb.ServerHello:
         engine = self._engine
         return pb.ServerHello(
@@ -226,7 +235,7 @@ class Attachments:
             protocol_min=PROTOCOL[0],
             protocol_max=PROTOCOL[1],
             max_open_rollouts=window,
-            limits=limits_to_wire(MAX_MESSAGE_BYTES, self._max_metadata, self._engine.config.agent_timeout),
+            limits=LIMITS.to_wire(self.limits()),
             agent_loops=sorted(engine.runnables),
             draining=engine.shutdown.draining,
         )

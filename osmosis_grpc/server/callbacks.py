@@ -24,7 +24,7 @@ from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome
 from osmosis_grpc.wire.rollout import completion_to_wire, fit
-from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class _Trainer:
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)
         answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
-        outcome = outcome_from_wire(trainer_pb2.CompleteResponse.FromString(answer).outcome)
+        outcome = OUTCOMES.names.get(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer has no outcome")
         return outcome

@@ -7,17 +7,16 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
 from osmosis_grpc.engine import Engine, Record
 from osmosis_grpc.wire import control
-from osmosis_grpc.wire.earlier_run import earlier_to_wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import activity_to_wire
+from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
     """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
     selection = control.selection_from_wire(request)
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
-    return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
+    return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
 
 def init_answer(record: Record, started: bool) -> InitResponse:
@@ -29,7 +28,7 @@ def init_answer(record: Record, started: bool) -> InitResponse:
         attempt=record.attempt,
         tools=map(tool_to_wire, record.tools),
         started=started,
-        from_journal=earlier_to_wire(earlier),
+        from_journal=EARLIER_RUN.to_wire(earlier) if earlier else None,
     )
 
 
@@ -45,7 +44,7 @@ async def follow(
                 if event is not None:
                     yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
                 else:
-                    idle = pb.Idle(last_number=record.trail.last_number, activity=activity_to_wire(record.activity()))
+                    idle = pb.Idle(last_number=record.trail.last_number, activity=ACTIVITY.to_wire(record.activity()))
                     yield pb.StreamEventsResponse(idle=idle)
         return
     async with aclosing(engine.rollouts.follow_all(owner, request.cursor, request.from_now)) as stream:
