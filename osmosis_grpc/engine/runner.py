@@ -151,7 +151,7 @@ class Runner:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
             self.limit(record)
-        record.run.agent_version = self._context.provenance.version(record.agent_loop)
+        record.run.agent_version = self._context.provenance.versions.get(record.agent_loop, "")
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)

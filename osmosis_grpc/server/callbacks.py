@@ -15,7 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.provenance import run_name
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
+from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
@@ -186,11 +186,16 @@ class _Asking:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
-                error = _chat_error(failed, self._trainer.credential)
+                # A call is cut if the connection or a proxy ended it, and not the trainer.
+                answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+                cut = not answered and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                error = error_of(failed, hide=self._trainer.credential)
+                if cut and failed.code() is grpc.StatusCode.CANCELLED:  # a trainer that stops
+                    error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
-                reached = _cut(failed) and time.monotonic() - asked >= REACHED_AFTER
+                reached = cut and time.monotonic() - asked >= REACHED_AFTER
                 # grpc may send the call after a cut on the broken connection, so its failure is no answer either.
-                again = unknown or reached or (after_cut and _cut(failed))
+                again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
                     raise error from None
                 self._delta = self._delta and not unknown
@@ -204,16 +209,3 @@ class _Asking:
         """Return the time that is left of the chat's timeout, which all its calls share."""
         limit = self._request.timeout
         return None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
-
-
-def _cut(failed: grpc.aio.AioRpcError) -> bool:
-    """Return whether the connection or a proxy ended a call, and not the trainer."""
-    answered_by_peer = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
-    return not answered_by_peer and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def _chat_error(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
-    """Return the error of a chat. A trainer that stops makes grpc answer CANCELLED, which may be retried."""
-    if failed.code() is grpc.StatusCode.CANCELLED and _cut(failed):
-        return Unavailable("the chat was cut off by the trainer")
-    return error_of(failed, hide=credential)
