@@ -26,7 +26,6 @@ class AgentLoopRegistry:
             raise TypeError(f"register takes an instance: {loop.__name__}(), not the class")
         if not isinstance(loop, RolloutAgentLoop):
             raise TypeError(f"register takes an instance of a RolloutAgentLoop, not a {type(loop).__name__}")
-
         problem = name_problem(getattr(loop, "name", None))
         if problem:
             raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")

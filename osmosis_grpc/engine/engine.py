@@ -186,16 +186,14 @@ class Engine:
     def _ended(self, record: Record) -> None:
         """Deliver a committed end, and tell the other parts about it."""
         assert record.run.termination is not None
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        record.count(False)
         if record.run.termination.deliver:
             self.outbox.put(record)
         elif not record.delivery.settled:
             self.outbox.give_up(record)
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
         self._completed += 1
         for sink in self.end_sinks:
             try:
@@ -208,7 +206,7 @@ class Engine:
         record.delivery.settled = True
         self.outbox.delivered(record)
         self.context.table.settled(record)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
         """Handle an error of `then`, the code after the commit of one of the rollout's events."""

@@ -94,7 +94,6 @@ class AgentServer:
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
-        self._server: grpc.aio.Server
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
@@ -187,8 +186,7 @@ class AgentServer:
     async def drain(self) -> None:
         """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
-            left = self.engine.capacity()
-            log.info("draining: no new rollouts from now on", extra=_left(left))
+            log.info("draining: no new rollouts from now on", extra=_left(self.engine.capacity()))
             self.engine.shutdown.drain()
             self.attachments.drain()
             await self._update_health()

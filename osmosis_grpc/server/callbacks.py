@@ -55,8 +55,9 @@ class Callbacks:
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
-        self._channels: weakref.WeakValueDictionary[tuple[Address, ClientTls | None], grpc.aio.Channel]
-        self._channels = weakref.WeakValueDictionary()
+        self._channels: weakref.WeakValueDictionary[tuple[Address, ClientTls | None], grpc.aio.Channel] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def peer(self, init: InitRequest) -> Peer:
         """Return the peer for a request's callback. Raises InvalidArgument naming callback or callback.target."""
@@ -127,10 +128,8 @@ class _Trainer:
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
-        self._state = init.callback.state
-        self.delta = init.callback.delta
-        self.credential = init.callback.credential
-        metadata = {"authorization": self.credential and f"Bearer {self.credential}"}
+        self.callback = init.callback
+        metadata = {"authorization": init.callback.credential and f"Bearer {init.callback.credential}"}
         if init.trace is not None:
             metadata |= {"traceparent": init.trace.traceparent, "tracestate": init.trace.tracestate}
         self._metadata = tuple((name, value) for name, value in metadata.items() if value) or None
@@ -147,10 +146,12 @@ class _Trainer:
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))
-        request = trainer_pb2.CompleteRequest(completion=message, state=self._state).SerializeToString()
+        request = trainer_pb2.CompleteRequest(completion=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)
-        answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
+        answer = await call(
+            ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.callback.credential
+        )
         outcome = OUTCOMES.names.get(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer has no outcome")
@@ -165,7 +166,7 @@ class _Asking:
     def __init__(self, trainer: _Trainer, request: ChatRequest) -> None:
         self._trainer = trainer
         self._request = request
-        self._delta = trainer.delta
+        self._delta = trainer.callback.delta
         self._cancelled = False
         self._began = time.monotonic()
         self._call = trainer.call(request, request.timeout, delta=self._delta)
@@ -189,7 +190,7 @@ class _Asking:
                 # A call is cut if the connection or a proxy ended it, and not the trainer.
                 answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
                 cut = not answered and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-                error = error_of(failed, hide=self._trainer.credential)
+                error = error_of(failed, hide=self._trainer.callback.credential)
                 if cut and failed.code() is grpc.StatusCode.CANCELLED:  # a trainer that stops
                     error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
@@ -199,13 +200,10 @@ class _Asking:
                 if self._cancelled or not again:
                     raise error from None
                 self._delta = self._delta and not unknown
-            self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
+            limit = self._request.timeout  # all calls share it
+            left = None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
+            self._call = self._trainer.call(self._request, left, delta=self._delta)
         try:
             return reply_from_wire(trainer_pb2.ChatResponse.FromString(reply))
         except (InvalidArgument, DecodeError) as unreadable:
             raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None
-
-    def _left(self) -> float | None:
-        """Return the time that is left of the chat's timeout, which all its calls share."""
-        limit = self._request.timeout
-        return None if limit is None else max(0.001, limit - (time.monotonic() - self._began))

@@ -1,7 +1,6 @@
 """Subscriptions to events over an attachment. Each reads the log as fast as the stream sends."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -72,7 +71,6 @@ class Subscriptions:
     ) -> None:
         ended = pb.Unsubscribed(id=subscription_id)
         try:
-            events: AsyncGenerator[control_pb2.StreamEventsResponse, None]
             async with aclosing(follow(self._engine, self._owner, request, tokens=tokens)) as events:
                 async for response in events:
                     await stream.event_space()
