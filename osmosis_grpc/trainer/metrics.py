@@ -54,23 +54,21 @@ class Tally:
     """Counts the outcomes of training, or of evaluations."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._statuses: Counter[CompletionStatus] = Counter()
+        self.counts = Counter(dict.fromkeys([*map(_status, CompletionStatus), "rollouts/from_journal"], 0))
+        """By name. Read by any thread."""
         self._failures: Counter[str] = Counter()
-        self._from_journal = 0
         self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
 
     def ended(self, outcome: Completion, version: str) -> None:
         """Count an outcome; `version` is the policy's current one."""
-        self.count += 1
-        self._statuses[outcome.status] += 1
+        self.counts[_status(outcome.status)] += 1
         if outcome.failure is not None:
             reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
         if outcome.from_journal is not None:  # its times and versions belong to an earlier run
-            self._from_journal += 1
+            self.counts["rollouts/from_journal"] += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
         lag = _lag(outcome, version)
@@ -79,24 +77,21 @@ class Tally:
 
     def refused(self, error: BaseException) -> None:
         """Count a rollout that no server accepted."""
-        self.count += 1
-        self._statuses[CompletionStatus.FAILED] += 1
+        self.counts[_status(CompletionStatus.FAILED)] += 1
         self._failed(f"refused/{type(error).__name__}")
 
     def items(self, prefix: str) -> Iterator[tuple[str, float]]:
         """Yields names with values."""
-        for status in CompletionStatus:
-            yield f"{prefix}rollouts/{status.lower()}", float(self._statuses[status])
-        yield f"{prefix}rollouts/from_journal", float(self._from_journal)
-        for reason, times in list(self._failures.items()):
-            yield f"{prefix}failures/{reason}", float(times)
+        for name, count in [*self.counts.items(), *self._failures.items()]:
+            yield f"{prefix}{name}", float(count)
         yield from self._rewards.read(f"{prefix}reward", "mean")
         yield from self._seconds.read(f"{prefix}rollout_seconds", "mean", "p50", "p95")
         yield from self._lags.read(f"{prefix}policy/lag", "mean", "max")
 
     def _failed(self, reason: str) -> None:
-        known = reason in self._failures or len(self._failures) < MAX_REASONS
-        self._failures[reason if known else "other"] += 1
+        name = f"failures/{reason}"
+        known = name in self._failures or len(self._failures) < MAX_REASONS
+        self._failures[name if known else "failures/other"] += 1
 
 
 class Metrics:
@@ -161,12 +156,16 @@ class Metrics:
         number = _number(version)
         if number is not None:
             values["policy/version"] = number
-        if self._evaluation.count:
+        if self._evaluation.counts.total():
             values.update(self._evaluation.items("evaluation/"))
         return values
 
     def _tally(self, marked: Completion | RolloutRequest) -> Tally:
         return self._evaluation if marked.evaluation else self._training
+
+
+def _status(status: CompletionStatus) -> str:
+    return f"rollouts/{status.lower()}"
 
 
 def _used(reply: ChatResponse, name: str) -> int:

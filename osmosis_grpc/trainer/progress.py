@@ -83,18 +83,12 @@ class Progress:
         return f"{self._ended}{of} done, {self._started - self._ended} in flight, {self._failed} failed{mean}{rate}"
 
     def _count(self, done: "asyncio.Future[Completion]") -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._end(failed=True)
-            return
-        outcome = done.result()
-        if outcome.reward is not None:
+        outcome = None if done.cancelled() or done.exception() is not None else done.result()
+        if outcome is not None and outcome.reward is not None:
             self._rewarded += 1
             self._rewards += outcome.reward
-        self._end(failed=outcome.status is not CompletionStatus.COMPLETED)
-
-    def _end(self, *, failed: bool) -> None:
         self._ended += 1
-        self._failed += failed
+        self._failed += outcome is None or outcome.status is not CompletionStatus.COMPLETED
         self._ends.append(time.monotonic())
 
     async def _draw_again_and_again(self) -> None:

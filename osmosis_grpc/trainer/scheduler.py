@@ -56,9 +56,7 @@ class Scheduler(Owner):
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self._completions = CompletionRecorder(
-            cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
-        )
+        self._completions = CompletionRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt import AttemptCache, reply_of, unwritten
-from osmosis_grpc.trainer.chats.ledger_codec import tools_of
+from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
@@ -42,7 +42,7 @@ class ChatCache:
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
             entry.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
-            entry.learn(row.chats)
+            learn(entry.samples, row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""

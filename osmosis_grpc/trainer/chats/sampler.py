@@ -71,10 +71,10 @@ class Sampler:
         task.add_done_callback(ended)
         return task
 
-    def idle(self) -> "asyncio.Future[None]":
-        """Returns a future that is done when no policy call is in flight."""
+    def idle(self, *, wait: bool) -> "asyncio.Future[None]":
+        """Returns a future that is done when no policy call is in flight; without `wait` it is done at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.in_flight:
+        if wait and self.in_flight:
             self._waiting.append(future)
         else:
             future.set_result(None)

@@ -83,18 +83,16 @@ class CallbackRecorder(Receiver):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
+            stack.callback(self.cache.close)
             self._listener.listen(self.cache.metrics.answered_calls)
+            stack.push_async_callback(self._listener.stop)
             await self._listener.start()
             self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
             self._resources = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        try:
-            await self._listener.stop()
-        finally:
-            self.cache.close()
-            await self._resources.aclose()
+        await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
 
