@@ -125,9 +125,17 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                members = _members(self._new(checked(request, self.changes)), self._options.group_size)
+                full = checked(request, self.changes)
+                key = full.rollout_id, full.attempt
+                if key in self._fed:
+                    raise InvalidArgument(
+                        "rollout_id", f"two requests of one {self.name}() have the id {key[0]}; give each its own"
+                    )
+                self._fed[key] = None
+                if len(self._fed) > REMEMBERED:
+                    del self._fed[next(iter(self._fed))]
                 self._feeding = request.rollout_id
-                for member in members:
+                for member in _members(full, self._options.group_size):
                     await self._slots.acquire()
                     if self._feeding != request.rollout_id:
                         self._slots.release()
@@ -137,18 +145,6 @@ class Run:
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
-
-    def _new(self, request: RolloutRequest) -> RolloutRequest:
-        """Returns a request. Raises InvalidArgument when this run had the same id and attempt before."""
-        key = request.rollout_id, request.attempt
-        if key in self._fed:
-            raise InvalidArgument(
-                "rollout_id", f"two requests of one {self.name}() have the id {request.rollout_id}; give each its own"
-            )
-        self._fed[key] = None
-        if len(self._fed) > REMEMBERED:
-            del self._fed[next(iter(self._fed))]
-        return request
 
     def _start(self, request: RolloutRequest) -> None:
         """Start a rollout; it keeps its slot until its completion is taken. Raises AlreadyExists, Aborted."""

@@ -70,6 +70,8 @@ class Servers:
         self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
         self._giving_up: asyncio.TimerHandle | None = None
         self._wait_for_any()
+        self.parting = False
+        """Whether the trainer closes. Connections that end then are not lost."""
         self._parted = asyncio.Event()
         self._closed = False
 
@@ -176,6 +178,7 @@ class Servers:
 
     async def part(self) -> None:
         """End every connection after its queued messages."""
+        self.parting = True
         for server in self.attached:
             server.part()
         with contextlib.suppress(TimeoutError):

@@ -19,7 +19,7 @@ from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
-from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
+from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation, EvaluationRun
 from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
@@ -124,7 +124,7 @@ class Trainer:
             cache = ChatCache(self._policy, ledger, supervisor)
             scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
             stack.callback(scheduler.close)
-            supervisor.add_listener(self._failed)
+            supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
             transport = self._transport = self._make_transport(scheduler)
             transport.listen()
             self.address = transport.address
@@ -133,17 +133,16 @@ class Trainer:
             transport.add_servers(kept)
             scheduler.restore(kept)
             await transport.begin()
-            supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
+            ttl = self._config.ttl
+            supervisor.every(
+                SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(time.monotonic() - ttl, keep=scheduler.rollouts)
+            )
             self._resources = stack.pop_all()
         return self
-
-    def _failed(self, error: BaseException) -> None:
-        self.scheduler.fail(TrainerFailed(self.scheduler.supervisor.failed_job, error))
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
             await self.scheduler.settle()
-            self._transport.leave()
             await self.scheduler.servers.part()
             await self._transport.close()
         finally:
@@ -392,7 +391,6 @@ class Trainer:
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")
         """
-        return prometheus(self.source)
+        from osmosis_grpc.observability.exposition import PrometheusCollector
 
-    def _sweep(self) -> None:
-        self.scheduler.cache.sweep(time.monotonic() - self._config.ttl, keep=self.scheduler.rollouts)
+        return PrometheusCollector(self.source)

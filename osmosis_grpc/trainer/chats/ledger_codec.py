@@ -47,7 +47,7 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
     """Yield the answered chats of an attempt in the order of their numbers, with full histories."""
     for name, sample in samples.items():
         for number, asked in sorted(sample.asked.items()):
-            if asked.answered:
+            if asked.response is not None:
                 yield kept_chat(_question(rollout_id, attempt, name, number, asked.body, sample), asked)
 
 

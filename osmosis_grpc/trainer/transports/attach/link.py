@@ -6,7 +6,7 @@ After a break the link sends again what was not answered. Chats, cancels and sub
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -92,8 +92,9 @@ class AttachedServer(AgentServerLink):
         for key in self.leaving:
             self.cancel_attempt(key)
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
-        for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
-            self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
+        refs = [pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]
+        for first in range(0, len(refs), REFS):
+            self._send("open_rollouts", pb.OpenRollouts(rollouts=refs[first : first + REFS]))
         slots = self.window - len(opened) - len(self.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
             slots -= 1
@@ -212,8 +213,3 @@ class AttachedServer(AgentServerLink):
 
     def _on_draining(self, message: pb.Draining) -> None:
         self.window = 0
-
-
-def _batches(refs: list[pb.RolloutRef]) -> Iterator[list[pb.RolloutRef]]:
-    for start in range(0, len(refs), REFS):
-        yield refs[start : start + REFS]

@@ -87,7 +87,8 @@ class CallbackRecorder(Receiver):
             self._listener.listen(self.cache.metrics.answered_calls)
             stack.push_async_callback(self._listener.stop)
             await self._listener.start()
-            self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            ttl = self._ttl
+            self.supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: self.cache.sweep(time.monotonic() - ttl))
             self._resources = stack.pop_all()
         return self
 
@@ -128,6 +129,3 @@ class CallbackRecorder(Receiver):
         if task.cancelled():
             raise Unavailable("the trainer is closing")
         task.result()
-
-    def _sweep(self) -> None:
-        self.cache.sweep(time.monotonic() - self._ttl)
