@@ -97,7 +97,7 @@ class _Maker:
         parts += _list(schema, "allOf") if isinstance(schema.get("allOf"), list) else []
         for word in ("anyOf", "oneOf"):
             ways = schema.get(word) if isinstance(schema.get(word), list) else []
-            parts += [next((way for way in ways if not _is_null(way)), ways[0])] if ways else []
+            parts += [next((way for way in ways if mapping(way).get("type") != "null"), ways[0])] if ways else []
         for part in parts:
             inner = self._flat(part, depth + 1)
             properties = {**mapping(inner.get("properties")), **mapping(flat.get("properties"))}
@@ -194,10 +194,6 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 def _names(schema: _Schema) -> list[str]:
     return [name for name in _list(schema, "required") if isinstance(name, str)]
-
-
-def _is_null(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
 def _real(schema: _Schema, word: str) -> float | None:

@@ -97,7 +97,7 @@ class GroupRun(Run):
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # once, and before the first yielded group
         self._open: dict[str, dict[int, Completion]] = {}
         """The outcomes of unfinished groups, by index."""
 
@@ -132,23 +132,18 @@ class GroupRun(Run):
         untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
+        hint = f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
         log.warning(
             "group %s is dropped: rollout %s, attempt %d: %s%s",
             name,
             last.rollout_id,
             last.attempt,
             reason_of(last),
-            self._take_hint(),
+            hint if self._hints else "",
         )
+        self._hints = False
         for completion in (*group.values(), *untaken):
             await completion.confirm()
-
-    def _take_hint(self) -> str:
-        """Returns a hint for the log, once and only before the first yielded group."""
-        if not self._hints:
-            return ""
-        self._hints = False
-        return f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
 
     def _close(self, name: str) -> None:
         del self._open[name]
