@@ -32,6 +32,16 @@ _STATISTICS: dict[str, Callable[[list[float]], Any]] = {
     "max": max,
 }
 
+_COUNTS = (
+    "chats/answered",
+    "chats/failed",
+    "rollouts/not_trainable",
+    "samples/trainable",
+    "samples/segments",
+    "tokens/prompt",
+    "tokens/sampled",
+)
+
 
 class Recent:
     """The newest values of one quantity. Any thread may read them."""
@@ -99,8 +109,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._training, self._evaluation = Tally(), Tally()
-        self._not_trainable = self._samples = self._segments = 0
-        self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
+        self._counts = Counter(dict.fromkeys(_COUNTS, 0))
         self._chat_seconds = Recent()
         self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
         """The durations of rollouts for training, and of evaluations."""
@@ -116,9 +125,9 @@ class Metrics:
         if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
             return
         samples = outcome.trainable_samples().values()
-        self._not_trainable += not samples
-        self._samples += len(samples)
-        self._segments += sum(len(sample.segments) for sample in samples)
+        self._counts["rollouts/not_trainable"] += not samples
+        self._counts["samples/trainable"] += len(samples)
+        self._counts["samples/segments"] += sum(len(sample.segments) for sample in samples)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server accepted."""
@@ -126,32 +135,23 @@ class Metrics:
 
     def answered(self, reply: ChatResponse, seconds: float) -> None:
         """Count a policy call with its reply and its duration."""
-        self._answered += 1
+        self._counts["chats/answered"] += 1
         self._chat_seconds.add(seconds)
         self.chat_durations.observe(seconds)
         prompt = None if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
         sampled = None if reply.tokens is None else len(reply.tokens.ids)
-        self._prompt_tokens += _used(reply, "prompt_tokens") if prompt is None else prompt
-        self._sampled_tokens += _used(reply, "completion_tokens") if sampled is None else sampled
+        self._counts["tokens/prompt"] += _used(reply, "prompt_tokens") if prompt is None else prompt
+        self._counts["tokens/sampled"] += _used(reply, "completion_tokens") if sampled is None else sampled
 
     def unanswered(self) -> None:
         """Count a policy call without a reply."""
-        self._unanswered += 1
+        self._counts["chats/failed"] += 1
 
     def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
         """Returns all values by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
-        values |= {
-            "rollouts/open": float(open_rollouts),
-            "chats/open": float(open_chats),
-            "chats/answered": float(self._answered),
-            "chats/failed": float(self._unanswered),
-            "rollouts/not_trainable": float(self._not_trainable),
-            "samples/trainable": float(self._samples),
-            "samples/segments": float(self._segments),
-            "tokens/prompt": float(self._prompt_tokens),
-            "tokens/sampled": float(self._sampled_tokens),
-        }
+        current = {"rollouts/open": open_rollouts, "chats/open": open_chats}
+        values |= {name: float(value) for name, value in (current | self._counts).items()}
         values.update(self._chat_seconds.read("chat_seconds", "mean", "p50", "p95"))
         number = _number(version)
         if number is not None:

@@ -66,7 +66,7 @@ class Progress:
         if self._file is not None:  # a process may have no stderr
             self._display = _display(self._file)
             self._draw()
-            self._task = self._supervisor.start(DRAW, self._draw_again_and_again)
+            self._task = self._supervisor.every(DRAW, self._display.period, self._redraw)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -91,11 +91,9 @@ class Progress:
         self._failed += outcome is None or outcome.status is not CompletionStatus.COMPLETED
         self._ends.append(time.monotonic())
 
-    async def _draw_again_and_again(self) -> None:
-        while self._display is not None:
-            await asyncio.sleep(self._display.period)
-            self._refreshed = 0
-            self._draw()
+    def _redraw(self) -> None:
+        self._refreshed = 0
+        self._draw()
 
     def _draw(self, *, last: bool = False) -> None:
         display = self._display

@@ -194,6 +194,13 @@ class Run:
             self._scheduler.abandon(rollout)
 
 
+class EvaluationRun(Run):
+    """One call of Trainer.evaluate()."""
+
+    name = "evaluate"
+    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
+
+
 def reason_of(completion: Completion) -> str:
     """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
     failure = completion.failure

@@ -21,10 +21,10 @@ from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.evaluate import Evaluation, EvaluationRun
+from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
+from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
