@@ -68,11 +68,6 @@ class Rollout:
         if self.done.done():
             self.done.result()
 
-    def set_opened(self) -> None:
-        """Record that its Init was answered."""
-        self.opened = True
-        self.changed.set()
-
     @property
     def key(self) -> RolloutKey:
         """Its id and attempt."""
@@ -299,7 +294,8 @@ class AgentServerLink(ABC):
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
         """Open a rollout whose Init was accepted. Returns False, and refuses it, when its tools cannot be read."""
-        rollout.set_opened()
+        rollout.opened = True
+        rollout.changed.set()
         try:
             self.cache.rollout(*rollout.key, time.monotonic()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:

@@ -268,12 +268,9 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 def _ended(rollout: Rollout) -> Completion:
     """Returns the completion of an ended rollout; for a refusal a FAILED one."""
-    error = rollout.done.exception()
-    return rollout.done.result() if error is None else _refused(rollout.request, error)
-
-
-def _refused(request: RolloutRequest, error: BaseException) -> Completion:
-    """Returns a refusal as a completion."""
+    request, error = rollout.request, rollout.done.exception()
+    if error is None:
+        return rollout.done.result()
     own = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure(
         "trainer" if own else "server",

@@ -91,11 +91,6 @@ class Servers:
         return [server for server in self._known if server.attached]
 
     @property
-    def all_attached(self) -> bool:
-        """Whether every server can be reached."""
-        return all(server.attached for server in self._known)
-
-    @property
     def given_up(self) -> bool:
         """Whether no server was attached for `lost_after` seconds."""
         return self._giving_up is None and not self.attached

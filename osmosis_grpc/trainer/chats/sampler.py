@@ -58,7 +58,7 @@ class Sampler:
         """Call the policy, then `keep`. Returns the task of an async policy."""
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
-        ended = partial(self._supervisor.call, KEEP, self._ended, call, report=partial(self._keep, call))
+        ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
             reply = self._policy(request)
         except Exception as error:
@@ -87,12 +87,9 @@ class Sampler:
             future.set_exception(error)
             future.exception()  # its caller may have left
 
-    def _ended(self, call: "_PolicyCall", reply: object) -> None:
+    def _keep(self, call: "_PolicyCall", reply: object) -> None:
         if isinstance(reply, asyncio.Future):
             reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
-        self._keep(call, reply)
-
-    def _keep(self, call: "_PolicyCall", reply: object) -> None:
         self._calls.discard(call)
         try:
             if call.keep(reply) and isinstance(reply, ChatResponse):
