@@ -1,23 +1,24 @@
 """Reads rollouts and events from the journal's file: for the server, and for commands that inspect it."""
 
+import asyncio
 import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from osmosis_grpc.engine.journal_port import RolloutFilter
+from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
-from osmosis_grpc.storage.sqlite.database import look
+from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
-    Completion,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -46,6 +47,18 @@ _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
+
+
+R = TypeVar("R")
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Raise Unavailable for an error of reading, so that the caller may retry."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
+        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
 
 
 class Reader:
@@ -268,12 +281,14 @@ class Reader:
             )
         if not row.settled:
             return entry
+        request = entry.init.request
+        lost = data_loss("journal", request.rollout_id, request.attempt, damage)
         return replace(
             entry,
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
-            completion=_data_loss(entry.init.request, damage) if completion else None,
+            completion=replace(lost, group=request.group, evaluation=request.evaluation) if completion else None,
         )
 
     def _event(self, position: int) -> EventRow:
@@ -287,11 +302,6 @@ class Reader:
         return row
 
 
-def _data_loss(request: RolloutRequest, damage: str) -> Completion:
-    lost = data_loss("journal", request.rollout_id, request.attempt, damage)
-    return replace(lost, group=request.group, evaluation=request.evaluation)
-
-
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
     """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
     callback: Callback | None = None
@@ -302,3 +312,17 @@ def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
         return replace(first.init, callback=callback, digest=row.digest)
     request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
     return InitRequest(request=request, callback=callback, digest=row.digest)
+
+
+async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
+    """Return read(reader), called on another thread with its own connection. Raises Unavailable."""
+
+    def reading() -> R:
+        with closing(connect(path)) as database:
+            database.execute("PRAGMA query_only = 1")
+            reader = Reader(database)
+            with reader.snapshot():
+                return read(reader)
+
+    with unavailable():
+        return await asyncio.to_thread(reading)

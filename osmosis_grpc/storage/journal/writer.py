@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
 from osmosis_grpc.storage.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
+from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)

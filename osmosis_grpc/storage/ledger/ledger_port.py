@@ -37,17 +37,17 @@ class LedgerRollout:
 
     rollout_id: str
     attempt: int
-    server_key: str
+    server_key: str = ""
     """Its server: "target HOST:PORT" or "journal ID"; empty for a callback."""
-    affinity_key: str
-    init: bytes | None
+    affinity_key: str = ""
+    init: bytes | None = None
     """An InitRequest; None for a callback, and after the confirmation."""
-    tools: bytes | None
+    tools: bytes | None = None
     """A Tools message; None before the answer to its Init."""
-    result_id: str | None
-    completion: bytes | None
+    result_id: str | None = None
+    completion: bytes | None = None
     """A Completion as it was received; None before that and after the confirmation."""
-    confirmed: float | None
+    confirmed: float | None = None
     """The time of the confirmation, by the wall clock; None before it."""
     chats: list[ChatRow] = field(default_factory=list)
     """In the order of their answers."""

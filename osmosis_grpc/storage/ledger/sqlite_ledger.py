@@ -20,7 +20,7 @@ from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, resto
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
+from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import Completion
 
