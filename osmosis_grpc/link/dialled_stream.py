@@ -55,7 +55,8 @@ class DialledStream:
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         except asyncio.CancelledError:
-            if self._call.cancelled() and not _cancelled_here():
+            task = asyncio.current_task()
+            if self._call.cancelled() and not (task is not None and task.cancelling()):
                 raise Cancelled("the other side cancelled the stream") from None
             raise
         if data is grpc.aio.EOF:
@@ -72,11 +73,6 @@ class DialledStream:
             raise error_of(error) from None
         except asyncio.InvalidStateError:
             raise Unavailable("the stream has ended") from None
-
-
-def _cancelled_here() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def redial(

@@ -78,7 +78,6 @@ class OutgoingFrames:
         self.answer_bytes = 0
         """Bytes of the waiting answers, with their overhead."""
         self.event_bytes = 0
-        """Bytes of the waiting events."""
 
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)

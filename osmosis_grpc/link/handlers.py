@@ -144,7 +144,6 @@ class _Answering(Call):
 
 
 _Begin = Callable[[Any], _Answering]
-"""Makes the _Answering of a context."""
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:

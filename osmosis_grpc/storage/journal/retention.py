@@ -24,7 +24,6 @@ class Dropped(NamedTuple):
     positions: bytes | None
     """Positions of its events; None if it has not ended."""
     size: int
-    """Bytes of its events."""
 
 
 def overdue(database: sqlite3.Connection, before: float, beyond: int) -> list[Dropped]:

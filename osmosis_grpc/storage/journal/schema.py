@@ -133,7 +133,6 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 FILE = "journal.db"
-"""The name of the file in its folder."""
 JOURNAL = Schema(
     kind="journal",
     tables_script=TABLES,

@@ -98,9 +98,7 @@ class SqliteJournal(Journal):
             created = mend(file.database, file.path)
             self.path = file.path
             self.secrets = Secrets(folder / "credentials")
-            """Stores credentials outside the journal's file."""
             self.reads = connect(file.path)
-            """The connection that reads."""
             stack.callback(self.reads.close)
             self.reads.execute("PRAGMA query_only = 1")
             self._reader = Reader(self.reads)
@@ -110,7 +108,6 @@ class SqliteJournal(Journal):
             self._now: Callable[[], float] = lambda: monotonic() + ahead
             self.open_rollouts = OpenRollouts(budget)
             self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
-            """Recent results of `find`."""
             self._dropping: dict[int, str] = {}
             """Rollouts whose deletion is not committed yet, by their sequence."""
             self._record_ttl = record_ttl
@@ -123,7 +120,6 @@ class SqliteJournal(Journal):
             self.writer = Writer(
                 file, self._report, self._report_problem, self._measured, supervisor or Supervisor("the journal")
             )
-            """The thread that commits."""
             self._release = stack.pop_all().close
 
     def _restore(self, created: bool) -> None:
@@ -451,4 +447,3 @@ _UPDATES = {
     events.Ended: SqliteJournal._end,
     events.Delivered: SqliteJournal._settle,
 }
-"""The kinds of events that change the rollout's row."""

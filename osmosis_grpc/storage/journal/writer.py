@@ -69,7 +69,6 @@ class Batch:
     after: list[Callable[[], None]] = field(default_factory=list)
     """Called on the thread after the commit."""
     shrinks: bool = False
-    """Whether it frees pages."""
     done: bool = False
     """Whether its tokens and barriers were called."""
 
@@ -109,7 +108,6 @@ class Writer(Committer[Batch]):
         self._owed: dict[Hashable, Latest] = {}
         """What a failed transaction left for the next one."""
         self.commits = 0
-        """Transactions since the start."""
         self.commit_seconds = 0.0
         """The time of all commits."""
         super().__init__(file, COMMIT, supervisor)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
@@ -65,7 +65,7 @@ INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (server_key) DO UPDATE
     attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen,
     checksum = excluded.checksum
 """
-_RUN, _SECRET = "", "callbacks"
+_CALLBACK_KEYS = {"run": "", "secret": "callbacks"}
 """The server_keys of the attachments whose ids are the callback run and the callback secret."""
 
 
@@ -79,7 +79,6 @@ class SqliteLedger(Ledger):
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
         self.writer = Writer(file, COMMIT, supervisor)
-        """The thread that reads and writes the file."""
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
@@ -110,16 +109,10 @@ class SqliteLedger(Ledger):
         row = server_key, attachment_id, journal_id, time.time()
         self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
 
-    def callback_run(self) -> str:
-        return self._renewed(_RUN)
-
-    def callback_secret(self) -> str:
-        return self._renewed(_SECRET)
-
-    def _renewed(self, server_key: str) -> str:
-        """Return the id of an attachment, and set the time when it was last used."""
+    def callback_id(self, use: Literal["run", "secret"]) -> str:
+        server_key = _CALLBACK_KEYS[use]
         attachment_id, _ = self.attachment(server_key)
-        self.record_server(server_key, "")
+        self.record_server(server_key, "")  # sets the time when it was last used
         return attachment_id
 
     # Rollouts.

@@ -90,7 +90,7 @@ def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
         yield
         return
     except Locked as lock:
-        problem = f"is in use by process {lock.holder}: {advice}"
+        problem = f"is in use by process {lock}: {advice}"
     except OSError as error:
         problem = f"cannot be used as a {schema.kind}: {error.strerror or error}"
     except sqlite3.Error as error:

@@ -86,7 +86,6 @@ class Schema:
     """A table that older versions have too."""
     page_size: int
     shrinks: bool
-    """Whether the file shrinks."""
     legacy_id: int
     """The application id of schema 1."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)

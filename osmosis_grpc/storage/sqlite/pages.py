@@ -36,9 +36,7 @@ class Pages:
         log = _bytes_of(Path(f"{path}-wal"))
         self._log = read_log(log, page_size)
         self.has_wal = len(log) > HEAD
-        """Whether there is a write-ahead log."""
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
-        """The number of pages."""
         self.lost = 0
         """How many rows could not be read so far."""
         self._first = self.page(1).ljust(page_size, b"\0")
