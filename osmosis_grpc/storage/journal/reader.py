@@ -62,7 +62,7 @@ def unavailable() -> Iterator[None]:
 
 
 class Reader:
-    """Reads rollouts and events over a connection. Its entries have no credentials."""
+    """Reads rollouts and events over a connection, in a snapshot(). Its entries have no credentials."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -88,7 +88,8 @@ class Reader:
         try:
             yield
         finally:
-            self._database.execute("COMMIT")
+            if self._database.in_transaction:  # SQLite ends it after an error of the disk
+                self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,11 +98,8 @@ class Reader:
     def find(self, rollout_id: str) -> list[JournaledRollout]:
         """Return a rollout's attempts, with their completions."""
         statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
-        if not self._database.execute(statement, (rollout_id,)).fetchall():
-            return []
-        with self.snapshot():
-            rows = self._database.execute(statement, (rollout_id,)).fetchall()
-            found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
+        rows = self._database.execute(statement, (rollout_id,)).fetchall()
+        found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
         for entry in found:
             if entry.damage:
                 log.error(
@@ -137,9 +135,8 @@ class Reader:
             conditions.append("group_id = ?")
             values.append(where.group_id)
         query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
-        with self.snapshot():
-            rows = self._database.execute(query, (*values, limit)).fetchall()
-            return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
+        rows = self._database.execute(query, (*values, limit)).fetchall()
+        return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
