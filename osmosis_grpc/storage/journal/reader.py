@@ -62,7 +62,7 @@ def unavailable() -> Iterator[None]:
 
 
 class Reader:
-    """Reads rollouts and events over a connection, in a snapshot(). Its entries have no credentials."""
+    """Reads rollouts and events over a connection. Its entries have no credentials."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -98,8 +98,11 @@ class Reader:
     def find(self, rollout_id: str) -> list[JournaledRollout]:
         """Return a rollout's attempts, with their completions."""
         statement = _SELECT + "WHERE rollout_id = ? ORDER BY attempt"
-        rows = self._database.execute(statement, (rollout_id,)).fetchall()
-        found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
+        if not self._database.execute(statement, (rollout_id,)).fetchall():
+            return []
+        with self.snapshot():
+            rows = self._database.execute(statement, (rollout_id,)).fetchall()
+            found = [self.entry(row, self.damage(row)) for row in map(RolloutRow._make, rows)]
         for entry in found:
             if entry.damage:
                 log.error(
@@ -123,7 +126,7 @@ class Reader:
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
     def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
-        """See Journal.entries. The filter is a condition of the query: no other row is decoded."""
+        """See Journal.entries. The filter is a condition of the query. Call it in a snapshot()."""
         conditions: list[str] = ["sequence > ?", "owner = ?"]
         values: list[Any] = [after, owner]
         if where.unsettled:

@@ -63,12 +63,16 @@ log = logging.getLogger(__name__)
 
 
 def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Concatenate[SqliteJournal, P], R]":
-    """Make a method read one commit, and raise Unavailable when the disk cannot be read."""
+    """Make a method raise Unavailable when the disk cannot be read."""
 
     @functools.wraps(method)
     def read(self: "SqliteJournal", /, *args: P.args, **named: P.kwargs) -> R:
-        with unavailable(), self._reader.snapshot():
-            return method(self, *args, **named)
+        with unavailable():
+            try:
+                return method(self, *args, **named)
+            except schema.Damaged:  # or a sweep has deleted rows between two statements
+                with self._reader.snapshot():
+                    return method(self, *args, **named)
 
     return read
 
