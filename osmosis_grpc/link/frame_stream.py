@@ -127,7 +127,7 @@ class FrameStream:
         self._loop = asyncio.get_running_loop()
         self._outgoing = OutgoingFrames()
         self._batch_taken = asyncio.Event()
-        self._writer_idle: asyncio.Future[None] | None = None
+        self._frames_added = asyncio.Event()
         self._reading_paused = self._writing = self._finishing = self._discarding = False
         self._ended: asyncio.Future[CallError | None] = self._loop.create_future()
         self._received_at = self._sent_at = self._loop.time()
@@ -136,17 +136,17 @@ class FrameStream:
     def send(self, frame: bytes) -> None:
         """Sends a frame with the next message."""
         self._outgoing.add(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     def answer(self, frame: bytes) -> None:
         """Sends a frame that the other side asked for. Such frames are bounded: see ANSWER_LIMIT and MAX_ANSWERS."""
         self._outgoing.add_answer(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     def send_event(self, frame: bytes) -> None:
         """Sends a frame after all others. Await event_space() before."""
         self._outgoing.add_event(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     async def event_space(self) -> None:
         """Waits until another event may be sent."""
@@ -210,7 +210,7 @@ class FrameStream:
                 self.end(Internal("the stream is not watched any more; see the log"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
-                self._wake_writer()
+                self._frames_added.set()
             if not reader.done():  # the writer sends the last frames, or the reader learns why the writer failed
                 limit = LEAVE_TIMEOUT if self._leaving else END_TIMEOUT
                 await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
@@ -241,10 +241,6 @@ class FrameStream:
             self._discarding = True  # the answers to frames that arrive now could not be sent
             await done_writing()
             await asyncio.wait({reader}, timeout=LEAVE_TIMEOUT)
-
-    def _wake_writer(self) -> None:
-        if self._writer_idle is not None and not self._writer_idle.done():
-            self._writer_idle.set_result(None)
 
     async def _next_batch(self) -> None:
         self._batch_taken.clear()
@@ -292,9 +288,8 @@ class FrameStream:
             if not self._outgoing:
                 if self._finishing:
                     return
-                self._writer_idle = self._loop.create_future()
-                await self._writer_idle
-                self._writer_idle = None
+                self._frames_added.clear()
+                await self._frames_added.wait()
                 continue
             await asyncio.sleep(0)  # tasks that are ready may add frames to this message
             self._sent_at = self._loop.time()

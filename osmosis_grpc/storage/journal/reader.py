@@ -15,7 +15,7 @@ from osmosis_grpc.engine.journal_port import RolloutFilter
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
@@ -48,6 +48,14 @@ _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
 
+
+SLICE = 200
+"""Rollouts dropped in one transaction."""
+ROLLOUT_BYTES = 1024
+"""About how many bytes a rollout takes in the file besides its events."""
+
+_OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
+    WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
 
 R = TypeVar("R")
 
@@ -150,6 +158,17 @@ class Reader:
                 if event.sequence in found:
                     found[event.sequence][1].add(event)
         return list(found.values())
+
+    def overdue(self, before: float, beyond: int) -> list[Dropped]:
+        """Return up to SLICE rollouts to drop: those that ended before a time, and the oldest of `beyond` bytes."""
+        found: list[Dropped] = []
+        with closing(self._database.execute(_OLDEST, (SLICE,))) as rows:
+            for *row, ended_at in rows:
+                if ended_at >= before and beyond <= 0:
+                    break
+                found.append(Dropped(*row))
+                beyond -= found[-1].size + ROLLOUT_BYTES
+        return found
 
     def positions(self, rollout_id: str, attempt: int) -> "array[int]":
         """Return the positions of a rollout's events. Raises Damaged."""

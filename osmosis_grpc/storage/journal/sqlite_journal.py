@@ -29,8 +29,7 @@ from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
-from osmosis_grpc.storage.journal.retention import EVENT_BYTES, Dropped, overdue
-from osmosis_grpc.storage.journal.rows import accept_row, accepted_columns, end_row, settle_row
+from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
@@ -164,7 +163,8 @@ class SqliteJournal(Journal):
         batch = self.writer.batch()
         now = self._now()
         if entry is not None:
-            rollout = self.open_rollouts.add(OpenRollout(entry.sequence, key, entry.owner, position, now))
+            rollout = OpenRollout(entry.sequence, key, entry.owner, position, now)
+            self.open_rollouts.by_key[key] = rollout
             self.last_sequence = max(self.last_sequence, entry.sequence)
             batch.rows[schema.ACCEPT].append(accept_row(entry, position, now))
             if has_secrets(entry.init):
@@ -260,7 +260,7 @@ class SqliteJournal(Journal):
         if self._sweeping or self._closed:
             return
         try:
-            rows = overdue(self.reads, self._now() - self._record_ttl, self._used - self._budget)
+            rows = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
         except sqlite3.Error as error:
             log.warning("the journal cannot be read: %s; no rollout is dropped", error)
             return
@@ -396,7 +396,7 @@ class SqliteJournal(Journal):
                     entry.damage,
                 )
             key = request.rollout_id, request.attempt
-            rollout = OpenRollout(
+            rollout = self.open_rollouts.by_key[key] = OpenRollout(
                 entry.sequence,
                 key,
                 entry.owner,
@@ -408,7 +408,7 @@ class SqliteJournal(Journal):
                 end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
                 ended=entry.end_time is not None,
             )
-            self.open_rollouts.grow(self.open_rollouts.add(rollout), trail.size)
+            self.open_rollouts.grow(rollout, trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
         self.secrets.keep(kept)
