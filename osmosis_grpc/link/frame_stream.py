@@ -47,7 +47,7 @@ SLICE = 16
 CHECK_EVERY = 5.0
 """Seconds between two checks for heartbeats and silence."""
 LEAVE_TIMEOUT = 5.0
-"""Seconds that the other side has to read the last frames after leave()."""
+"""Seconds that the other side has to read the last frames after end(None)."""
 END_TIMEOUT = 2.0
 """Seconds in which the queued frames may still be sent after end()."""
 _ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes beside its own
@@ -158,15 +158,10 @@ class FrameStream:
         """The bytes of the answers and events that wait to be sent."""
         return self._outgoing.answer_bytes + self._outgoing.event_bytes
 
-    def end(self, error: CallError) -> None:
-        """Makes run() return `error` after the queued frames have been sent."""
+    def end(self, error: CallError | None) -> None:
+        """Makes run() return `error` after the queued frames have been sent; for None, after they have been read."""
         if not self._ended.done():
             self._ended.set_result(error)
-
-    def leave(self) -> None:
-        """Makes run() return None after the queued frames have been sent and the other side has read them."""
-        if not self._ended.done():
-            self._ended.set_result(None)
 
     async def hello(self, *, opener: bool) -> Any:
         """Returns the other side's hello. The opener's hello is alone in its message.
@@ -198,7 +193,7 @@ class FrameStream:
         """Sends and receives frames until the stream ends.
 
         `handlers` get the received frames, by kind; an exception of a handler ends the stream. Returns the error that
-        end() was called with, None after leave() and when the other side half-closed. Raises the CallError that the
+        end() was called with, None after end(None) and when the other side half-closed. Raises the CallError that the
         other side or the connection ended the stream with.
         """
         reader: asyncio.Future[None] = child(READ, self._read(handlers))

@@ -49,11 +49,8 @@ _VERSION = "agent version "
 """The prefix of the names of these facts."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_REPOINT = "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?"
-_DEATHS = "UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?"
 _DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
     AND sequence IN (SELECT value FROM json_each(?))"""
-_TOMBSTONE = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -208,16 +205,24 @@ class SqliteJournal(Journal):
             return
         columns = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
         values = entry.attachment_id, columns[schema.CALLBACK], columns[-1], entry.sequence
-        self.writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self.secrets.put(init))
+        self.writer.batch().latest[entry.sequence] = Latest(
+            "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?",
+            values,
+            lambda: self.secrets.put(init),
+        )
 
     def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
         row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
-        self.writer.batch().statements.append((_DEATHS, row))
+        self.writer.batch().statements.append(
+            ("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", row)
+        )
 
     def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
         until = self._now() + seconds if seconds > 0 else 0.0
         row = with_sum(b"tombstones.checksum", (owner, rollout_id, attempt, until))
-        self.writer.batch().latest[owner, rollout_id] = Latest(_TOMBSTONE, row)
+        self.writer.batch().latest[owner, rollout_id] = Latest(
+            "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)", row
+        )
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         value = json.dumps({"time": time.time(), "parts": dict(parts)})

@@ -146,7 +146,7 @@ class AttachedServer(AgentServerLink):
     def part(self) -> None:
         """See AgentServerLink."""
         if self.stream is not None:
-            self.stream.leave()
+            self.stream.end(None)
 
     def close(self, error: Exception) -> None:
         """See AgentServerLink."""
