@@ -162,7 +162,7 @@ def try_out(agent_loop: Any, timeout: float = AGENT_TIMEOUT) -> Trial:
     from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
     from osmosis_grpc.errors import OsmosisRolloutError
 
-    for module in ("runner", "watchdog", "session", "stalls"):  # findings say what these would log
+    for module in ("runner", "watchdog", "session"):  # findings say what these would log
         logging.getLogger(f"osmosis_grpc.engine.{module}").disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)

@@ -36,7 +36,6 @@ class AttachTransport(Transport[AttachedServer]):
     _server: grpc.aio.Server | None = None
 
     def listen(self) -> None:
-        """See Transport."""
         if not self.address:
             return
         self._server = grpc.aio.server(options=server_options())
@@ -48,7 +47,7 @@ class AttachTransport(Transport[AttachedServer]):
         self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """See Transport. A server that dialled in and has rollouts in the ledger is awaited, too."""
+        """A server that dialled in and has rollouts in the ledger is awaited, too."""
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
@@ -58,13 +57,11 @@ class AttachTransport(Transport[AttachedServer]):
         return AttachedServer(name, self._scheduler, server_key=server_key, delta=self._config.delta)
 
     async def begin(self) -> None:
-        """See Transport."""
         if self._server is not None:
             await start(self._server)
         await super().begin()
 
     async def close(self) -> None:
-        """See Transport."""
         await super().close()
         if self._server is not None:
             await self._server.stop(0.25)

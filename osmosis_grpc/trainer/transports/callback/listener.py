@@ -16,7 +16,7 @@ from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecur
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire
 
 
 class Receiver(Protocol):
@@ -118,7 +118,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
             self._receiver.unreadable(request.completion.rollout_id, error)
             raise
         outcome = await self._receiver.complete(completion, request.completion, request.state, credential)
-        return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
+        return pb.CompleteResponse(outcome=OUTCOMES.numbers[outcome])
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented(
