@@ -55,7 +55,7 @@ class Recovery:
         now = self._context.clock.monotonic()
         elapsed = self._context.journal.elapsed(entry)
         record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
-        self._context.table.restore(record)
+        self._context.table.add(record)
         newest = self._context.table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
         if record.delivery.completion is not None:
@@ -71,7 +71,7 @@ class Recovery:
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
-            self._fail(record, FailureReason.DATA_LOSS, why, DATA_LOSS)
+            self._runner.decide(record, Termination.server_failed(FailureReason.DATA_LOSS, why, DATA_LOSS))
         else:
             recording = Recording(self._context.log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))
@@ -88,10 +88,12 @@ class Recovery:
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._fail(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
+            lost = Termination.server_failed(FailureReason.AGENT_LOOP_NOT_FOUND, why, "restart")
+            self._runner.decide(record, lost)
         elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
-            self._fail(record, FailureReason.RESTART, "the server was started again while it ran")
+            why = "the server was started again while it ran"
+            self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
         else:
             record.run.left_over = True
             if recording.began:
@@ -154,7 +156,3 @@ class Recovery:
         self._context.admission.reserve(record.owner, beyond=True)
         record.reserved = True
         self._runner.admit(record)
-
-    def _fail(self, record: Record, reason: FailureReason, why: str, finish_reason: str = "restart") -> None:
-        failed = Termination.failed("server", why, retryable=True, reason=reason, finish_reason=finish_reason)
-        self._runner.decide(record, failed)

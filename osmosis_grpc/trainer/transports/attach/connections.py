@@ -8,7 +8,6 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
-from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import FrameStream
@@ -44,7 +43,6 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:

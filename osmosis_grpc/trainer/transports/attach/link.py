@@ -23,7 +23,7 @@ from osmosis_grpc.types import CancelResult, InitRequest, Outcome, TrajectoryEve
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         if self.stream is not None:
-            self.stream.leave()
+            self.stream.end(None)
 
     def close(self, error: Exception) -> None:
         self.subscriptions.close(error)
@@ -152,7 +152,7 @@ class AttachedServer(AgentServerLink):
         if isinstance(outcome, CallError):
             reply.status.CopyFrom(refusal(outcome))
         else:
-            reply.outcome = outcome_to_wire(outcome)
+            reply.outcome = OUTCOMES.numbers[outcome]
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:

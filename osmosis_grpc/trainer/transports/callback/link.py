@@ -21,6 +21,7 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import channel as make_channel
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import (
     AgentServerLink,
@@ -33,7 +34,7 @@ from osmosis_grpc.trainer.agent_server_link import (
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.attach import check_protocol
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
@@ -96,7 +97,7 @@ class CalledServer(AgentServerLink):
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = self._credentials.channel(self.name, options)
+            channel = make_channel(self.name, self._credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel
@@ -286,7 +287,7 @@ class CalledServer(AgentServerLink):
                 except CallError as error:
                     future.set_exception(error)
                 else:
-                    future.set_result([cancelled_from_wire(row) for row in answer.results])
+                    future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
 
     # Events.
 
