@@ -18,7 +18,6 @@ from osmosis_grpc.agent.runnable import Runnable, await_tools
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.handlers import Registrar
@@ -144,10 +143,9 @@ class AgentServer:
         guard, calls = self.security.authenticator(), self.metrics.answered
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, Registrar(self._server, calls=calls))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
         recovered = self.engine.recovery.recover(
