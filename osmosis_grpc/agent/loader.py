@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from osmosis_grpc.agent.loop import RolloutAgentLoop
@@ -45,22 +45,6 @@ def load_object(spec: str) -> Any:
     return found
 
 
-def as_agent_loops(found: Any, spec: str) -> Sequence[RolloutAgentLoop]:
-    """Return the instances for an agent loop, its class, or a list of both. Raises LoadError."""
-    items = list(found) if isinstance(found, list | tuple) else [found]
-    made = []
-    for item in items:
-        if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
-            with _own_code(spec):
-                item = item()
-        if not isinstance(item, RolloutAgentLoop):
-            cls = item if isinstance(item, type) else type(item)
-            reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
-            raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
-        made.append(item)
-    return made
-
-
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
     """Turn every exception of the user's code into a LoadError of one line, except KeyboardInterrupt."""
@@ -75,8 +59,22 @@ def _own_code(spec: str) -> Iterator[None]:
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
-    """Return the agent loops of several specifications. Raises LoadError, also for two loops with one name."""
-    loops = [loop for spec in specs for loop in as_agent_loops(load_object(spec), spec)]
+    """Return the agent loops of several specifications: each names an agent loop, its class, or a list of both.
+
+    Raises LoadError, also for two loops with one name.
+    """
+    loops: list[RolloutAgentLoop] = []
+    for spec in specs:
+        found = load_object(spec)
+        for item in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(item, type) and issubclass(item, RolloutAgentLoop):
+                with _own_code(spec):
+                    item = item()
+            if not isinstance(item, RolloutAgentLoop):
+                cls = item if isinstance(item, type) else type(item)
+                reason = of_the_sdk(cls) or f"it is a {type(item).__name__}"
+                raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
+            loops.append(item)
     names = [loop.name for loop in loops]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

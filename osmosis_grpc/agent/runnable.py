@@ -74,15 +74,11 @@ class AgentLoopRunnable:
 
     def __init__(self, loop: RolloutAgentLoop) -> None:
         self.source = loop
+        self.name = loop.name
         self.tools = loop.get_tools
         self.ended = loop.ended
         self.replayable = loop.replayable
         self.lists_tools_without_request = loop.lists_tools_without_request
-
-    @property
-    def name(self) -> str:
-        """The agent loop's name."""
-        return self.source.name
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the agent loop, and check what it returns."""

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from osmosis_grpc.agent.current import ToolRun, current_run, current_session, tool_watcher
-from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext
@@ -102,8 +101,9 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     call_id, name = _names(call)
     run = ToolRun(clip(call_id or "unknown"), clip(name))
     current_run.set(run)  # in this task alone
-    if session:
-        _record_call(session, call)
+    if session and isinstance(call, Mapping):
+        with contextlib.suppress(InvalidArgument):  # a call that cannot be sent does not come from a model
+            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
     began, answered = time.monotonic(), run.call_id
     done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
     try:
@@ -136,13 +136,6 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             )
         )
     return message
-
-
-def _record_call(session: Session, call: Any) -> None:
-    """Record a call, except for one that cannot be sent: it does not come from a model."""
-    if isinstance(call, Mapping):
-        with contextlib.suppress(InvalidArgument):
-            session.record(events.ToolCalled(jsontext.copy(dict(call), "tool_call")))
 
 
 def _names(call: Any) -> tuple[str, str]:

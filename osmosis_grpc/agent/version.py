@@ -4,6 +4,7 @@ Two processes that load the same agent compute the same version: only files and 
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -54,7 +55,9 @@ def _packages_and_files(kind: type) -> Iterator[tuple[str, str]]:
         if module in sys.stdlib_module_names and module != "__main__":  # a class that type() made
             continue
         if file is None or not Path(file).is_file():
-            yield from _typed_in(each)
+            with contextlib.suppress(OSError, TypeError):  # a class of a notebook, for example
+                text = inspect.getsource(each)
+                yield f"{each.__qualname__}.py", hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
         else:
             yield from _imported_from(Path(file).absolute(), module)
         return
@@ -81,7 +84,10 @@ def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
             waiting += new
     for package in sorted(packages - sys.stdlib_module_names):
         distribution = OURS.get(package, package)
-        version = _installed(distribution)
+        try:
+            version = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            version = str(getattr(sys.modules.get(distribution), "__version__", ""))
         if version:
             yield distribution, version
 
@@ -134,20 +140,3 @@ def _imports(body: bytes, module: str, *, is_package: bool) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def _typed_in(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield the source of a class without a file, for example of a notebook, if it can be found."""
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):
-        return
-    yield f"{kind.__qualname__}.py", hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-
-
-def _installed(distribution: str) -> str:
-    """Return the installed version of a distribution, else its module's `__version__`; empty if neither is known."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return str(getattr(sys.modules.get(distribution), "__version__", ""))

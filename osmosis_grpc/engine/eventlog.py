@@ -75,11 +75,6 @@ class EventLog:
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
-    def remove_sink(self, sink: EventSink) -> None:
-        """Show no more events to a sink. Idempotent."""
-        for kind, sinks in self._sinks.items():
-            self._sinks[kind] = [other for other in sinks if other != sink]
-
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
         """Call `then` with None once all events appended so far are committed; with an error if one cannot be."""
 

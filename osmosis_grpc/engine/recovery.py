@@ -46,7 +46,7 @@ class Recovery:
         """
         continued = Counter(self._continue(entry, peer_of(entry)) for entry in self._context.journal.unsettled())
         if self._suspects:
-            self._context.log.add_sink(self._see)
+            self._context.log.add_sink(self._see, events.ChatAnswered)
             self._start_suspects()
         return continued
 
@@ -139,8 +139,6 @@ class Recovery:
             if record.run.termination is None and not record.run.parked:
                 self._before.add((record.rollout_id, record.attempt))
                 self._admit(record)
-        if not self._suspects:
-            self._context.log.remove_sink(self._see)
 
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
         """Return how often the process died while this agent ran, since its last new reply, and record it."""
