@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
+from osmosis_grpc.engine.recording import ChatName
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.assembly import Assembler
-
-ChatName = tuple[str, int]
-"""Sample and number."""
 
 
 def resolve_references(
