@@ -122,9 +122,7 @@ async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=800)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.amounts(rollouts=800, turns=8, in_flight=64)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

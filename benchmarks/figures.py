@@ -8,7 +8,7 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks.machine import machine
@@ -25,6 +25,27 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, doc: str | None) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument("--json", action="store_true", help="print one JSON line")
+
+    def amounts(self, **defaults: float) -> None:
+        """Add an option for each amount. Its value is greater than 0, and of its default's type."""
+        for name, default in defaults.items():
+            self.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=_positive(type(default)),
+                default=default,
+                metavar="N",
+                help=f"[{default:g}]",
+            )
+
+
+def _positive(kind: type[float]) -> Callable[[str], float]:
+    def positive(text: str) -> float:
+        value = kind(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    return positive
 
 
 def progress(text: str) -> None:

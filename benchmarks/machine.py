@@ -1,4 +1,4 @@
-"""Reads the machine's description, and a process's time and memory from /proc."""
+"""Reads the machine's description."""
 
 import os
 import platform
@@ -16,20 +16,6 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "packages": {name: versions.get(name) for name in ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")},
     }
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process has used, user and system."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def peak_rss_mb(pid: int) -> float:
-    """Return the peak memory of a process, in MB of 1,000,000 bytes."""
-    with open(f"/proc/{pid}/status") as file:
-        kibibytes = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
-    return kibibytes * 1024 / 1e6
 
 
 def _processor() -> str:

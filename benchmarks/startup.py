@@ -53,10 +53,8 @@ def _help() -> float:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--starts", type=int, default=5)
+    parser.amounts(starts=5)
     given = parser.parse_args()
-    if given.starts < 1:
-        parser.error("--starts is at least 1")
     show(measured(measure(given.starts)), given.json)
 
 

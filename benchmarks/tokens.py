@@ -51,8 +51,7 @@ def _microseconds(call: Callable[[], object], repeat: int) -> float:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeat", type=int, default=20_000)
+    parser.amounts(tokens=4096, repeat=20_000)
     given = parser.parse_args()
     show(measure(given.tokens, given.repeat), given.json)
 

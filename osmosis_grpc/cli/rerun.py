@@ -1,26 +1,34 @@
 """Runs an agent loop on a recording in this process, and finds the differences from the recording.
 
-It uses the real engine, with the recording as the model: nothing is sampled. Heavy imports are in the functions.
+It uses the real engine, with the recording as the model: nothing is sampled.
 """
 
+import asyncio
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.types import (
-        ChatRequest,
-        ChatResponse,
-        Completion,
-        EventKind,
-        JournaledRollout,
-        Outcome,
-        TrajectoryEvent,
-        events,
-    )
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.errors import Aborted
+from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.types import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    EventKind,
+    InitRequest,
+    JournaledRollout,
+    Outcome,
+    TrajectoryEvent,
+    events,
+    jsontext,
+)
+from osmosis_grpc.wire.status import from_code
 
 WIDTH = 100
 """Characters of a line of a difference."""
@@ -63,18 +71,13 @@ class Rerun:
     chats: int
     stopped: str
     """Why the run stopped early: until_turn, recording_ended, or empty."""
-    completion: "Completion | None"
+    completion: Completion | None
 
 
 class Recorded:
     """Holds the journal's record of a rollout, over all its runs. The last entry of each chat counts."""
 
-    def __init__(
-        self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
-    ) -> None:
-        from osmosis_grpc.engine.resolve_references import resolve_references
-        from osmosis_grpc.types import events
-
+    def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
         self.entry = entry
         self.completion = entry.completion and resolve_references(entry.completion, trajectory)
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
@@ -93,11 +96,8 @@ class Recorded:
         """Return whether the end of this chat is recorded."""
         return (sample, number) in self._ends
 
-    def reply(self, sample: str, number: int) -> "ChatResponse":
+    def reply(self, sample: str, number: int) -> ChatResponse:
         """Return the recorded reply of a chat, or raise its recorded error."""
-        from osmosis_grpc.types import events
-        from osmosis_grpc.wire.status import from_code
-
         end = self._ends[sample, number]
         if isinstance(end, events.ChatFailed):
             raise from_code(end.code, end.message)
@@ -107,8 +107,6 @@ class Recorded:
     @property
     def cut(self) -> str:
         """Return why the agent did not end by itself; empty if it did."""
-        from osmosis_grpc.types import CompletionStatus
-
         completion = self.completion
         if completion is None:
             return "it has not ended"
@@ -126,8 +124,6 @@ class _Replaying:
     """The trainer of the replay: answers from the recording and compares each chat with it."""
 
     def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
-        import asyncio
-
         self._recorded = recorded
         self._until = until_turn
         self._show = show
@@ -137,10 +133,8 @@ class _Replaying:
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
         self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
 
-    def see(self, event: "TrajectoryEvent") -> None:
+    def see(self, event: TrajectoryEvent) -> None:
         """Receive the events of the replay."""
-        from osmosis_grpc.types import events
-
         kind = event.kind
         if isinstance(kind, events.ChatRequested):
             self.asked[kind.sample, kind.number] = kind
@@ -148,7 +142,7 @@ class _Replaying:
             row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
-    async def chat(self, request: "ChatRequest", /) -> "ChatResponse":
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
         name = request.sample, request.number
         if len(self.rows) == self._until:
@@ -165,10 +159,8 @@ class _Replaying:
             self._callers[str(call.get("id"))] = row
         return response
 
-    async def complete(self, completion: "Completion", /) -> "Outcome":
+    async def complete(self, completion: Completion, /) -> Outcome:
         """Record that the agent has ended."""
-        from osmosis_grpc.types import Outcome
-
         if not self.over.done():
             self.over.set_result(("", completion))
         return Outcome.RECORDED
@@ -181,8 +173,6 @@ class _Replaying:
 
     async def _stop(self, why: str) -> NoReturn:
         """Report the stop, and wait until the end of the engine cancels the agent."""
-        import asyncio
-
         if not self.over.done():
             self.over.set_result((why, None))
         while True:
@@ -190,13 +180,9 @@ class _Replaying:
 
 
 async def rerun(
-    agent_loop: "RolloutAgentLoop", recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
+    agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
 ) -> Rerun:
     """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails."""
-    from osmosis_grpc.engine import Engine, EngineConfig, Peer
-    from osmosis_grpc.storage import MemoryJournal
-    from osmosis_grpc.types import InitRequest
-
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
@@ -213,10 +199,8 @@ def unasked(recorded: Recorded, rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [name for name in recorded.questions if name not in asked]
 
 
-def question_difference(recorded: "events.ChatRequested | None", now: "events.ChatRequested") -> Difference | None:
+def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
     """Return the first difference of two questions; None if they are equal."""
-    from osmosis_grpc.types import jsontext
-
     if recorded is None:
         return Difference("chat", ["it was not asked when the rollout was recorded"])
     for where, before, after in _parts(recorded, now):
@@ -225,7 +209,7 @@ def question_difference(recorded: "events.ChatRequested | None", now: "events.Ch
     return None
 
 
-def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Iterator[tuple[str, Any, Any]]:
+def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterator[tuple[str, Any, Any]]:
     """Yield the parts of both questions by name, and each message."""
     yield "continues", recorded.continues, now.continues
     yield "purpose", recorded.purpose.value, now.purpose.value
@@ -237,7 +221,7 @@ def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Ite
     yield "tools", tools[0], tools[1]
 
 
-def result_differences(recorded: "Completion", now: "Completion") -> list[Difference]:
+def result_differences(recorded: Completion, now: Completion) -> list[Difference]:
     """Return the differences of two results: status, reward, messages, tokens."""
     found = []
     for where, before, after in (
@@ -256,19 +240,17 @@ def result_differences(recorded: "Completion", now: "Completion") -> list[Differ
     return found
 
 
-def tokens(completion: "Completion") -> int:
+def tokens(completion: Completion) -> int:
     """Return the number of tokens of a result."""
     return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
 
 
-def _raised_in_agent(kind: "events.ChatFailed") -> bool:
+def _raised_in_agent(kind: events.ChatFailed) -> bool:
     """Return whether a failed chat raised in the agent. An aborted chat ends its rollout unseen by the agent."""
-    from osmosis_grpc.errors import Aborted
-
     return kind.code != Aborted.code
 
 
-def _status(completion: "Completion") -> dict[str, Any]:
+def _status(completion: Completion) -> dict[str, Any]:
     failure = completion.failure
     return {
         "status": str(completion.status),

@@ -6,14 +6,14 @@ Control characters in the texts are escaped.
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.agent.current import ToolRun
+from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.types.completion import printable
 
-    Chats = Sequence[tuple[ChatRequest, Message]]
-    Part = tuple[int, Sequence[Mapping[str, Any]]]
+Chats = Sequence[tuple[ChatRequest, Message]]
+Part = tuple[int, Sequence[Mapping[str, Any]]]
 
 MOST_MESSAGES = 30
 """Messages of a conversation that are shown."""
@@ -23,7 +23,7 @@ MOST_CHARS = 200
 """Characters of a line."""
 
 
-def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chats" = ()) -> Iterator[str]:
+def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
     """Yield the lines of a completion's samples, and of how it ended.
 
     `chats` are the requests with their replies: a sample whose chats branch is shown branch by branch.
@@ -48,7 +48,7 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chat
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
-def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence["Part"]:
+def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[Part]:
     """Return each branch of a conversation: the chat that begins it, and its messages from there on.
 
     `messages` is what the agent reported; it replaces the branch that it continues.
@@ -150,8 +150,6 @@ def _text(label: str, content: Any) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    from osmosis_grpc.types.completion import printable
-
     cut = text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 4] + " ..."
     return printable(cut)
 

@@ -8,13 +8,18 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from osmosis_grpc.agent.current import ToolRun
+from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.agent.reward import BadRewardError
+from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
+from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
-
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.agent.validator import Finding, Place
+from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.types import ChatPurpose, CompletionStatus
+from osmosis_grpc.types.completion import describe, is_reward
+from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
@@ -68,14 +73,12 @@ _PARAMETERS = frozenset(
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
 _LONGEST = 200  # characters of a text in a finding
 
-Row = tuple[str, str, "Place | None"]
+Row = tuple[str, str, Place | None]
 """A code, a message, and the place; None means the place of run."""
 
 
-def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
+def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
     """Return all errors and warnings."""
-    from osmosis_grpc.agent.validator import Finding, make, one_line, place_of
-
     if trial.get_tools_error is not None:
         place = place_of(agent_loop.get_tools, type(agent_loop))
         return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
@@ -89,11 +92,6 @@ def findings_of(trial: Trial, agent_loop: Any) -> "list[Finding]":
 
 def _end(trial: Trial) -> Iterator[Row]:
     """Yield the findings about the end of run."""
-    from osmosis_grpc.agent.results import RolloutResult
-    from osmosis_grpc.types import CompletionStatus
-    from osmosis_grpc.types.completion import is_reward
-    from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
-
     completion, result = trial.completion, trial.result
     if trial.endless:
         text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
@@ -122,10 +120,6 @@ def _reward_code(reward: object) -> str:
 
 
 def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
-    from osmosis_grpc.agent.reward import BadRewardError
-    from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
-    from osmosis_grpc.agent.validator import one_line
-
     error = trial.error
     if error is None or not failed:
         return "RUN_FAILED", text, None
@@ -153,8 +147,6 @@ def _is_about_a_coroutine(error: BaseException) -> bool:
 
 def _chats(trial: Trial) -> Iterator[Row]:
     """Yield the findings about the chats."""
-    from osmosis_grpc.types import ChatPurpose
-
     asked: dict[str, list[Any]] = {}
     rewritten: list[str] = []
     unknown: dict[str, None] = {}
@@ -204,7 +196,7 @@ def _tools(trial: Trial) -> Iterator[Row]:
         yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
 
 
-def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
+def _call(trial: Trial, run: ToolRun) -> tuple[str, str]:
     """Return the name and the arguments of a call, as far as they are known."""
     found = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
     names = {name for name, _ in trial.called.values()}
@@ -212,10 +204,7 @@ def _call(trial: Trial, run: "ToolRun") -> tuple[str, str]:
     return found or (run.name, "") if found or run.name else only
 
 
-def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
-    from osmosis_grpc.agent.validator import one_line
-    from osmosis_grpc.errors import ToolExecutionError
-
+def _failed(run: ToolRun, name: str, arguments: str) -> Row:
     tool = f"the tool {name}" if name else "a tool"
     given = f", called with {_short(arguments)}" if arguments else ""
     error, text = run.error, run.error_text
@@ -238,8 +227,6 @@ def _failed(run: "ToolRun", name: str, arguments: str) -> Row:
 
 def _is_unknown_tool(error: BaseException, name: str) -> bool:
     """Return whether an exception means that there is no tool of that name."""
-    from osmosis_grpc.types.completion import describe
-
     if isinstance(error, KeyError):
         return bool(name) and error.args == (name,)
     if isinstance(error, AttributeError):
@@ -289,9 +276,7 @@ def _unanswered(messages: Any) -> Iterator[str]:
                 yield f"final_messages[{index}] calls {name} ({call.get('id')}), and no tool message answers it"
 
 
-def _place(error: BaseException | None) -> "Place | None":
-    from osmosis_grpc.agent.validator import place_of_error
-
+def _place(error: BaseException | None) -> Place | None:
     place = place_of_error(error) if error is not None else (None, None)
     return place if place[0] else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.serve.records import say_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.server_security import ServerSecurity
@@ -44,7 +45,7 @@ def usage_errors(
 
 def usage_error(command: str, problem: str) -> NoReturn:
     """Print a problem of the command line and end with exit code 2."""
-    typer.echo(f"{command}: {problem}", err=True)
+    say_error(f"{command}: {problem}")
     raise typer.Exit(2)
 
 
