@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Soak:
                 server.address, scripted(TOKENS), ledger=given.ledger, config=TrainerConfig(ttl=2 * given.ttl)
             ) as trainer,
         ):
-            await self._roll(trainer, self._first())
+            await self._roll(trainer, (request(f"first-{index}") for index in range(50)))
             await asyncio.sleep(SETTLE)  # what is over releases its resources
             before = held()
             self._began, self._done = time.monotonic(), 0
@@ -88,16 +88,12 @@ class Soak:
             raise Broken(f"{self._failed} rollouts did not complete")
         return self._figures(before, after, seconds)
 
-    async def _roll(self, trainer: Trainer, requests: AsyncIterator[RolloutRequest]) -> None:
+    async def _roll(self, trainer: Trainer, requests: AsyncIterator[RolloutRequest] | Iterator[RolloutRequest]) -> None:
         async with aclosing(trainer.run(requests, max_in_flight=self._given.in_flight)) as completions:
             async for completion in completions:
                 self._done += 1
                 self._failed += completion.status != "COMPLETED"
                 await completion.confirm()
-
-    async def _first(self) -> AsyncIterator[RolloutRequest]:
-        for index in range(50):
-            yield _request(f"first-{index}")
 
     async def _requests(self) -> AsyncIterator[RolloutRequest]:
         """At an even rate, until enough are counted."""
@@ -107,7 +103,7 @@ class Soak:
             if pause > 0:
                 await asyncio.sleep(pause)  # the even rate
             number += 1
-            yield _request(f"soak-{number}")
+            yield request(f"soak-{number}")
 
     async def _sample(self) -> None:
         while True:
@@ -140,22 +136,17 @@ class Soak:
         }
 
 
-def _request(rollout_id: str) -> RolloutRequest:
+def request(rollout_id: str) -> RolloutRequest:
+    """Returns a rollout of two chats."""
     return RolloutRequest(rollout_id=rollout_id, messages=[{"role": "user", "content": "go"}], max_turns=CHATS)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=100_000, metavar="N", help="[100000]")
-    parser.add_argument("--rate", type=float, default=300.0, metavar="N", help="rollouts a second at most [300]")
-    parser.add_argument("--ttl", type=float, default=60.0, metavar="S", help="[60]")
-    parser.add_argument("--budget", type=int, default=256, metavar="MIB", help="[256]")
-    parser.add_argument("--in-flight", type=int, default=32, metavar="N", help="[32]")
+    parser.amounts(rollouts=100_000, rate=300.0, ttl=60.0, budget=256, in_flight=32)
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="keep a journal there")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="keep a ledger there")
     given = parser.parse_args()
-    if given.rollouts < 1 or given.rate <= 0 or given.ttl <= 0 or given.budget < 1 or given.in_flight < 1:
-        parser.error("--rollouts, --budget and --in-flight are at least 1, --rate and --ttl greater than 0")
     show(measured(Soak(given).run()), given.json)
 
 

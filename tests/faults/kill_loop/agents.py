@@ -16,7 +16,6 @@ from tests.faults.kill_loop.history import VARIABLE, History
 
 MAIN_CHATS, ASIDE_CHATS = 6, 2
 CHATS = MAIN_CHATS + ASIDE_CHATS
-"""Of a rollout."""
 TOOL = {
     "type": "function",
     "function": {
