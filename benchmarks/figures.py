@@ -7,11 +7,13 @@ import argparse
 import asyncio
 import gc
 import json
+import os
+import platform
 import sys
 from collections.abc import Awaitable, Callable
+from importlib import metadata
 from typing import Any
 
-from benchmarks.machine import machine
 from osmosis_grpc.errors import CallError
 
 
@@ -72,6 +74,26 @@ def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     if problems:
         sys.exit(1)
     return figures
+
+
+def machine() -> dict[str, Any]:
+    """Return the machine and the relevant versions."""
+    versions = {found.name: found.version for found in metadata.distributions()}
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "processor": _processor(),
+        "packages": {name: versions.get(name) for name in ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")},
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
+from benchmarks.figures import machine, progress
 from benchmarks.processes import ROOT, run_program
 
 MODES = ("attach", "callback", "tuned", "sdk")

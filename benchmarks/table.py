@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
+from benchmarks.figures import machine, progress
 from benchmarks.processes import run_program
 
 BARE = "bare calls"

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.figures import Parser, show
-from benchmarks.machine import machine
+from benchmarks.figures import Parser, machine, show
 from benchmarks.policy import made_up_tokens
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire

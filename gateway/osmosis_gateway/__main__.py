@@ -128,7 +128,6 @@ def _callback_key(path: Path) -> str:
 
 
 gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
-"""The command `python -m osmosis_gateway`."""
 
 if __name__ == "__main__":
     sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, "osmosis_gateway.__main__", "gateway")))

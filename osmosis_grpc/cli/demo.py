@@ -54,7 +54,6 @@ LIMIT = 60.0
 STOP_WITHIN = 10.0
 """Seconds that the server has to stop."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the demo."""
 
 
 class _DemoError(Exception):

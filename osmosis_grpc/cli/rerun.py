@@ -61,7 +61,6 @@ class Row:
     number: int
     difference: Difference | None = None
     tools: list[str] = field(default_factory=list)
-    """Names of the tools that its reply called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +80,21 @@ class Recorded:
         self.entry = entry
         self.completion = entry.completion and resolve_references(entry.completion, trajectory)
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
-        self._ends: dict[tuple[str, int], EventKind] = {}
+        self.ends: dict[tuple[str, int], EventKind] = {}
         request = entry.init.request
         for event in trajectory(request.rollout_id, request.attempt):
             kind = event.kind
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
-                isinstance(kind, events.ChatFailed) and not kind.will_retry and _raised_in_agent(kind)
+                # An aborted chat ends its rollout unseen by the agent; other failures raise in the agent.
+                isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
             ):
-                self._ends[kind.sample, kind.number] = kind
-
-    def ended(self, sample: str, number: int) -> bool:
-        """Return whether the end of this chat is recorded."""
-        return (sample, number) in self._ends
+                self.ends[kind.sample, kind.number] = kind
 
     def reply(self, sample: str, number: int) -> ChatResponse:
         """Return the recorded reply of a chat, or raise its recorded error."""
-        end = self._ends[sample, number]
+        end = self.ends[sample, number]
         if isinstance(end, events.ChatFailed):
             raise from_code(end.code, end.message)
         assert isinstance(end, events.ChatAnswered)
@@ -150,7 +146,7 @@ class _Replaying:
         self.flush()
         row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
         self.rows.append(row)
-        if not self._recorded.ended(*name) or (
+        if name not in self._recorded.ends or (
             self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
         ):
             await self._stop("recording_ended")
@@ -245,11 +241,6 @@ def tokens(completion: Completion) -> int:
     return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
 
 
-def _raised_in_agent(kind: events.ChatFailed) -> bool:
-    """Return whether a failed chat raised in the agent. An aborted chat ends its rollout unseen by the agent."""
-    return kind.code != Aborted.code
-
-
 def _status(completion: Completion) -> dict[str, Any]:
     failure = completion.failure
     return {
@@ -273,7 +264,8 @@ def _lines(value: Any) -> list[str]:
     if value is _ABSENT:
         return []
     if isinstance(value, str):
-        return [piece for line in value.splitlines() or [""] for piece in _pieces(line)]
+        lines = value.splitlines() or [""]
+        return [line[start : start + WIDTH] for line in lines for start in range(0, len(line) or 1, WIDTH)]
     if isinstance(value, dict):
         found = []
         for key in sorted(value):
@@ -295,7 +287,3 @@ def _message(item: Any) -> list[str]:
         return []
     text = json.dumps(item, ensure_ascii=False, sort_keys=True)
     return [text] if len(text) <= MESSAGE else []
-
-
-def _pieces(line: str) -> list[str]:
-    return [line[start : start + WIDTH] for start in range(0, len(line), WIDTH)] or [""]

@@ -25,7 +25,6 @@ from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitReques
 PULSE = job("cli.pulse", OnFailure.RESTART)
 
 QUESTION = "What is (2 + 3) * 4?"
-"""The question of --run."""
 
 ANSWER = "20"
 """The label, metadata's ground_truth, and the last reply of the mock."""
@@ -61,10 +60,8 @@ class Trial:
     completion: Completion | None = None
     """None if the agent did not begin or did not end."""
     result: Any = None
-    """The return value of run."""
     returned: bool = False
     error: BaseException | None = None
-    """The exception that run raised."""
     endless: bool = False
     """Whether it was stopped because it asked for too many chats."""
     stuck: str = ""
@@ -77,7 +74,6 @@ class Trial:
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Call id to the name and the arguments of the model's call."""
     chats: list[tuple[ChatRequest, Message]] = field(default_factory=list)
-    """Each chat and its reply."""
     blocks: list[Block] = field(default_factory=list)
 
 

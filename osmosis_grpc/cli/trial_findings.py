@@ -7,7 +7,7 @@ ctx.record_tool_call is called while an exception is handled. Of other tools onl
 import difflib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.current import ToolRun
@@ -15,6 +15,7 @@ from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward import BadRewardError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
 from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
+from osmosis_grpc.cli.transcript import counted, mapping
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
 from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.types import ChatPurpose, CompletionStatus
@@ -191,8 +192,7 @@ def _tools(trial: Trial) -> Iterator[Row]:
     never = [name for name in trial.offered if name not in called]
     if never and trial.completion is not None and trial.completion.status == "COMPLETED":
         what = "tools were" if len(never) > 1 else "tool was"
-        chats = trial.completion.metrics.num_llm_calls
-        asked = f"run ended after {chats} chat{'' if chats == 1 else 's'}"
+        asked = f"run ended after {counted(trial.completion.metrics.num_llm_calls, 'chat')}"
         yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
 
 
@@ -266,13 +266,13 @@ def _blocks(trial: Trial) -> Iterator[Row]:
 
 def _unanswered(messages: Any) -> Iterator[str]:
     """Yield the tool calls of a conversation that have no tool message."""
-    known = [_mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
+    known = [mapping(message) for message in messages] if isinstance(messages, list | tuple) else []
     answered = {str(message.get("tool_call_id")) for message in known if message.get("role") == "tool"}
     for index, message in enumerate(known):
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
-        for call in map(_mapping, calls if isinstance(calls, list | tuple) else ()):
+        for call in map(mapping, calls if isinstance(calls, list | tuple) else ()):
             if str(call.get("id")) not in answered:
-                name = _mapping(call.get("function")).get("name")
+                name = mapping(call.get("function")).get("name")
                 yield f"final_messages[{index}] calls {name} ({call.get('id')}), and no tool message answers it"
 
 
@@ -283,7 +283,3 @@ def _place(error: BaseException | None) -> Place | None:
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

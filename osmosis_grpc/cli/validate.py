@@ -26,7 +26,7 @@ from osmosis_grpc.agent.validator import (
     statement,
     validate_agent_loop,
 )
-from osmosis_grpc.cli.transcript import transcript
+from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.serve.records import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import Completion
@@ -108,7 +108,7 @@ class _Report:
     def end(self) -> None:
         """Print the last line of the text."""
         counts = (self.agents, "agent"), (self.errors, "error"), (self.warnings, "warning")
-        text = ", ".join(f"{number} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+        text = ", ".join(counted(number, noun) for number, noun in counts)
         self._out.say(text + (f", {self.not_loaded} not loaded" if self.not_loaded else ""))
 
 

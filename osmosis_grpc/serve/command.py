@@ -58,7 +58,6 @@ def run(line: Line) -> None:
 
 
 serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
-"""The command `serve`."""
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
