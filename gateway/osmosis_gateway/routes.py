@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 
 from osmosis_gateway import contract
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
-from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
+from osmosis_gateway.guard import Guard, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
 from osmosis_grpc import __version__
@@ -144,10 +144,9 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
     """Add authentication and /metrics, which reads the Source `app.state.metrics`, to an application."""
-    if access.guarded:  # inside OneBody, which closes the connection after an unread body
-        app.user_middleware.append(Middleware(Guarded, tokens=access.tokens, certificates=access.certificates))
-    else:
-        app.user_middleware.append(Middleware(Local, loopback=access.loopback))
+    # Inside OneBody, which closes the connection after an unread body.
+    guard = Middleware(Guard, tokens=access.tokens, certificates=access.certificates, loopback=access.loopback)
+    app.user_middleware.append(guard)
     hidden: dict[int | str, dict[str, Any]] = {
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
     }

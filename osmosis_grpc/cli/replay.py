@@ -5,19 +5,20 @@ The run itself is in osmosis_grpc.cli.rerun.
 
 import difflib
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agent_loops
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.rerun import Difference, Recorded, Rerun, Row, rerun, result_differences, tokens, unasked
+from osmosis_grpc.cli.rerun import Difference, Recorded, Row, rerun, result_differences
 from osmosis_grpc.cli.state import state_folder
 from osmosis_grpc.errors import DataLoss, InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.serve.records import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError, Reader
-from osmosis_grpc.types import JournaledRollout
+from osmosis_grpc.types import Completion, JournaledRollout
 
 NEAR = 5
 """The most ids that the message about an unknown id names."""
@@ -105,7 +106,7 @@ class _Report:
         except (OsmosisRolloutError, SystemExit) as error:
             say_error(f"replay: the agent loop did not start: {one_line(error)}")
             return 1
-        self._end(done)
+        self._end(*done)
         return 1 if self._differences else 0
 
     def _chat(self, row: Row) -> None:
@@ -115,21 +116,21 @@ class _Report:
             sample=row.sample,
             number=row.number,
             same=row.difference is None,
-            difference=_plain(row.difference),
+            difference=row.difference and asdict(row.difference),
             tools=row.tools,
         )
         tools = f"  then called {', '.join(row.tools)}" if row.tools else ""
         self._out.say(f"  {row.sample} {row.number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
-    def _end(self, done: Rerun) -> None:
-        recorded, completion = self._recorded, done.completion
-        missing = unasked(recorded, self._rows) if completion is not None else []
+    def _end(self, stopped: str, completion: Completion | None) -> None:
+        recorded, asked = self._recorded, {(row.sample, row.number) for row in self._rows}
+        missing = [name for name in recorded.questions if name not in asked] if completion is not None else []
         for sample, number in missing:
             self._out.say(f"  {sample} {number}  not asked")
         self._differences += len(missing)
         found: list[Difference] = []
-        why = _STOPPED.get(done.stopped, "") or recorded.cut
+        why = _STOPPED.get(stopped, "") or recorded.cut
         if completion is not None and not why:
             assert recorded.completion is not None
             found = result_differences(recorded.completion, completion)
@@ -137,10 +138,11 @@ class _Report:
             self._out.say(f"result not compared: {why}")
         elif not found:
             assert completion is not None
+            segments = [segment for sample in completion.samples.values() for segment in sample.segments]
             reward = "none" if completion.reward is None else f"{completion.reward:g}"
             self._out.say(
                 f"result same: {completion.status} ({completion.finish_reason}), reward {reward}, "
-                f"{len(completion.messages)} messages, {tokens(completion)} tokens"
+                f"{len(completion.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
         else:
             self._out.say(f"result different: {', '.join(difference.where for difference in found)}")
@@ -152,14 +154,14 @@ class _Report:
             rollout_id=entry.init.request.rollout_id,
             attempt=entry.init.request.attempt,
             agent_loop=entry.agent_loop,
-            chats=done.chats,
-            stopped=done.stopped or None,
+            chats=len(self._rows),
+            stopped=stopped or None,
             not_asked=[{"sample": sample, "number": number} for sample, number in missing],
             result={
                 "compared": not why,
                 "same": not found if not why else None,
                 "why_not": why or None,
-                "differences": [_plain(difference) for difference in found],
+                "differences": [asdict(difference) for difference in found],
             },
             same=not self._differences,
         )
@@ -167,13 +169,9 @@ class _Report:
     def _differs(self, difference: Difference | None) -> None:
         if difference is not None:
             self._differences += 1
-            for line in (difference.where, *difference.lines):
+            for line in (difference.where, *difference.diff):
                 self._out.say(f"      {line}")
 
 
 _STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
 """Reason of an unfinished run to its text."""
-
-
-def _plain(difference: Difference | None) -> dict[str, object] | None:
-    return None if difference is None else {"where": difference.where, "diff": difference.lines}

@@ -6,7 +6,7 @@ It uses the real engine, with the recording as the model: nothing is sampled.
 import asyncio
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ class Difference:
     """The first difference: its place, and a diff of both texts."""
 
     where: str
-    lines: list[str]
+    diff: list[str]
 
     @classmethod
     def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
@@ -61,16 +61,6 @@ class Row:
     number: int
     difference: Difference | None = None
     tools: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Rerun:
-    """The result of a replay."""
-
-    chats: int
-    stopped: str
-    """Why the run stopped early: until_turn, recording_ended, or empty."""
-    completion: Completion | None
 
 
 class Recorded:
@@ -177,8 +167,11 @@ class _Replaying:
 
 async def rerun(
     agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
-) -> Rerun:
-    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails."""
+) -> tuple[str, Completion | None]:
+    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails.
+
+    Return why the run stopped early (until_turn, recording_ended, or empty), and the completion of a run that did not.
+    """
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
@@ -186,13 +179,7 @@ async def rerun(
         await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
         stopped, completion = await replaying.over
     replaying.flush()
-    return Rerun(len(replaying.rows), stopped, completion)
-
-
-def unasked(recorded: Recorded, rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return the recorded chats that the agent did not ask for."""
-    asked = {(row.sample, row.number) for row in rows}
-    return [name for name in recorded.questions if name not in asked]
+    return stopped, completion
 
 
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
@@ -234,11 +221,6 @@ def result_differences(recorded: Completion, now: Completion) -> list[Difference
         if one.segments != other.segments or one.trainable != other.trainable:
             found.append(Difference.of(f"tokens of sample {name}", _tokens(one), _tokens(other)))
     return found
-
-
-def tokens(completion: Completion) -> int:
-    """Return the number of tokens of a result."""
-    return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
 
 
 def _status(completion: Completion) -> dict[str, Any]:

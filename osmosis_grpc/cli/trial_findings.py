@@ -126,13 +126,12 @@ def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
         return "RUN_FAILED", text, None
     if isinstance(error, BadRewardError):
         return _reward_code(error.reward), text, None
-    code = "RUN_FAILED"
-    if isinstance(error, AttributeError) and isinstance(error.obj, dict):
-        code = "MESSAGE_IS_A_DICT"
-    elif isinstance(error, ToolRunnerNotAsyncError):
-        code = "TOOL_NOT_ASYNC"
-    elif _is_about_a_coroutine(error):
-        code = "NOT_AWAITED"
+    codes = {
+        "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
+        "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),
+        "NOT_AWAITED": _is_about_a_coroutine(error),
+    }
+    code = next((code for code, holds in codes.items() if holds), "RUN_FAILED")
     answered = {run.call_id for run in trial.runs}
     newest = [name for key, (name, _) in trial.called.items() if key.partition("/")[2] not in answered]
     after = f", after a reply that calls {', '.join(newest)}" if newest else ""
@@ -215,13 +214,12 @@ def _failed(run: ToolRun, name: str, arguments: str) -> Row:
     if _is_unknown_tool(error, name):
         text = f"the agent does not know {tool}, which the model is offered: it raised {_short(one_line(error))}"
         return "TOOL_UNKNOWN", f"{text}{given}", _place(error)
-    code = "TOOL_RAISED"
-    if isinstance(error, TypeError) and re.search(r"\bargument", str(error)):
-        code = "TOOL_ARGUMENTS_DIFFER"
-    elif isinstance(error, ToolExecutionError | OSError):
-        code = "TOOL_FAILED"
-    elif isinstance(error, ValueError):
-        code = "TOOL_REFUSED"
+    codes = {
+        "TOOL_ARGUMENTS_DIFFER": isinstance(error, TypeError) and re.search(r"\bargument", str(error)) is not None,
+        "TOOL_FAILED": isinstance(error, ToolExecutionError | OSError),
+        "TOOL_REFUSED": isinstance(error, ValueError),
+    }
+    code = next((code for code, holds in codes.items() if holds), "TOOL_RAISED")
     return code, f"{tool} raised {_short(one_line(error))}{given}", _place(error)
 
 

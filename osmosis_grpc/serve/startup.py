@@ -51,7 +51,7 @@ def usage_error(command: str, problem: str) -> NoReturn:
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
     """Return what callers must show, checked against the address. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import check_trace, server_security_from_options
+    from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     if not options.unsafe_trace:
@@ -59,10 +59,8 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
     security = server_security_from_options(
         options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure, admin=admin
     )
-    try:
+    with naming("--host "):
         security.check_host(options.host)
-    except ValueError as error:
-        raise ValueError(f"--host {error}") from None
     return security
 
 
