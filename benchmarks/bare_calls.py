@@ -21,7 +21,7 @@ from benchmarks.figures import Parser, measured, show
 from benchmarks.flight import in_flight as run_all
 from benchmarks.flight import new_names
 from benchmarks.measure import Watch
-from benchmarks.processes import Server, ready_record, start, stop, take_core
+from benchmarks.processes import Server, ready_record, running, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
@@ -112,12 +112,9 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
     """Measure with both sides, one core each."""
-    process = start(["-m", "benchmarks.bare_calls", "--serve"], core=0)
-    take_core(1)
-    try:
+    with running(["-m", "benchmarks.bare_calls", "--serve"], core=0) as process:
+        take_core(1)
         return await trainer_side(Server(process.pid, ready_record(process)["grpc"], ""), rollouts, turns, in_flight)
-    finally:
-        stop(process)
 
 
 def main() -> None:

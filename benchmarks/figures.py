@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from importlib import metadata
 from typing import Any
 
@@ -55,18 +55,14 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+def measured(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     """Run `work` and return its figures. A failed run, or a refused call, ends the process with exit code 1."""
-
-    async def run() -> dict[str, Any]:
-        return await work
-
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     problems: set[str] = set()
     figures: dict[str, Any] = {}
     try:
-        figures = asyncio.run(run())
+        figures = asyncio.run(work)
     except* (Broken, CallError) as broken:
         problems = {f"{type(error).__name__}: {error}" for error in _leaves(broken)}
     for problem in sorted(problems):

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
     return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
 
 
-def run_work(doc: str | None, measure: Callable[[Work], Awaitable[dict[str, Any]]], **defaults: Any) -> None:
+def run_work(doc: str | None, measure: Callable[[Work], Coroutine[Any, Any, dict[str, Any]]], **defaults: Any) -> None:
     """Run a benchmark whose options are those of its work, and print its figures. See add_work for `defaults`."""
     parser = Parser(doc)
     add_work(parser, **defaults)

@@ -32,7 +32,7 @@ from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.flight import Work, new_names
 from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.policy import never, scripted
-from benchmarks.processes import Server, ready_record, server, start, stop
+from benchmarks.processes import Server, ready_record, running, server
 from benchmarks.tap import straight
 
 TOKEN = "BENCHMARK_TOKEN"
@@ -141,8 +141,7 @@ def phase(setup: Setup, burdened: bool) -> float:
         def spawn(name: str) -> "subprocess.Popen[str]":
             given = json.dumps([asdict(setup), target, name == "burden"])
             command = ["-m", "benchmarks.neighbours", "--side", given]
-            process = start(command, core=1, environment={TOKEN: tokens[name]})
-            stack.callback(stop, process)
+            process = stack.enter_context(running(command, core=1, environment={TOKEN: tokens[name]}))
             ready_record(process)
             return process
 

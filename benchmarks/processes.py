@@ -70,26 +70,29 @@ def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Pa
     profiled = ["cProfile", "-o", str(profile.resolve()), "-m"] if profile else []
     limits = {"MAX_CONNECTIONS", "MAX_KEEPALIVE_CONNECTIONS"}  # of the HTTP gateway towards trainers
     settings = {f"OSMOSIS_ROLLOUT_CLIENT_{name}": str(max_concurrent) for name in limits}
-    with tempfile.TemporaryDirectory() as folder:
-        process = start(["-m", *profiled, *command], core=0, folder=folder, environment=settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(["-m", *profiled, *command], core=0, folder=folder, environment=settings) as process,
+    ):
         take_core(1)
-        try:
-            ready = ready_record(process)
-            yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
-            if process.poll() is not None:
-                raise Broken(f"the server ended by itself with code {process.returncode}")
-        finally:
-            stop(process)
+        ready = ready_record(process)
+        yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
+        if process.poll() is not None:
+            raise Broken(f"the server ended by itself with code {process.returncode}")
 
 
-def start(
+@contextmanager
+def running(
     arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    """Start Python with these arguments on the given core, with pipes for stdin and stdout."""
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start Python with these arguments on the given core, with pipes for stdin and stdout.
+
+    At its exit the context ends the process, by force after 60 s.
+    """
     before = os.sched_getaffinity(0)
     take_core(core)  # inherited, so that every thread of the child has it
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -99,6 +102,15 @@ def start(
         )
     finally:
         os.sched_setaffinity(0, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
@@ -133,19 +145,6 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
         raise Broken(f"{process.args!r} did not start")
     record: dict[str, str] = json.loads(line)
     return record
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    """End a process, by force after 60 s."""
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 @functools.cache

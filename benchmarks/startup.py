@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.processes import ROOT, ready_record, serve_command, start, stop
+from benchmarks.processes import ROOT, ready_record, running, serve_command
 
 
 async def measure(starts: int) -> dict[str, Any]:
@@ -37,12 +37,9 @@ async def measure(starts: int) -> dict[str, Any]:
 def _ready() -> float:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        process = start(["-m", *serve_command(100, http=True)], core=0, folder=folder)
-        try:
+        with running(["-m", *serve_command(100, http=True)], core=0, folder=folder) as process:
             ready_record(process)
             return time.perf_counter() - began
-        finally:
-            stop(process)
 
 
 def _help() -> float:

@@ -86,7 +86,7 @@ class _Watched:
         self.tools = agent_loop.get_tools
         self.lists_tools_without_request = self.replayable = False
         self.ended = agent_loop.ended
-        self.stop: Callable[[], None] = lambda: None
+        self.stop: Callable[[], object] = lambda: None
         self._run = agent_loop.run
         self._trial = trial
         self._model = EveryToolMock(f"I called every tool.\n#### {ANSWER}")
@@ -122,29 +122,28 @@ def _names(tools: Any) -> list[str]:
     return [f["name"] for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str)]
 
 
-class _Pulse:
-    """Records each period in which the event loop was blocked, with the place that the watchdog found."""
+def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
+    """Record each period in which the event loop is blocked, with the place that the watchdog finds.
 
-    EVERY = 0.005
+    Return a function that stops it.
+    """
+    clock, watchdog = asyncio.get_running_loop().time, engine.watchdog
+    last, seen = clock(), watchdog.blocked
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine, blocks: list[Block]) -> None:
-        self._loop = loop
-        self._watchdog = engine.watchdog
-        self._blocks = blocks
-        self._seen = self._watchdog.blocked
-        self._last = loop.time()
-        self._beating = engine.supervisor.every(PULSE, self.EVERY, self._beat)
+    def beat() -> None:
+        nonlocal last, seen
+        now = clock()
+        if now - last > BLOCKED and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
+            blocks.append(Block(now - last, watchdog.last, watchdog.last_tool))
+        last, seen = now, watchdog.blocked
 
-    def _beat(self) -> None:
-        now, watchdog = self._loop.time(), self._watchdog
-        if now - self._last > BLOCKED and watchdog.blocked > self._seen and len(self._blocks) < MOST_RUNS:
-            self._blocks.append(Block(now - self._last, watchdog.last, watchdog.last_tool))
-        self._seen = watchdog.blocked
-        self._last = now
+    beating = engine.supervisor.every(PULSE, 0.005, beat)
 
-    def stop(self) -> None:
-        self._beating.cancel()
-        self._beat()
+    def stop() -> None:
+        beating.cancel()
+        beat()
+
+    return stop
 
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
@@ -166,8 +165,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
 
 async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> Completion:
     """Return the completion of one rollout."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Completion] = loop.create_future()
+    done: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
 
     async def sink(completion: Completion, /) -> Outcome:
         if not done.done():
@@ -178,7 +176,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
     async with Engine([watched], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)
-        pulse = _Pulse(loop, engine, trial.blocks)
+        stop_watching = _watch_blocks(engine, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]
         request = RolloutRequest(
             rollout_id="validate",
@@ -187,14 +185,10 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
             metadata={"ground_truth": ANSWER},
             agent_timeout=timeout,
         )
-
-        def stop() -> None:
-            engine.cancel("", rollout_id=request.rollout_id)
-
-        watched.stop = stop
+        watched.stop = lambda: engine.cancel("", rollout_id=request.rollout_id)
         try:
             await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
             completion = await done
         finally:
-            pulse.stop()
+            stop_watching()
     return completion

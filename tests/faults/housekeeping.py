@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.policy import scripted
-from benchmarks.processes import ready_record, start, stop, take_core
+from benchmarks.processes import ready_record, running, take_core
 from benchmarks.work import Turns
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import Trainer, TrainerConfig
@@ -95,12 +95,9 @@ def run(given: Namespace) -> dict[str, Any]:
     """The figures of one run."""
     with tempfile.TemporaryDirectory() as state:
         options = [f"--{name}={getattr(given, name.replace('-', '_'))}" for name in ("ttl", "budget", "in-flight")]
-        process = start(["-m", "tests.faults.housekeeping", f"--serve={state}", *options], core=0)
-        take_core(1)
-        try:
+        with running(["-m", "tests.faults.housekeeping", f"--serve={state}", *options], core=0) as process:
+            take_core(1)
             return measured(measure(given, Path(state), ready_record(process)["grpc"]))
-        finally:
-            stop(process)
 
 
 def main() -> None:
