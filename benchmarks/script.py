@@ -1,7 +1,6 @@
 """The messages of every measured rollout, in all modes: texts of 200 characters."""
 
 REPLY = "r" * 200
-"""Every reply of the model."""
 
 IDS_PER_MESSAGE = 16
 """Prompt ids of a message that no model sampled."""

@@ -64,9 +64,8 @@ class RemoteRollouts:
         assert init.callback is not None
         url, key = init.callback.target, init.callback.credential
         await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
-        state: dict[str, Any] = {"server_url": url, "api_key": key}
-        if init.trace is not None:
-            state["trace"] = [init.trace.traceparent, init.trace.tracestate]
+        trace = [init.trace.traceparent, init.trace.tracestate] if init.trace is not None else None
+        state = {"server_url": url, "api_key": key, "trace": trace}
         callback = self.make_callback(json.dumps(state).encode())
         rollout_id = init.request.rollout_id
         begun = self._beginning[rollout_id] = asyncio.Event()

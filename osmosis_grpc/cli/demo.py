@@ -85,15 +85,12 @@ def _completions() -> list[Completion]:
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     token = secrets.token_urlsafe()
-    with _folder() as folder, _server(folder, token) as server:
-        return asyncio.run(_train(_address(server), token, server))
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
     try:
-        return tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
     except OSError as error:
         raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
+    with temporary as folder, _server(folder, token) as server:
+        return asyncio.run(_train(_address(server), token, server))
 
 
 @contextlib.contextmanager

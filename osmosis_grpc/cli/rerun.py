@@ -8,6 +8,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 from osmosis_grpc.agent import RolloutAgentLoop
@@ -196,9 +197,8 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
     """Yield the parts of both questions by name, and each message."""
     yield "continues", recorded.continues, now.continues
     yield "purpose", recorded.purpose.value, now.purpose.value
-    for index in range(max(len(recorded.messages), len(now.messages))):
-        both = [chat.messages[index] if index < len(chat.messages) else _ABSENT for chat in (recorded, now)]
-        yield f"message {index + 1} of the new ones", both[0], both[1]
+    for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
+        yield f"message {number} of the new ones", *both
     yield "params", dict(recorded.params), dict(now.params)
     tools = [None if chat.tools is None else list(chat.tools) for chat in (recorded, now)]
     yield "tools", tools[0], tools[1]

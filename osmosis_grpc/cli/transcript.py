@@ -18,9 +18,7 @@ Part = tuple[int, Sequence[Mapping[str, Any]]]
 MOST_MESSAGES = 30
 """Messages of a conversation that are shown."""
 MOST_LINES = 8
-"""Lines of a text."""
 MOST_CHARS = 200
-"""Characters of a line."""
 
 
 def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
