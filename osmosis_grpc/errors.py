@@ -24,6 +24,7 @@ depends on a transport.
 import os
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Literal
 
 __all__ = [
@@ -82,99 +83,87 @@ class OsmosisRolloutError(Exception):
     """Whether a retry may succeed."""
 
 
+@dataclass(eq=False, repr=False)
 class CallError(OsmosisRolloutError):
     """A call was refused or could not be made. If ctx.chat raises it, it is the trainer's fault."""
 
-    boundary: Boundary = "trainer"
+    boundary = "trainer"
     code = 2
     """The gRPC status code."""
     status_code = 500
     """The nearest HTTP status."""
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    message: InitVar[str]
+    retry_after: float | None = field(default=None, kw_only=True)
+    """Seconds after which the caller should retry; None if the other side names no valid time."""
+
+    def __post_init__(self, message: str) -> None:
         super().__init__(message)
-        self.retry_after = retry_after if retry_after is not None and 0 <= retry_after <= LONGEST_PAUSE else None
-        """Seconds after which the caller should retry; None if the other side names no valid time."""
+        if self.retry_after is not None and not 0 <= self.retry_after <= LONGEST_PAUSE:
+            self.retry_after = None
+
+    def __init_subclass__(cls, *, code: int | None = None, status_code: int | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+        if status_code is not None:
+            cls.status_code = status_code
 
 
-class OsmosisValidationError(CallError):
+class OsmosisValidationError(CallError, status_code=400):
     """The request is wrong or not allowed. A retry does not help."""
-
-    status_code = 400
 
 
 class OsmosisServerError(CallError):
     """The other side failed while it answered."""
 
 
-class OsmosisTransportError(CallError):
+class OsmosisTransportError(CallError, status_code=503):
     """The other side could not be reached."""
 
-    status_code = 503
 
-
-class OsmosisTimeoutError(CallError):
+class OsmosisTimeoutError(CallError, status_code=504):
     """The other side did not answer in time."""
 
-    status_code = 504
 
-
-class InvalidArgument(OsmosisValidationError):
+class InvalidArgument(OsmosisValidationError, code=3):
     """Fields are out of bounds. `violations` has a (field path, problem) for each."""
-
-    code = 3
 
     def __init__(self, field: str, problem: str, more: Sequence[tuple[str, str]] = ()) -> None:
         self.violations = ((field, problem), *more)
         super().__init__("; ".join(f"{path}: {text}" if path else text for path, text in self.violations))
 
 
-class NotFound(OsmosisValidationError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class NotFound(OsmosisValidationError, code=5, status_code=404):
     """The named object does not exist, or it belongs to another caller."""
 
-    code = 5
-    status_code = 404
-
-    def __init__(self, message: str, *, kind: str = "", name: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.name = name
+    kind: str = ""
+    name: str = ""
 
 
-class AlreadyExists(OsmosisValidationError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class AlreadyExists(OsmosisValidationError, code=6, status_code=409):
     """The id is already in use. `attempt` is the rollout's current attempt; 0 if it is unknown."""
 
-    code = 6
-    status_code = 409
-
-    def __init__(self, message: str, *, rollout_id: str = "", attempt: int = 0) -> None:
-        super().__init__(message)
-        self.rollout_id = rollout_id
-        self.attempt = attempt
+    rollout_id: str = ""
+    attempt: int = 0
 
 
-class Aborted(OsmosisValidationError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class Aborted(OsmosisValidationError, code=10, status_code=409):
     """A newer attempt has replaced this one. `attempt` is the newer one."""
 
-    code = 10
-    status_code = 409
-
-    def __init__(self, message: str, *, rollout_id: str = "", attempt: int = 0) -> None:
-        super().__init__(message)
-        self.rollout_id = rollout_id
-        self.attempt = attempt
+    rollout_id: str = ""
+    attempt: int = 0
 
 
-class FailedPrecondition(OsmosisValidationError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class FailedPrecondition(OsmosisValidationError, code=9, status_code=412):
     """The current state does not allow the call. `kind` and `subject` name the condition."""
 
-    code = 9
-    status_code = 412
-
-    def __init__(self, message: str, *, kind: str = "", subject: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.subject = subject
+    kind: str = ""
+    subject: str = ""
 
 
 class UnknownChat(FailedPrecondition):
@@ -190,51 +179,35 @@ class UnknownChat(FailedPrecondition):
         self.number = number
 
 
-class OutOfRange(OsmosisValidationError):
+@dataclass(eq=False, repr=False, kw_only=True)
+class OutOfRange(OsmosisValidationError, code=11, status_code=416):
     """The requested events are gone. `first_number` and `first_cursor` are the first that are left."""
 
-    code = 11
-    status_code = 416
-
-    def __init__(self, message: str, *, first_number: int = 0, first_cursor: str = "") -> None:
-        super().__init__(message)
-        self.first_number = first_number
-        self.first_cursor = first_cursor
+    first_number: int = 0
+    first_cursor: str = ""
 
 
-class Unauthenticated(OsmosisValidationError):
+class Unauthenticated(OsmosisValidationError, code=16, status_code=401):
     """The call has no credential, or a wrong one."""
 
-    code = 16
-    status_code = 401
 
-
-class PermissionDenied(OsmosisValidationError):
+class PermissionDenied(OsmosisValidationError, code=7, status_code=403):
     """The credential is valid and does not allow this call."""
 
-    code = 7
-    status_code = 403
 
-
-class Unimplemented(OsmosisValidationError):
+class Unimplemented(OsmosisValidationError, code=12, status_code=501):
     """The other side does not know this method."""
 
-    code = 12
-    status_code = 501
 
-
-class ResourceExhausted(CallError):
+class ResourceExhausted(CallError, code=8, status_code=429):
     """The other side is at capacity, or the message is too large. It has `retry_after` if waiting helps."""
 
-    code = 8
-    status_code = 429
     retryable = True
 
 
-class Unavailable(OsmosisTransportError):
+class Unavailable(OsmosisTransportError, code=14):
     """The other side is unreachable, drains or pauses."""
 
-    code = 14
     retryable = True
 
 
@@ -244,40 +217,30 @@ class TlsMismatch(Unavailable):
     retryable = False
 
 
-class DeadlineExceeded(OsmosisTimeoutError):
+class DeadlineExceeded(OsmosisTimeoutError, code=4):
     """No answer came within the deadline."""
 
-    code = 4
     retryable = True
 
 
-class Internal(OsmosisServerError):
+class Internal(OsmosisServerError, code=13):
     """A bug, or an exception of the user's code."""
-
-    code = 13
 
 
 class ReplyUnreadable(Internal):
     """A trainer's reply to a chat cannot be read, or its parts contradict each other."""
 
 
-class UnknownError(OsmosisServerError):
+class UnknownError(OsmosisServerError, code=2):
     """The other side answered with an unknown status."""
 
-    code = 2
 
-
-class DataLoss(OsmosisServerError):
+class DataLoss(OsmosisServerError, code=15):
     """Stored data cannot be read."""
 
-    code = 15
 
-
-class Cancelled(CallError):
+class Cancelled(CallError, code=1, status_code=499):
     """The caller cancelled the call."""
-
-    code = 1
-    status_code = 499
 
 
 class ToolExecutionError(OsmosisRolloutError):

@@ -52,6 +52,14 @@ class _Part(BaseSettings):
             raise ValueError("is empty: give it a value, or unset it")
         return value
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_a_header(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, SecretStr):
+            lines = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()].option.lines
+            _check((_lines(value) or [""]) if lines else [value.get_secret_value()])
+        return value
+
     def secrets(self, name: str) -> tuple[str, ...]:
         """Return the texts of a secret: from its option or variable, and from its file, one on each line.
 
@@ -85,21 +93,11 @@ class RolloutClientSettings(ClientOptions, _Part):
 
     model_config = _config("CLIENT")
 
-    @field_validator("token", mode="after")
-    @classmethod
-    def _fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
-        return _checked(token, lines=False)
-
 
 class RolloutServerSettings(ServerOptions, _Part):
     """A server's agent loops, addresses and limits: OSMOSIS_ROLLOUT_SERVER_*."""
 
     model_config = _config("SERVER")
-
-    @field_validator("token", "admin_token", "connect_token", "legacy_agent_token", mode="after")
-    @classmethod
-    def _fits_a_header(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        return _checked(token, lines=info.field_name in ("token", "admin_token"))
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -284,12 +282,6 @@ def _plain(row: Any, field: option.Field | None) -> str:
 
 def _lines(tokens: SecretStr) -> list[str]:
     return [text for text in tokens.get_secret_value().split("\n") if text]
-
-
-def _checked(token: SecretStr | None, *, lines: bool) -> SecretStr | None:
-    if token is not None:
-        _check((_lines(token) or [""]) if lines else [token.get_secret_value()])
-    return token
 
 
 def _check(tokens: list[str]) -> None:

@@ -148,7 +148,7 @@ def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
     """Run one rollout of a valid agent loop. It returns whatever the agent does."""
-    for module in ("runner", "watchdog", "session", "stalls"):  # findings say what these would log
+    for module in ("runner", "watchdog", "session"):  # findings say what these would log
         logging.getLogger(f"osmosis_grpc.engine.{module}").disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)

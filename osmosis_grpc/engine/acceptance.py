@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from osmosis_grpc.agent.awaited_tools import await_tools
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.meter import Meter
@@ -85,7 +85,7 @@ class Acceptance:
             asyncio.get_running_loop().create_future(),
             agent_loop=name,
         )
-        record.accepted.add_done_callback(_retrieve)
+        record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread one
         self._context.admission.reserve(owner)
         record.reserved = True
         self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
@@ -249,9 +249,3 @@ def _check_same(known: Record, init: InitRequest) -> None:
             rollout_id=request.rollout_id,
             attempt=known.attempt,
         )
-
-
-def _retrieve(future: "asyncio.Future[None]") -> None:
-    """Read the exception of a future: asyncio logs one that is never read."""
-    if not future.cancelled():
-        future.exception()

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
@@ -23,13 +23,11 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.provenance import SUMMED
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
-from osmosis_grpc.engine.resends import Resends
 from osmosis_grpc.engine.rollouts import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
-from osmosis_grpc.engine.stalls import Stalls
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.engine.watchdog import Watchdog, warn_of_stalls
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import CancelResult, Capacity, CompletionStatus, InitRequest
 
@@ -49,7 +47,7 @@ class SystemClock:
 class Engine:
     """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is the server's. An engine without a server makes its own.
+    `supervisor` is the server's; an engine without a server makes its own. The engine closes it at its end.
     """
 
     def __init__(
@@ -67,10 +65,9 @@ class Engine:
         runnables = {runnable.name: runnable for runnable in given}
         if len(runnables) < len(given):
             raise ValueError(f"agents need unique names: {', '.join(sorted(runnable.name for runnable in given))}")
-        self.clock = clock or SystemClock()
-        self._owns_supervisor = supervisor is None
+        clock = clock or SystemClock()
         self.supervisor = supervisor or Supervisor("the engine")
-        self.context = context = EngineContext(runnables, config, journal, self.clock, sinks, self.supervisor)
+        self.context = context = EngineContext(runnables, config, journal, clock, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
         self.runnables = runnables
@@ -78,9 +75,7 @@ class Engine:
         self.log.on_failed = self._failed
         self.provenance = context.provenance
         self.watchdog = Watchdog(config.blocked_after)
-        self._stalls = Stalls(config.stalled_after)
         self.outbox = Outbox(context)
-        self.resends = Resends(context)
         self.runner = Runner(context, self.outbox)
         self.rollouts = Rollouts(context)
         self.shutdown = Shutdown(context, self.runner, self.outbox)
@@ -89,13 +84,10 @@ class Engine:
         self.end_sinks: list[EndSink] = []
         """Called with each ended rollout, after the commit of its end."""
         self._completed = 0
-        self._repeated: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Engine":
-        self._repeated = [
-            self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep),
-            self.supervisor.every(SUM_UP, SUMMED, self.provenance.report),
-        ]
+        self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep)
+        self.supervisor.every(SUM_UP, SUMMED, self.provenance.report)
         self.watchdog.start(self.supervisor)
         return self
 
@@ -105,12 +97,8 @@ class Engine:
         finally:
             self.watchdog.stop()
             self.provenance.report()
-            await self.resends.close()
-            await self.outbox.close()
-            for task in self._repeated:
-                task.cancel()
-            if self._owns_supervisor:
-                await self.supervisor.close()
+            self.outbox.close()
+            await self.supervisor.close()
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
         """Accept a rollout, or find the equal one. Returns its record, and whether this call started it.
@@ -173,8 +161,9 @@ class Engine:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
         if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no event
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
-        disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
-        return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
+        return CancelResult(
+            record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
+        )
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
         """End the unfinished rollouts of a trainer that was away for `seconds`: FAILED (trainer, retryable)."""
@@ -207,21 +196,19 @@ class Engine:
         elif not record.delivery.settled:
             self.outbox.give_up(record)
         self.context.table.ended(record)
-        self.recovery.ended(record)
+        self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed()
         self._completed += 1
-        info = replace(record.info(), completion=record.delivery.completion) if self.end_sinks else None
         for sink in self.end_sinks:
-            assert info is not None
             try:
-                sink(info)
+                sink(replace(record.info(), completion=record.delivery.completion))
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
     def _delivered(self, record: Record) -> None:
         """Settle a rollout after the commit of its delivery."""
         record.delivery.settled = True
-        self.resends.delivered(record)
+        self.outbox.delivered(record)
         self.context.table.settled(record)
         self.shutdown.changed()
 
@@ -235,9 +222,9 @@ class Engine:
             self.runner.fail(record, error)
 
     async def _sweep(self) -> None:
-        now = self.clock.monotonic()
+        now = self.context.clock.monotonic()
         for record in self.context.table.overdue(now):
-            self.outbox.expire(record)
+            record.cancel_calls()
         await self.context.table.sweep(now)
         self.context.tombstones.sweep(now)
-        self._stalls.sweep(self.context.table.live(), now)
+        warn_of_stalls(self.context.table.live(), now, self.config.stalled_after)

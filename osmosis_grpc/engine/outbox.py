@@ -1,14 +1,19 @@
-"""Delivers each completion at least once: it retries until the trainer has answered or record_ttl has passed."""
+"""Delivers each completion at least once: it retries until the trainer has answered or record_ttl has passed.
+
+After an equal Init for an ended rollout, the outbox sends a delivered completion again. The trainer ignores one that it
+has, so nothing is recorded then.
+"""
 
 import asyncio
 import logging
+from collections.abc import Hashable
 from functools import partial
 
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
-from osmosis_grpc.errors import Aborted, InvalidArgument, Unimplemented
+from osmosis_grpc.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
 from osmosis_grpc.supervise import Backoff, OnFailure, child, future, job
 from osmosis_grpc.types import Completion, Outcome, events
 from osmosis_grpc.types.completion import clip, describe
@@ -18,9 +23,12 @@ log = logging.getLogger(__name__)
 COMPLETE = job("engine.complete", OnFailure.RAISE)
 TRIED = job("engine.first_delivery", OnFailure.REPORT, "callback")
 DELIVER = job("engine.deliver", OnFailure.RESTART)
+RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
 """Errors after which a delivery is not retried."""
+MAX_RESENDS = 1024
+"""Completions that may be sent again at the same time."""
 
 
 class Outbox:
@@ -29,7 +37,9 @@ class Outbox:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._closed = False
-        self._retries: set[asyncio.Task[None]] = set()
+        self._resends: set[Hashable] = set()
+        self._resend_after: set[Record] = set()
+        """Rollouts with an equal Init during their first delivery: the trainer may have handled that one already."""
         self.attempts = 0
         """The number of tries of all deliveries."""
         self.undelivered = 0
@@ -41,13 +51,12 @@ class Outbox:
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
-            self._context.supervisor.call(TRIED, self._try, record, report=partial(self._go_on, record))
+            self._context.supervisor.call(TRIED, self._try, record, report=lambda error: self._retry(record))
 
     def _try(self, record: Record) -> None:
-        peer = record.peer
-        go_on = partial(self._go_on, record, peer)
-        answered = partial(self._context.supervisor.call, TRIED, self._answered, record, peer, report=go_on)
-        self._call(record).add_done_callback(answered)
+        answered = partial(self._answered, record, record.peer)
+        over = partial(self._context.supervisor.call, TRIED, answered, report=lambda error: self._retry(record))
+        self._call(record).add_done_callback(over)
 
     def give_up(self, record: Record) -> None:
         """Settle a rollout undelivered: a higher attempt replaced it before its first delivery."""
@@ -60,17 +69,27 @@ class Outbox:
             record.delivery.dropped = True
             record.restart_calls()
 
-    def expire(self, record: Record) -> None:
-        """Cancel the open calls of a delivery that is older than record_ttl."""
-        for call in list(record.calls):
-            call.cancel()
+    def resend(self, record: Record) -> None:
+        """Send an ended rollout's completion to its peer again, after its first delivery.
 
-    async def close(self) -> None:
-        """Stop all deliveries. The undelivered completions stay undelivered."""
+        Raises ResourceExhausted if too many completions are being sent again.
+        """
+        if record.delivery.undelivered:
+            self._resend_after.add(record)
+        elif len(self._resends) >= MAX_RESENDS:
+            raise ResourceExhausted(f"{MAX_RESENDS} completions of ended rollouts are on their way", retry_after=1.0)
+        else:
+            self._begin_resend(record)
+
+    def delivered(self, record: Record) -> None:
+        """Note the end of the first delivery of a rollout."""
+        if record in self._resend_after:
+            self._resend_after.discard(record)
+            self._begin_resend(record)
+
+    def close(self) -> None:
+        """Begin no further delivery. The supervisor ends the open ones; their completions stay undelivered."""
         self._closed = True
-        for task in list(self._retries):
-            task.cancel()
-        await asyncio.gather(*self._retries, return_exceptions=True)
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
         completion = record.delivery.completion
@@ -78,18 +97,22 @@ class Outbox:
         self.attempts += 1
         call: asyncio.Future[Outcome]
         try:
-            if record.peer.accepts_references or not has_references(completion):
-                call = future(COMPLETE, record.peer.complete(completion))
-            else:
-                call = child(COMPLETE, self._complete_resolved(record.peer, completion))
+            call = self._send(record.peer, completion)
         except Exception as error:  # it fails this delivery, and not the end of its rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
-    async def _complete_resolved(self, peer: Peer, completion: Completion) -> Outcome:
-        return await peer.complete(await resolve_from_journal(completion, self._context.journal))
+    def _send(self, peer: Peer, completion: Completion) -> "asyncio.Future[Outcome]":
+        """Send a completion once, resolved for a peer that does not keep its replies."""
+        if peer.accepts_references or not has_references(completion):
+            return future(COMPLETE, peer.complete(completion))
+
+        async def resolved() -> Outcome:
+            return await peer.complete(await resolve_from_journal(completion, self._context.journal))
+
+        return child(COMPLETE, resolved())
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
         """Handle the end of the first try, at `peer`."""
@@ -98,31 +121,17 @@ class Outbox:
             self._context.destinations.reached(record.peer.destination_key)
             self._settle(record, events.Delivered(call.result(), tries=1))
         else:
-            self._go_on(record, peer, call=call)
+            self._retry(record, (peer, call))
 
-    def _go_on(
-        self,
-        record: Record,
-        peer: Peer,
-        problem: BaseException | None = None,
-        *,
-        call: "asyncio.Future[Outcome] | None" = None,
-    ) -> None:
-        """Continue the delivery in a task, after a first try at `peer` that failed, or raised `problem`."""
+    def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Outcome]]") -> None:
+        """Continue a delivery in a task. `first` is the peer and the call of the first try, if it was made."""
         if not self._closed:
-            task = self._context.supervisor.start(DELIVER, partial(self._deliver, record, peer, [call] if call else []))
-            self._retries.add(task)
-            task.add_done_callback(self._retries.discard)
+            self._context.supervisor.start(DELIVER, partial(self._deliver, record, list(first)))
 
-    async def _deliver(self, record: Record, peer: Peer, first: "list[asyncio.Future[Outcome]]") -> None:
-        """Retry until the delivery is settled. If the task is cancelled, it stays undelivered.
-
-        `first` has the call of the first try, at `peer`; it is empty if there is none.
-        """
+    async def _deliver(self, record: Record, first: "list[tuple[Peer, asyncio.Future[Outcome]]]") -> None:
+        """Retry until the delivery is settled. If the task is cancelled, it stays undelivered."""
         assert record.delivery.ended is not None
-        if not first:
-            peer = record.peer
-        call = first.pop() if first else self._call(record)
+        peer, call = first.pop() if first else (record.peer, self._call(record))
         gives_up = record.delivery.ended + self._context.config.record_ttl
         backoff = Backoff(*self._context.config.outbox_delay)
         tries, woken = 1, False
@@ -171,6 +180,36 @@ class Outbox:
                 return self._settle(record, events.Delivered(None, "superseded", tries))
             tries += 1
             peer, call = record.peer, self._call(record)
+
+    def _begin_resend(self, record: Record) -> None:
+        assert record.delivery.completion is not None
+        key = record.rollout_id, record.attempt, record.peer.key
+        if key not in self._resends:
+            self._resends.add(key)
+            give_up = asyncio.get_running_loop().time() + self._context.config.trainer_grace
+            resend = partial(self._resend, record.peer, record.delivery.completion, give_up)
+            task = self._context.supervisor.start(RESEND, resend)
+            task.add_done_callback(lambda _: self._resends.discard(key))
+
+    async def _resend(self, peer: Peer, completion: Completion, give_up: float) -> None:
+        """Retry until the trainer has answered or the grace period is over."""
+        backoff = Backoff(*self._context.config.outbox_delay)
+        while True:
+            try:
+                await self._send(peer, completion)
+                return
+            except Exception as error:
+                pause = backoff.next()
+                if isinstance(error, CallError) and error.retry_after is not None:
+                    pause = error.retry_after
+                if isinstance(error, FINAL) or asyncio.get_running_loop().time() + pause > give_up:
+                    log.warning(
+                        "the completion of rollout %s was asked for again and cannot be delivered: %s",
+                        completion.rollout_id,
+                        clip(describe(error)),
+                    )
+                    return
+            await asyncio.sleep(pause)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
         if not record.delivery.undelivered:  # another try was answered before

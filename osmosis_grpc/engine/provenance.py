@@ -27,7 +27,6 @@ class Provenance:
 
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
-        """A new one for each process."""
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self._journal = journal
         self._count = 0

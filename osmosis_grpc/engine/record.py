@@ -1,4 +1,4 @@
-"""One attempt of one rollout: its record in the engine."""
+"""One attempt of one rollout: its record in the engine, and the states of its life."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
-from osmosis_grpc.engine.lifecycle import TERMINAL
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.termination import Termination
@@ -22,6 +21,29 @@ from osmosis_grpc.types import (
     ToolDict,
 )
 
+TERMINAL = frozenset(RolloutState(status) for status in CompletionStatus)
+TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.ACCEPTED: frozenset({RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.REPORTING}),
+    RolloutState.RUNNING: frozenset({RolloutState.REPORTING}),
+    RolloutState.REPORTING: TERMINAL,
+}
+"""The states that may follow each state; none follows a terminal one.
+
+REPORTING lasts from the decision about the end to the commit of the end.
+"""
+
+
+class LifecycleError(RuntimeError):
+    """A transition that the table does not have: a mistake in the engine."""
+
+
+def advance(state: RolloutState, following: RolloutState) -> RolloutState:
+    """Return the following state. Raises LifecycleError if it does not follow `state`."""
+    if following not in TRANSITIONS.get(state, ()):
+        raise LifecycleError(f"{following} does not follow {state}")
+    return following
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Tenant:
@@ -32,7 +54,6 @@ class Tenant:
     running: int = 0
     """Used slots."""
     undelivered: int = 0
-    """Undelivered completions."""
     lost: bool = False
     """Whether its trainer was away for longer than the grace period."""
 
@@ -72,7 +93,6 @@ class Run:
     termination: Termination | None = None
     """How it ends; None until that is decided."""
     agent_version: str = ""
-    """Of the agent that ran it."""
     parked: bool = False
     """Whether it stays in the journal, unfinished, for the next process."""
     left_over: bool = False
@@ -163,7 +183,6 @@ class Record:
     counted: bool = False
     """Whether `tenant.open` counts it."""
     slot: bool = False
-    """Whether it has a slot."""
     delivery: Delivery = field(default_factory=Delivery)
     trail: Trail = field(default_factory=Trail)
     calls: set[Any] = field(default_factory=set)
@@ -242,6 +261,10 @@ class Record:
     def restart_calls(self) -> None:
         """Cancel the open calls and end every wait. The calls are made again, to the present peer."""
         self.wake()
+        self.cancel_calls()
+
+    def cancel_calls(self) -> None:
+        """Cancel the open calls to its peer."""
         for call in list(self.calls):
             call.cancel()
 

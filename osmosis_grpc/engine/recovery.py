@@ -1,5 +1,11 @@
-"""Continues the rollouts that another process left in the journal."""
+"""Continues the rollouts that another process left in the journal.
 
+A rollout is a suspect once the process has died several times while its agent ran and got no new reply. Suspects run
+alone: an agent that kills the process would otherwise do so at every start, and no other rollout would ever end.
+"""
+
+import heapq
+import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,11 +14,17 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.recording import Recording
 from osmosis_grpc.engine.runner import Runner
-from osmosis_grpc.engine.suspects import CONVICTED, SUSPECTED, Suspects
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
-from osmosis_grpc.types import FailureReason, JournaledRollout, events
+from osmosis_grpc.types import FailureReason, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
+
+log = logging.getLogger(__name__)
+
+SUSPECTED = 2
+"""Deaths of the process after which a rollout runs alone."""
+CONVICTED = 4
+"""Deaths after which it does not run again: one in its first run or after a new reply, one in each of 3 more runs."""
 
 
 class Recovery:
@@ -22,7 +34,9 @@ class Recovery:
         self._context = context
         self._runner = runner
         self._outbox = outbox
-        self._suspects = Suspects(context.log, self._admit)
+        self._before: set[tuple[str, int]] = set()
+        """Rollouts that run again; the next suspect waits until each has got a new reply or has ended."""
+        self._suspects: list[tuple[int, int, Record]] = []
 
     def recover(self, peer_of: Callable[[JournaledRollout], Peer]) -> Counter[str]:
         """Continue every rollout that another process left, with the peer that `peer_of` returns for it.
@@ -31,19 +45,17 @@ class Recovery:
         previous process start after the others.
         """
         continued = Counter(self._continue(entry, peer_of(entry)) for entry in self._context.journal.unsettled())
-        self._suspects.begin()
+        if self._suspects:
+            self._context.log.add_sink(self._see)
+            self._start_suspects()
         return continued
-
-    def ended(self, record: Record) -> None:
-        """Note that a rollout has ended."""
-        self._suspects.ended(record)
 
     def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
         """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns which."""
         now = self._context.clock.monotonic()
         elapsed = self._context.journal.elapsed(entry)
         record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
-        self._context.table.restore(record)
+        self._context.table.add(record)
         newest = self._context.table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
         if record.delivery.completion is not None:
@@ -59,9 +71,7 @@ class Recovery:
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
-            reason = FailureReason.DATA_LOSS
-            lost = Termination.failed("server", why, retryable=True, reason=reason, finish_reason=DATA_LOSS)
-            self._runner.decide(record, lost)
+            self._runner.decide(record, Termination.server_failed(FailureReason.DATA_LOSS, why, DATA_LOSS))
         else:
             recording = Recording(self._context.log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))
@@ -78,10 +88,12 @@ class Recovery:
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._restarted(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
+            lost = Termination.server_failed(FailureReason.AGENT_LOOP_NOT_FOUND, why, "restart")
+            self._runner.decide(record, lost)
         elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
-            self._restarted(record, FailureReason.RESTART, "the server was started again while it ran")
+            why = "the server was started again while it ran"
+            self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
         else:
             record.run.left_over = True
             if recording.began:
@@ -101,11 +113,36 @@ class Recovery:
         record.run.recording = recording
         self._context.log.append(record, events.Resumed(record.trail.last_number))
         if deaths >= SUSPECTED:
+            log.warning(
+                "the server's process died %d times while rollout %s ran without a new reply: it runs alone now",
+                deaths,
+                record.rollout_id,
+            )
             self._runner.limit(record)
-            self._suspects.add(record, deaths)
+            heapq.heappush(self._suspects, (deaths, record.sequence, record))
         else:
-            self._suspects.goes_before(record)
+            self._before.add((record.rollout_id, record.attempt))
             self._admit(record)
+
+    def _see(self, event: TrajectoryEvent) -> None:
+        if isinstance(event.kind, events.ChatAnswered) and not event.kind.recorded_number:
+            self.passed(event.rollout_id, event.attempt)
+
+    def passed(self, rollout_id: str, attempt: int) -> None:
+        """Note that a rollout has ended or has got a new reply: the suspects need not wait for it."""
+        if (rollout_id, attempt) in self._before:
+            self._before.discard((rollout_id, attempt))
+            self._start_suspects()
+
+    def _start_suspects(self) -> None:
+        """Start the next suspect, with the fewest deaths, once no other rollout runs before it."""
+        while self._suspects and not self._before:
+            record = heapq.heappop(self._suspects)[2]
+            if record.run.termination is None and not record.run.parked:
+                self._before.add((record.rollout_id, record.attempt))
+                self._admit(record)
+        if not self._suspects:
+            self._context.log.remove_sink(self._see)
 
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
         """Return how often the process died while this agent ran, since its last new reply, and record it."""
@@ -119,7 +156,3 @@ class Recovery:
         self._context.admission.reserve(record.owner, beyond=True)
         record.reserved = True
         self._runner.admit(record)
-
-    def _restarted(self, record: Record, reason: FailureReason, why: str) -> None:
-        failed = Termination.failed("server", why, retryable=True, reason=reason, finish_reason="restart")
-        self._runner.decide(record, failed)

@@ -20,9 +20,8 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
-from osmosis_grpc.engine.lifecycle import advance
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.record import Record
+from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
@@ -78,9 +77,10 @@ class Runner:
             record.state = advance(record.state, RolloutState.QUEUED)
 
     def limit(self, record: Record) -> None:
-        """Set the timer for the agent_timeout of the request. Idempotent."""
+        """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
-            self._expire_after(record, record.run.deadline - self._context.clock.monotonic())
+            left = record.run.deadline - self._context.clock.monotonic()
+            self._later(DEADLINE, record, left, lambda: self.decide(record, _timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
         """Decide how a rollout ends, and end it. Returns False if that was decided before."""
@@ -108,7 +108,7 @@ class Runner:
             return
         why = f"the agent server failed: {describe(error)}"
         log.error("rollout %s ends FAILED (server): %s", record.rollout_id, why)
-        record.run.termination = Termination.internal(why)
+        record.run.termination = Termination.server_failed(why=why)
         if record.run.task in self.abandoned:
             self._end(record, free=False)
             return
@@ -125,14 +125,13 @@ class Runner:
         """End a rollout CANCELLED because a higher attempt replaces it. It delivers nothing."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
-        elif not self.decide(record, Termination.superseded()):
+        elif not self.decide(record, Termination(CompletionStatus.CANCELLED, "superseded", deliver=False)):
             assert record.run.termination is not None
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def _diverge(self, record: Record, why: str) -> None:
         """End a rollout whose agent runs again and asks another question than before."""
-        reason = FailureReason.REPLAY_DIVERGED
-        self.decide(record, Termination.failed("server", why, retryable=True, reason=reason, finish_reason="replay"))
+        self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Set a timer of a rollout. An exception of its callback ends the rollout FAILED (server)."""
@@ -151,7 +150,7 @@ class Runner:
         if record.run.deadline is None and self._context.config.agent_timeout is not None:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
-            self._expire_after(record, record.run.timeout)
+            self.limit(record)
         record.run.agent_version = self._context.provenance.version(record.agent_loop)
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
@@ -187,8 +186,6 @@ class Runner:
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
-            if not task.cancelled():
-                task.exception()
             record.run.task = None
             self._free_slot(record)
             return
@@ -201,12 +198,7 @@ class Runner:
                 record.run.termination = _timed_out(record)
             else:
                 record.run.termination = task.result()
-        elif not task.cancelled():
-            task.exception()
         self._end(record, free=True)
-
-    def _expire_after(self, record: Record, seconds: float) -> None:
-        self._later(DEADLINE, record, seconds, lambda: self.decide(record, _timed_out(record)))
 
     def _stop(self, record: Record) -> None:
         """Cancel the agent, several times if needed. In the end its rollout ends without it."""
@@ -252,7 +244,9 @@ class Runner:
             self._report(record, build_completion(record, record.run.termination, result_id, now), free)
         except Exception as error:
             log.exception("the outcome of rollout %s could not be written", record.rollout_id)
-            record.run.termination = Termination.internal(f"the outcome could not be written: {describe(error)}")
+            record.run.termination = Termination.server_failed(
+                why=f"the outcome could not be written: {describe(error)}"
+            )
             self._report(record, bare_completion(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, completion: Completion, free: bool) -> None:

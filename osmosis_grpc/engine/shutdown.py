@@ -103,9 +103,8 @@ class Shutdown:
         if self._context.journal.durable and record.trail.journaled and can_continue:
             self._runner.park(record)
         else:
-            why, reason = "the server shut down", FailureReason.SHUTDOWN
-            shutdown = Termination.failed("server", why, retryable=True, reason=reason, finish_reason="shutdown")
-            self._runner.decide(record, shutdown)
+            reason = FailureReason.SHUTDOWN
+            self._runner.decide(record, Termination.server_failed(reason, "the server shut down", "shutdown"))
 
     def _unfinished(self) -> list[Record]:
         """Return the rollouts that this process has to finish, and the parked ones whose agent still runs."""

@@ -107,13 +107,10 @@ class RecordTable:
         """Return the records that have not ended."""
         return list(self._live)
 
-    def restore(self, record: Record) -> None:
-        """Add a rollout that another process left."""
-        self.add(record)
-        self._by_sequence[record.sequence] = record
-
     def add(self, record: Record) -> None:
-        """Add a record that is being accepted."""
+        """Add a record that is being accepted, or that another process has accepted."""
+        if record.sequence:
+            self._by_sequence[record.sequence] = record
         self._records.setdefault(record.rollout_id, {})[record.attempt] = record
         self._live[record] = 0
         self.grow(record, record.init.size + MESSAGE_BYTES * len(record.init.request.messages))

@@ -1,4 +1,4 @@
-"""Notices code that blocks the event loop, and logs its line.
+"""Warns about code that blocks the event loop, and about rollouts that run and make no progress.
 
 A thread asks the loop for a sign of life. If none comes, it reads which line the loop's thread executes.
 """
@@ -8,18 +8,22 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.engine.record import Record
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.types import RolloutState
 from osmosis_grpc.types.stack_frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
 
-
 WATCH = job("engine.watchdog", OnFailure.RESTART, "thread")
+
+MOST_LINES = 10
+"""Stalled rollouts that one sweep names; further ones are only counted."""
 
 
 class Watchdog:
@@ -116,3 +120,33 @@ def _where(frames: list[FrameType]) -> str:
     else:
         frame = frames[0]
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) -> None:
+    """Log the rollouts without an event or a tool call for `stalled_after` seconds; `now` is monotonic.
+
+    Each stall is logged once. A rollout that made progress since, and stalls again, is logged again.
+    """
+    stalled = [
+        record
+        for record in records
+        if record.state is RolloutState.RUNNING
+        and record.run.termination is None
+        and now - record.run.progress >= stalled_after
+        and record.run.stall != record.run.progress
+    ]
+    for record in stalled:
+        record.run.stall = record.run.progress
+    for record in stalled[:MOST_LINES]:
+        activity = record.activity()
+        log.warning(
+            "rollout %s (agent loop %s, attempt %d) has made no progress for %.0f s; it does: %s, since %s",
+            record.rollout_id,
+            record.agent_loop,
+            record.attempt,
+            now - record.run.progress,
+            activity.description,
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.since)),
+        )
+    if len(stalled) > MOST_LINES:
+        log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)

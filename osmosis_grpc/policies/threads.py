@@ -6,6 +6,7 @@ The threads are daemons: a function that never returns does not keep the process
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ WORK = job("policies.work", OnFailure.RESTART, "thread")
 
 T = TypeVar("T")
 
-_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+_Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
@@ -33,13 +34,12 @@ class DaemonThreads:
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function on one of the threads, in the order of the calls. A cancelled caller does not stop it."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((loop, future, function))
+        future: Future[T] = Future()
+        self._jobs.put((future, function))
         if len(self._threads) < self._count:
             jobs = self._jobs
             self._threads.append(thread(WORK, lambda: _work(jobs)))
-        return await future
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """End the threads after the queued jobs. run() starts new ones."""
@@ -97,28 +97,12 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> bool:
     job = jobs.get()
     if job is None:
         return False
-    loop, future, function = job
-    if future.cancelled():
-        return True
-    result: Any = None
-    error: BaseException | None = None
-    try:
-        result = function()
-    except StopIteration as stop:  # no future takes it
-        error = RuntimeError(f"the function raised {stop!r}")
-    except BaseException as raised:
-        error = raised
-    try:
-        loop.call_soon_threadsafe(_settle, future, result, error)
-    except RuntimeError:  # the loop is closed: its callers have gone
-        return False
+    future, function = job
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except StopIteration as stop:  # no future of asyncio takes it
+            future.set_exception(RuntimeError(f"the function raised {stop!r}"))
+        except BaseException as error:
+            future.set_exception(error)
     return True
-
-
-def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

@@ -24,7 +24,7 @@ from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome
 from osmosis_grpc.wire.rollout import completion_to_wire, fit
-from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +85,26 @@ class Callbacks:
         return known
 
     def later(self, init: InitRequest) -> Peer:
-        """Return the peer for a rollout of the previous process. It resolves the target with its first call."""
-        later = _Later(self, init)
-        if init.callback is None:
-            return Peer(later.chat, later.complete)
-        return _peer(later.chat, later.complete, init.callback)
+        """Return the peer for a rollout of the previous process.
+
+        It resolves the target with its first call: the name of the target may not resolve before.
+        """
+        found: list[Peer] = []
+
+        async def peer() -> Peer:
+            try:
+                found[:] = found or [await self.peer(init)]
+            except InvalidArgument as error:
+                raise Unavailable(f"the trainer cannot be called: {error}") from None
+            return found[0]
+
+        async def chat(request: ChatRequest, /) -> ChatResponse:
+            return await (await peer()).chat(request)
+
+        async def complete(completion: Completion, /) -> Outcome:
+            return await (await peer()).complete(completion)
+
+        return _peer(chat, complete, init.callback) if init.callback is not None else Peer(chat, complete)
 
     async def close(self) -> None:
         """Close every channel."""
@@ -115,16 +130,10 @@ class _Trainer:
         self._state = init.callback.state
         self.delta = init.callback.delta
         self.credential = init.callback.credential
-        metadata = []
-        if init.callback.credential:
-            metadata.append(("authorization", f"Bearer {init.callback.credential}"))
+        metadata = {"authorization": self.credential and f"Bearer {self.credential}"}
         if init.trace is not None:
-            metadata += [
-                (name, value)
-                for name, value in (("traceparent", init.trace.traceparent), ("tracestate", init.trace.tracestate))
-                if value
-            ]
-        self._metadata = tuple(metadata) or None
+            metadata |= {"traceparent": init.trace.traceparent, "tracestate": init.trace.tracestate}
+        self._metadata = tuple((name, value) for name, value in metadata.items() if value) or None
 
     def chat(self, request: ChatRequest, /) -> "_Asking":
         return _Asking(self, request)
@@ -142,33 +151,10 @@ class _Trainer:
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)
         answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
-        outcome = outcome_from_wire(trainer_pb2.CompleteResponse.FromString(answer).outcome)
+        outcome = OUTCOMES.names.get(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer has no outcome")
         return outcome
-
-
-class _Later:
-    """A trainer whose target is resolved with the first call: its name may not resolve before."""
-
-    def __init__(self, callbacks: Callbacks, init: InitRequest) -> None:
-        self._callbacks = callbacks
-        self._init = init
-        self._peer: Peer | None = None
-
-    async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        return await (await self._found()).chat(request)
-
-    async def complete(self, completion: Completion, /) -> Outcome:
-        return await (await self._found()).complete(completion)
-
-    async def _found(self) -> Peer:
-        if self._peer is None:
-            try:
-                self._peer = await self._callbacks.peer(self._init)
-            except InvalidArgument as error:
-                raise Unavailable(f"the trainer cannot be called: {error}") from None
-        return self._peer
 
 
 class _Asking:

@@ -7,17 +7,16 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
 from osmosis_grpc.engine import Engine, Record
 from osmosis_grpc.wire import control
-from osmosis_grpc.wire.earlier_run import earlier_to_wire
 from osmosis_grpc.wire.event import event_to_wire
 from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.rollout import activity_to_wire
+from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
     """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
     selection = control.selection_from_wire(request)
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
-    return pb.CancelResponse(results=map(control.cancelled_to_wire, rows))
+    return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
 
 def init_answer(record: Record, started: bool) -> InitResponse:
@@ -29,7 +28,7 @@ def init_answer(record: Record, started: bool) -> InitResponse:
         attempt=record.attempt,
         tools=map(tool_to_wire, record.tools),
         started=started,
-        from_journal=earlier_to_wire(earlier),
+        from_journal=EARLIER_RUN.to_wire(earlier) if earlier else None,
     )
 
 
@@ -38,28 +37,16 @@ async def follow(
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
     """Yield the events of one rollout, or of all of the owner. Without `tokens` replies have no token blocks."""
     control.check_stream(request)
-    stream = _one(engine, owner, request, tokens) if request.rollout_id else _all(engine, owner, request, tokens)
-    async with aclosing(stream):
-        async for response in stream:
-            yield response
-
-
-async def _one(
-    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
-) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
-    async with aclosing(engine.log.follow(record, request.after)) as stream:
-        async for event in stream:
-            if event is not None:
-                yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
-            else:
-                idle = pb.Idle(last_number=record.trail.last_number, activity=activity_to_wire(record.activity()))
-                yield pb.StreamEventsResponse(idle=idle)
-
-
-async def _all(
-    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
-) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    if request.rollout_id:
+        record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
+        async with aclosing(engine.log.follow(record, request.after)) as trajectory:
+            async for event in trajectory:
+                if event is not None:
+                    yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
+                else:
+                    idle = pb.Idle(last_number=record.trail.last_number, activity=ACTIVITY.to_wire(record.activity()))
+                    yield pb.StreamEventsResponse(idle=idle)
+        return
     async with aclosing(engine.rollouts.follow_all(owner, request.cursor, request.from_now)) as stream:
         async for position, event in stream:
             cursor = engine.log.cursor(position)

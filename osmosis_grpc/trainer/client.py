@@ -1,6 +1,7 @@
 """The client of RolloutService: starts, lists, follows and cancels rollouts."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -15,11 +16,10 @@ from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.supervise import Backoff, Supervisor
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.stream_retry import StreamRetry
 from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable import Unreached
 from osmosis_grpc.types import (
@@ -33,11 +33,13 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.wire.control import cancelled_from_wire, drain_result_from_wire, server_info_from_wire
-from osmosis_grpc.wire.earlier_run import earlier_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, SERVER_INFO
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.rollout import init_to_wire, rollout_from_wire
+from osmosis_grpc.wire.rollout import EARLIER_RUN, ROLLOUT, init_to_wire
+
+STREAM_PAUSES = 0.25, 5.0
+"""Seconds before events() connects again: the first pause, and the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class RolloutClient:
         self._metadata = credentials.metadata
         self._supervisor = Supervisor(f"the client of {target}")
         self._unreached = Unreached(target, self._supervisor)
-        self._channel = credentials.channel(target, client_options())
+        self._channel = channel(target, credentials.tls, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._closed = False
 
@@ -115,14 +117,14 @@ class RolloutClient:
             callback = replace(callback, credential=narrowed(callback.credential, wanted.rollout_id))
         message = init_to_wire(InitRequest(request=wanted, callback=callback))
         answer = await self._call(self._stub.Init, message)
-        earlier = earlier_from_wire(answer)
+        earlier = EARLIER_RUN.field_of(answer, "from_journal")
         tools = tools_from_wire(answer.tools, "tools")
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.started, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """Returns the state of a rollout; attempt 0 means the highest."""
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
-        return rollout_from_wire(answer.rollout)
+        return ROLLOUT.from_wire(answer.rollout)
 
     async def rollouts(self, *, group_id: str = "", undelivered: bool = False) -> AsyncIterator[RolloutInfo]:
         """Yield the caller's rollouts in the order of their acceptance, page by page."""
@@ -131,7 +133,7 @@ class RolloutClient:
             request = pb.ListRolloutsRequest(page_token=token, group_id=group_id, undelivered=undelivered)
             answer = await self._call(self._stub.ListRollouts, request)
             for row in answer.rollouts:
-                yield rollout_from_wire(row)
+                yield ROLLOUT.from_wire(row)
             token = answer.next_page_token
             if not token:
                 return
@@ -146,7 +148,7 @@ class RolloutClient:
             request.all = True
         else:
             setattr(request, "rollout_id" if rollout_id else "group_id", rollout_id or group_id)
-        return [cancelled_from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
+        return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
 
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
@@ -156,22 +158,25 @@ class RolloutClient:
         A stream that breaks continues where it was. Events of a newer protocol are left out. Raises Unavailable when
         the server is lost, and when this client is closed.
         """
-        retry = StreamRetry(self._lost_after, self._unreached)
+        answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:
-                        retry.renew()
+                        answered = time.monotonic()
+                        self._unreached.reached()
+                        backoff.reset()
                         if response.HasField("event"):
                             after, attempt = response.event.number, response.event.attempt
                             if response.event.WhichOneof("kind"):
                                 yield event_from_wire(response.event)
                 return
             except Unavailable as error:
-                if self._closed:
+                if self._closed or not error.retryable or time.monotonic() - answered > self._lost_after:
                     raise
-                await retry.pause(error)
+                self._unreached.failed(error)
+                await asyncio.sleep(backoff.next())
 
     async def all_events(
         self, cursor: str = "", from_now: bool = False
@@ -188,14 +193,14 @@ class RolloutClient:
 
     async def info(self) -> ServerInfo:
         """Returns the server's identity, its agent loops and its capacity."""
-        return server_info_from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
+        return SERVER_INFO.from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
     async def drain(self, *, cancel: bool = False) -> DrainResult:
         """Let the server refuse new rollouts and finish the running ones; with `cancel`, let it accept rollouts again.
 
         Needs an administrator's token (`serve --admin-token-file`), or a server on this machine without tokens.
         """
-        return drain_result_from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
+        return DRAIN_RESULT.from_wire(await self._call(self._stub.Drain, pb.DrainRequest(cancel=cancel)))
 
     def _check_open(self) -> None:
         if self._closed:

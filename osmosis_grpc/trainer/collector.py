@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Value, single
+from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, Value, single
 from osmosis_grpc.observability.process_metrics import failures
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import FailureReason
@@ -79,7 +79,7 @@ def prometheus(source: "TrainerMetrics") -> "PrometheusCollector":
     return PrometheusCollector(source)
 
 
-class TrainerMetrics:
+class TrainerMetrics(Source):
     """A Source over what a trainer counts. Any thread may read it.
 
     `flat` is its metrics(), `failed` counts the failures of its background jobs.
@@ -91,7 +91,6 @@ class TrainerMetrics:
         self._failed = failed
 
     def read(self) -> Iterator[Reading]:
-        """See Source."""
         found: dict[Family, dict[Labels, Value]] = {family: {} for family in _FAMILIES}
         for name, value in self._flat().items():
             known = _family_of(name)

@@ -15,7 +15,6 @@ class LedgerReceipt:
         self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
 
     async def confirm(self) -> None:
-        """See Completion.confirm."""
         await self._ledger.confirm(*self._name)
 
     def __copy__(self) -> "LedgerReceipt":

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -76,41 +75,35 @@ class Run:
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yield requests with their completions in the order of their ends. See Trainer.run()."""
-        options, supervisor = self._options, self._scheduler.supervisor
-        with shown(options.progress, requests, options.group_size, supervisor) as self._progress:
-            async with aclosing(self._ended(requests)) as ended:
-                async for request, completion in ended:
-                    if self._progress is not None:
-                        self._progress.refresh()
-                    yield request, completion
-
-    async def _ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
-        report = self._finished.put_nowait
-        feeder = self._scheduler.supervisor.start(
-            FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
-        )
-        self._scheduler.runs.add(report)
-        try:
-            fed = False
-            while self._started or not fed or not self._finished.empty():
-                finished = await self._finished.get()
-                if self._scheduler.failure is not None:
-                    raise self._scheduler.failure
-                if isinstance(finished, BaseException):
-                    raise finished
-                if finished is None:
-                    fed = True
-                elif finished in self._started:  # otherwise its group was abandoned
-                    completion = self._over(finished)
-                    if not self._start_again(finished, completion):
-                        self._slots.release()
-                        yield finished.request, completion
-        finally:
-            self._scheduler.runs.discard(report)
-            self._scheduler.earlier.report()
-            feeder.cancel()
-            for rollout in list(self._started):
-                self._leave(rollout)
+        scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
+        with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
+            feeder = scheduler.supervisor.start(
+                FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
+            )
+            scheduler.runs.add(report)
+            try:
+                fed = False
+                while self._started or not fed or not self._finished.empty():
+                    finished = await self._finished.get()
+                    if scheduler.failure is not None:
+                        raise scheduler.failure
+                    if isinstance(finished, BaseException):
+                        raise finished
+                    if finished is None:
+                        fed = True
+                    elif finished in self._started:  # otherwise its group was abandoned
+                        completion = self._over(finished)
+                        if not self._start_again(finished, completion):
+                            self._slots.release()
+                            if self._progress is not None:
+                                self._progress.refresh()
+                            yield finished.request, completion
+            finally:
+                scheduler.runs.discard(report)
+                scheduler.earlier.report()
+                feeder.cancel()
+                for rollout in list(self._started):
+                    self._leave(rollout)
 
     def abandon(self, group_id: str) -> list[Completion]:
         """Cancel the running members of a group and start no further ones. A slot is free after its rollout has ended.
@@ -230,8 +223,6 @@ def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
 async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
     """See Trainer.unconfirmed()."""
     held = scheduler.held
-    if held is None:
-        return
     left = list(held.left)
     running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
     for rollout_id in left:

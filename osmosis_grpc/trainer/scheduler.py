@@ -13,17 +13,16 @@ from functools import partial
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, LedgerError, TrainerFailed, Unavailable
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, job_failed, retrieve
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, job_failed, retrieve
 from osmosis_grpc.trainer.chats.attempt import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.completion_recorder import CompletionRecorder
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.earlier_runs import EarlierOutcomes
+from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.servers import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
-from osmosis_grpc.trainer.untrainable import UntrainableOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ SETTLING = 5.0
 """Seconds that close waits for the outcomes of abandoned rollouts, and for the ledger."""
 
 
-class Scheduler:
+class Scheduler(Owner):
     """The unfinished rollouts of a trainer."""
 
     def __init__(
@@ -48,7 +47,7 @@ class Scheduler:
         self.runs: set[Callable[[TrainerFailed], None]] = set()
         """One for each open run() and groups(); called when the trainer fails."""
         self.ledger = ledger
-        self.held = UnconfirmedOutcomes(ledger) if ledger is not None else None
+        self.held = UnconfirmedOutcomes(ledger)
         self.earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()
         self.rollouts: dict[str, Rollout] = {}
@@ -80,12 +79,11 @@ class Scheduler:
         if self._closed:
             raise Unavailable("the trainer is closed")
         known = self.rollouts.get(request.rollout_id)
-        if self.held is not None:
-            if known is None and self.held.holds(request.rollout_id, request.attempt):
-                rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
-                rollout.done.add_done_callback(retrieve)
-                return rollout
-            self.held.left.pop(request.rollout_id, None)
+        if known is None and self.held.holds(request.rollout_id, request.attempt):
+            rollout = Rollout(request, self.held.fetch(request.rollout_id, request))
+            rollout.done.add_done_callback(retrieve)
+            return rollout
+        self.held.left.pop(request.rollout_id, None)
         if known is not None:
             if not _equal(known.request, request):
                 raise AlreadyExists(
@@ -121,7 +119,6 @@ class Scheduler:
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
         """Take over the rollouts that an earlier process had sent."""
-        assert self.held is not None
         by_key = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
@@ -147,14 +144,13 @@ class Scheduler:
             rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
-        """See Owner."""
         self._drop(rollout)
         self.forget(rollout)
         if not rollout.done.done():
             rollout.done.set_exception(error)
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
-        """See Owner. Refuses a new rollout; one that ran before waits for the ledger."""
+        """Refuses a new rollout; one that ran before waits for the ledger."""
         if rollout.begun:
             self.put_back(rollout, UNWRITTEN_RETRY)
         else:
@@ -205,7 +201,7 @@ class Scheduler:
         self.restart(rollout, "a higher attempt was asked for")
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """See Owner. The pause keeps a server that forgets its rollouts from using up all attempts at once."""
+        """The pause keeps a server that forgets its rollouts from using up all attempts at once."""
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
@@ -246,7 +242,6 @@ class Scheduler:
                 del server.pinned[affinity_key]
 
     def put_back(self, rollout: Rollout, after: float) -> None:
-        """See Owner."""
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
@@ -267,7 +262,6 @@ class Scheduler:
         self._returning.add(timer)
 
     def changed(self) -> None:
-        """See Owner."""
         self._queue.send(self._sent)
 
     def _sent(self, rollout: Rollout) -> bool:
@@ -310,7 +304,6 @@ class Scheduler:
             raise refusals[0]
 
     def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
-        """See Owner."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
             name = rollout.server.name if rollout.server is not None else "which it was sent to"

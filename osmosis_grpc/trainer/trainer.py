@@ -141,8 +141,7 @@ class Trainer:
         kept = ledger.take_restored() if ledger is not None else []
         cache.restore(kept, time.monotonic())
         self._transport.add_servers(kept)
-        if ledger is not None:
-            scheduler.restore(kept)
+        scheduler.restore(kept)
         await self._transport.begin()
         supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
 

@@ -19,26 +19,29 @@ log = logging.getLogger(__name__)
 
 
 class UnconfirmedOutcomes:
-    """The unconfirmed completions of a ledger, each assembled again from its chats."""
+    """The unconfirmed completions of a ledger, each assembled again from its chats; none without a ledger."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.left: dict[str, None] = dict.fromkeys(ledger.unconfirmed)
+    def __init__(self, ledger: Ledger | None) -> None:
+        self._attempts = ledger.unconfirmed if ledger is not None else {}
+        self.left: dict[str, None] = dict.fromkeys(self._attempts)
         """Rollouts of an earlier process that no caller has asked for, oldest first."""
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:
         """Returns whether there is an unconfirmed completion of this attempt or a higher one."""
-        return self._ledger.unconfirmed.get(rollout_id, 0) >= attempt
+        return self._attempts.get(rollout_id, 0) >= attempt
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
         """Returns a future of a completion; it raises AlreadyExists for another request, LedgerError."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
-        self._ledger.fetch(rollout_id, partial(self._fetched, future, rollout_id, request))
+        assert self._ledger is not None
+        self._ledger.fetch(rollout_id, partial(self._fetched, self._ledger, future, rollout_id, request))
         return future
 
     def _fetched(
         self,
+        ledger: Ledger,
         future: "asyncio.Future[Completion]",
         rollout_id: str,
         request: RolloutRequest | None,
@@ -56,27 +59,28 @@ class UnconfirmedOutcomes:
                     rollout_id=rollout_id,
                     attempt=kept.attempt if kept else 0,
                 )
-            future.set_result(replace(self._outcome(kept, request), receipt=LedgerReceipt(self._ledger, kept)))
+            future.set_result(replace(_outcome(ledger, kept, request), receipt=LedgerReceipt(ledger, kept)))
         except Exception as problem:
             future.set_exception(problem)
 
-    def _outcome(self, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
-        """Returns the completion; a FAILED one (DATA_LOSS) if the record is damaged. Raises AlreadyExists."""
-        damage = kept.damage
-        if not damage:
-            if request is not None and kept.init is not None:
-                check_same(kept.init, request, kept.attempt)
-            try:
-                return assembled(kept)
-            except Exception as error:
-                damage = clip(describe(error))
-        log.error(
-            "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
-            kept.rollout_id,
-            self._ledger.name,
-            damage,
-        )
-        return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
+
+def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
+    """Returns the completion; a FAILED one (DATA_LOSS) if the record is damaged. Raises AlreadyExists."""
+    damage = kept.damage
+    if not damage:
+        if request is not None and kept.init is not None:
+            check_same(kept.init, request, kept.attempt)
+        try:
+            return assembled(kept)
+        except Exception as error:
+            damage = clip(describe(error))
+    log.error(
+        "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
+        kept.rollout_id,
+        ledger.name,
+        damage,
+    )
+    return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
 
 
 def assembled(kept: LedgerRollout) -> Completion:

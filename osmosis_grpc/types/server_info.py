@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from osmosis_grpc.types.jsontext import MAX_DEPTH
+from osmosis_grpc.types.requests import MAX_ID_CHARS
 from osmosis_grpc.types.rollout_info import Capacity
 from osmosis_grpc.types.tools import ToolDict
 
@@ -24,8 +26,8 @@ class ServerLimits:
 
     max_message_bytes: int
     max_metadata_bytes: int
-    max_json_depth: int
-    max_rollout_id_chars: int
+    max_json_depth: int = MAX_DEPTH
+    max_rollout_id_chars: int = MAX_ID_CHARS
     agent_timeout: float | None
     """The most seconds of a rollout; None for no limit."""
 

@@ -1,17 +1,18 @@
 """event.proto: a table with one row for each kind of event."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, trainer_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.message import (
+    TOOLS,
     frozen_bytes,
     message_from_wire,
     message_to_wire,
@@ -20,9 +21,9 @@ from osmosis_grpc.wire.message import (
     params_to_wire,
     tool_call_from_wire,
     tool_call_to_wire,
-    tool_to_wire,
     tools_from_wire,
 )
+from osmosis_grpc.wire.mirror import Codec, Mirror
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.rollout import (
     completion_from_wire,
@@ -32,15 +33,7 @@ from osmosis_grpc.wire.rollout import (
     init_to_wire,
     referring_bytes,
 )
-from osmosis_grpc.wire.trainer import (
-    outcome_from_wire,
-    outcome_to_wire,
-    purpose_from_wire,
-    purpose_to_wire,
-    reply_bytes,
-    reply_from_wire,
-    tools_to_wire,
-)
+from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, reply_bytes, reply_from_wire, tools_to_wire
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
@@ -102,16 +95,6 @@ def _answered_bytes(kind: events.ChatAnswered) -> bytes:
     )
 
 
-def _accepted(kind: events.Accepted) -> pb.AcceptedEvent:
-    return pb.AcceptedEvent(
-        request=init_to_wire(kind.init, secrets=False), tools=[tool_to_wire(tool) for tool in kind.tools]
-    )
-
-
-def _read_accepted(m: pb.AcceptedEvent) -> events.Accepted:
-    return events.Accepted(init_from_wire(m.request), tools_from_wire(m.tools, "tools"))
-
-
 def _requested_bytes(kind: events.ChatRequested) -> bytes:
     rest = b""
     if kind.params or kind.tools is not None:
@@ -123,7 +106,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
             varint(_NUMBER, kind.number),
             varint(_CONTINUES, kind.continues),
             repeated(_MESSAGES, map(frozen_bytes, kind.messages)),
-            varint(_PURPOSE, purpose_to_wire(kind.purpose)),
+            varint(_PURPOSE, PURPOSES.numbers[kind.purpose]),
             rest,
         )
     )
@@ -143,7 +126,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         messages=messages_from_wire(m.messages, "messages"),
         params=params_from_wire(m.sampling, "sampling"),
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
-        purpose=purpose_from_wire(m.purpose),
+        purpose=PURPOSES.read(m.purpose, "purpose"),
     )
 
 
@@ -155,31 +138,6 @@ def _read_answered(m: pb.ChatAnsweredEvent) -> events.ChatAnswered:
         latency=times.seconds(m.latency),
         recorded_number=m.recorded_number,
     )
-
-
-def _returned(kind: events.ToolReturned) -> pb.ToolReturnedEvent:
-    return pb.ToolReturnedEvent(
-        tool_call_id=kind.tool_call_id,
-        name=kind.name,
-        error=kind.error,
-        latency=times.duration(kind.latency),
-        message=message_to_wire(kind.message) if kind.message is not None else None,
-    )
-
-
-def _read_returned(m: pb.ToolReturnedEvent) -> events.ToolReturned:
-    return events.ToolReturned(
-        tool_call_id=m.tool_call_id,
-        name=m.name,
-        error=m.error,
-        latency=times.seconds(m.latency),
-        message=message_from_wire(m.message, "message") if m.HasField("message") else None,
-    )
-
-
-def _delivered(kind: events.Delivered) -> pb.DeliveredEvent:
-    outcome = outcome_to_wire(kind.outcome) if kind.outcome else trainer_pb2.COMPLETE_OUTCOME_UNSPECIFIED
-    return pb.DeliveredEvent(outcome=outcome, given_up=kind.given_up, tries=kind.tries)
 
 
 def _ended(kind: events.Ended, completion: rollout_pb2.Completion | None) -> pb.EndedEvent:
@@ -195,27 +153,21 @@ def _read_ended(m: pb.EndedEvent) -> events.Ended:
     return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
 
 
-def _same_names(field: str, message: type[Any], kind: type[Any]) -> "_Row":
-    """Returns the row of a kind whose fields have the same names in the message. A repeated field is a tuple."""
-    names = [each.name for each in fields(kind)]
-    optional = {name for name in names if message.DESCRIPTOR.fields_by_name[name].has_presence}
-
-    def read(m: Any) -> Any:
-        known = {name: getattr(m, name) for name in names if name not in optional or m.HasField(name)}
-        return kind(**{name: v if isinstance(v, str | int | float) else tuple(v) for name, v in known.items()})
-
-    return field, lambda k: message(**{name: getattr(k, name) for name in names}), read
+def _mirror(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
+    message = getattr(pb, f"{kind.__name__}Event")
+    mirror = Mirror(kind, message, **codecs)
+    return _FIELD_OF[message.DESCRIPTOR], mirror.to_wire, mirror.from_wire
 
 
+_ONEOF = pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields
+_FIELD_OF = {field.message_type: field.name for field in _ONEOF}
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
 _KINDS: dict[type[events.EventKind], _Row] = {
-    events.Accepted: ("accepted", _accepted, _read_accepted),
-    events.Started: (
-        "started",
-        lambda k: pb.StartedEvent(queue_time=times.duration(k.queue_time), agent_version=k.agent_version),
-        lambda m: events.Started(times.seconds(m.queue_time), m.agent_version),
+    events.Accepted: _mirror(
+        events.Accepted,
+        init=Codec(lambda init: init_to_wire(init, secrets=False), lambda m, path: init_from_wire(m), "request"),
+        tools=TOOLS,
     ),
-    events.Resumed: _same_names("resumed", pb.ResumedEvent, events.Resumed),
     events.ChatRequested: (
         "chat_requested",
         lambda k: pb.ChatRequestedEvent.FromString(_requested_bytes(k)),
@@ -226,32 +178,21 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         lambda k: pb.ChatAnsweredEvent.FromString(_answered_bytes(k)),
         _read_answered,
     ),
-    events.ChatFailed: _same_names("chat_failed", pb.ChatFailedEvent, events.ChatFailed),
-    events.ToolCalled: (
-        "tool_called",
-        lambda k: pb.ToolCalledEvent(call=tool_call_to_wire(k.call)),
-        lambda m: events.ToolCalled(tool_call_from_wire(m.call, "call")),
+    events.ToolCalled: _mirror(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
+    events.ToolReturned: _mirror(events.ToolReturned, message=Codec(message_to_wire, message_from_wire)),
+    events.Logged: _mirror(
+        events.Logged,
+        data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
     ),
-    events.ToolReturned: ("tool_returned", _returned, _read_returned),
-    events.Logged: (
-        "logged",
-        lambda k: pb.LoggedEvent(name=k.name, data_json=jsontext.render(k.data) if k.data else ""),
-        lambda m: events.Logged(m.name, jsontext.parse_object(m.data_json, "data_json")),
-    ),
-    events.SampleAdded: (
-        "sample_added",
-        lambda k: pb.SampleAddedEvent(sample=k.sample),
-        lambda m: events.SampleAdded(m.sample),
-    ),
-    events.SegmentClosed: _same_names("segment_closed", pb.SegmentClosedEvent, events.SegmentClosed),
-    events.CancelAsked: _same_names("cancel_asked", pb.CancelAskedEvent, events.CancelAsked),
-    events.Graded: _same_names("graded", pb.GradedEvent, events.Graded),
     events.Ended: ("ended", lambda k: _ended(k, fit(completion_to_wire(k.completion, head=True))), _read_ended),
-    events.Delivered: (
-        "delivered",
-        _delivered,
-        lambda m: events.Delivered(outcome_from_wire(m.outcome), m.given_up, m.tries),
-    ),
+    events.Delivered: _mirror(events.Delivered, outcome=OUTCOMES.codec(None)),
+    events.Started: _mirror(events.Started),
+    events.Resumed: _mirror(events.Resumed),
+    events.ChatFailed: _mirror(events.ChatFailed),
+    events.SampleAdded: _mirror(events.SampleAdded),
+    events.SegmentClosed: _mirror(events.SegmentClosed),
+    events.CancelAsked: _mirror(events.CancelAsked),
+    events.Graded: _mirror(events.Graded),
 }
 _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
     events.ChatRequested: _requested_bytes,
@@ -260,7 +201,7 @@ _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
 }
 """The kinds that are serialized without a message: the frequent ones, and the one whose journal form differs."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
-_NUMBERS = {field.name: field.number for field in pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields}
+_NUMBERS = {field.name: field.number for field in _ONEOF}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}
 _NUMBER, _CONTINUES, _MESSAGES, _PURPOSE = (
     pb.ChatRequestedEvent.DESCRIPTOR.fields_by_name[name].number

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.errors import Boundary, InvalidArgument
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import Cause, Completion, CompletionStatus, Failure, RolloutMetrics, RolloutState
+from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import read_reason
 from osmosis_grpc.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
@@ -29,8 +30,8 @@ from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
-from osmosis_grpc.wire.earlier_run import earlier_from_wire, earlier_to_wire
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
+from osmosis_grpc.wire.mirror import Codec, EnumNames, Mirror
 from osmosis_grpc.wire.protobuf_encoding import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
@@ -40,20 +41,38 @@ MAX_METADATA_BYTES = 1024 * 1024
 NOT_SERVED = ("grader_timeout",)
 """Fields of InitRequest that this server refuses."""
 
-STATES: dict[RolloutState, pb.RolloutState.ValueType] = {
-    state: pb.RolloutState.Value(f"ROLLOUT_STATE_{state}") for state in RolloutState
-}
-_STATE_OF: dict[int, RolloutState] = {number: state for state, number in STATES.items()}
-_STATUSES = {status: pb.CompletionStatus.Value(f"COMPLETION_STATUS_{status}") for status in CompletionStatus}
-_STATUS_OF: dict[int, CompletionStatus] = {number: status for status, number in _STATUSES.items()}
-_BOUNDARIES: dict[Boundary, pb.FailureBoundary.ValueType] = {
-    "agent": pb.FAILURE_BOUNDARY_AGENT,
-    "tool": pb.FAILURE_BOUNDARY_TOOL,
-    "trainer": pb.FAILURE_BOUNDARY_TRAINER,
-    "grader": pb.FAILURE_BOUNDARY_GRADER,
-    "server": pb.FAILURE_BOUNDARY_SERVER,
-}
-_BOUNDARY_OF: dict[int, Boundary] = {number: name for name, number in _BOUNDARIES.items()}
+MAX_CHANGES = 20
+"""The most names of changed files and packages in a message."""
+
+STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
+_STATUSES = EnumNames(CompletionStatus, pb.CompletionStatus, "a completion status")
+_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBoundary, "a boundary")
+_GROUP = Mirror(Group, pb.Group)
+_HEADER = Codec(str, check_header)
+_TRACE = Mirror(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
+_TLS = Mirror(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+ACTIVITY = Mirror(Activity, pb.Activity)
+EARLIER_RUN = Mirror(
+    EarlierRun,
+    pb.EarlierRun,
+    changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
+)
+_CAUSE = Mirror(Cause, pb.Cause)
+_FRAME = Mirror(StackFrame, pb.StackFrame)
+FAILURE = Mirror(
+    Failure,
+    pb.Failure,
+    boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
+    reason=Codec(str, read_reason),
+)
+METRICS = Mirror(
+    RolloutMetrics,
+    pb.Metrics,
+    **{
+        f"{name}_ms": Codec(lambda ms: times.duration(ms / 1000), lambda m, path: times.seconds(m) * 1000, name)
+        for name in ("total_latency", "llm_latency", "tool_latency")
+    },
+)
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
@@ -82,7 +101,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         ),
         metadata=_metadata_from_wire(message.metadata_json),
         label=message.label if message.HasField("label") else None,
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        group=_checked_group(message.group) if message.HasField("group") else None,
         priority=message.priority,
         agent_timeout=(
             times.checked_seconds(message.agent_timeout, "agent_timeout") if message.HasField("agent_timeout") else None
@@ -97,14 +116,10 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         evaluation=message.evaluation,
     )
     callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
-    trace = _trace_from_wire(message.trace_context) if message.HasField("trace_context") else None
+    trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
     )
-
-
-def _trace_from_wire(trace: pb.TraceContext) -> TraceContext:
-    return TraceContext(*(check_header(getattr(trace, n), f"trace_context.{n}") for n in ("traceparent", "tracestate")))
 
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
@@ -126,8 +141,8 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
         tool_server_url=request.tool_server_url or "",
         idempotency_key=request.idempotency_key or "",
         evaluation=request.evaluation,
-        group=_group_to_wire(group) if group else None,
-        trace_context=pb.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate) if trace else None,
+        group=_GROUP.to_wire(group) if group else None,
+        trace_context=_TRACE.to_wire(trace) if trace else None,
         callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
     )
 
@@ -153,15 +168,11 @@ def _digest(message: pb.InitRequest) -> bytes:
     return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
-def _group_to_wire(group: Group) -> pb.Group:
-    return pb.Group(id=group.id, index=group.index, size=group.size)
-
-
-def _group_from_wire(group: pb.Group) -> Group:
-    check_id(group.id, "group.id")
-    if group.size and group.index >= group.size:
-        raise InvalidArgument("group.index", f"{group.index} is not below the group's size, {group.size}")
-    return Group(group.id, group.index, group.size)
+def _checked_group(message: pb.Group, path: str = "group") -> Group:
+    check_id(message.id, f"{path}.id")
+    if message.size and message.index >= message.size:
+        raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
+    return _GROUP.from_wire(message)
 
 
 def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
@@ -180,7 +191,7 @@ def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
         credential=callback.credential if secrets else "",
         state=callback.state if secrets else b"",
         history=pb.HISTORY_FORM_DELTA if callback.delta else pb.HISTORY_FORM_UNSPECIFIED,
-        tls=None if callback.tls is None else pb.CallbackTls(server_name=callback.tls.server_name),
+        tls=_TLS.to_wire(callback.tls) if callback.tls else None,
         run_id=callback.run_id,
     )
 
@@ -194,9 +205,7 @@ def _callback_from_wire(callback: pb.Callback) -> Callback:
         credential=check_header(callback.credential, "callback.credential"),
         state=callback.state,
         delta=wants_delta(callback.history, "callback.history", default=False),
-        tls=CallbackTls(check_header(callback.tls.server_name, "callback.tls.server_name"))
-        if callback.HasField("tls")
-        else None,
+        tls=_TLS.field_of(callback, "tls", "callback."),
         run_id=callback.run_id,
     )
 
@@ -211,52 +220,6 @@ def wants_delta(form: int, field: str, *, default: bool) -> bool:
     if form not in forms:
         raise InvalidArgument(field, f"{form} is not a form of histories")
     return forms[form]
-
-
-def state_from_wire(state: int) -> RolloutState | None:
-    """Returns a state; None for an unspecified state and for one of a newer protocol."""
-    return _STATE_OF.get(state)
-
-
-def activity_to_wire(activity: Activity) -> pb.Activity:
-    """Returns what a rollout does at the moment, as a message."""
-    return pb.Activity(description=activity.description, since=times.timestamp(activity.since))
-
-
-def rollout_to_wire(info: RolloutInfo) -> pb.Rollout:
-    """Returns the state of a rollout as a message."""
-    return pb.Rollout(
-        rollout_id=info.rollout_id,
-        attempt=info.attempt,
-        agent_loop=info.agent_loop,
-        state=STATES[info.state],
-        activity=activity_to_wire(info.activity),
-        group=_group_to_wire(info.group) if info.group else None,
-        accept_time=times.timestamp(info.accept_time),
-        start_time=times.timestamp(info.start_time) if info.start_time is not None else None,
-        end_time=times.timestamp(info.end_time) if info.end_time is not None else None,
-        last_number=info.last_number,
-        undelivered=info.undelivered,
-        completion=fit(completion_to_wire(info.completion)) if info.completion else None,
-    )
-
-
-def rollout_from_wire(message: pb.Rollout) -> RolloutInfo:
-    """Returns the state of a rollout. Raises InvalidArgument naming the field."""
-    return RolloutInfo(
-        rollout_id=message.rollout_id,
-        attempt=message.attempt,
-        agent_loop=message.agent_loop,
-        state=_STATE_OF.get(message.state, RolloutState.ACCEPTED),
-        activity=Activity(message.activity.description, times.unix(message.activity.since)),
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
-        accept_time=times.unix(message.accept_time),
-        start_time=times.unix(message.start_time) if message.HasField("start_time") else None,
-        end_time=times.unix(message.end_time) if message.HasField("end_time") else None,
-        last_number=message.last_number,
-        undelivered=message.undelivered,
-        completion=completion_from_wire(message.completion, "completion") if message.HasField("completion") else None,
-    )
 
 
 def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
@@ -283,20 +246,20 @@ def completion_to_wire(completion: Completion, *, head: bool = False, refer: boo
         rollout_id=completion.rollout_id,
         attempt=completion.attempt,
         result_id=completion.result_id,
-        status=_STATUSES[completion.status],
+        status=_STATUSES.numbers[completion.status],
         finish_reason=completion.finish_reason,
-        failure=failure_to_wire(completion.failure) if completion.failure else None,
+        failure=FAILURE.to_wire(completion.failure) if completion.failure else None,
         messages=[message_to_wire(message) for message in messages],
         messages_after=pb.ChatRef(sample=begins.sample, number=begins.number) if begins else None,
-        group=_group_to_wire(completion.group) if completion.group else None,
+        group=_GROUP.to_wire(completion.group) if completion.group else None,
         reward=completion.reward,
         samples=samples,
-        metrics=metrics_to_wire(completion.metrics),
+        metrics=METRICS.to_wire(completion.metrics),
         extra_json=jsontext.render(completion.extra_fields) if completion.extra_fields else "",
         omitted=completion.omitted,
         evaluation=completion.evaluation,
         agent_version=completion.agent_version,
-        from_journal=earlier_to_wire(completion.from_journal),
+        from_journal=EARLIER_RUN.to_wire(completion.from_journal) if completion.from_journal else None,
     )
 
 
@@ -331,10 +294,8 @@ def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Complet
 def completion_from_wire(message: pb.Completion, field: str) -> Completion:
     """Returns a checked completion. Raises InvalidArgument naming the path below `field`."""
     check_id(message.rollout_id, f"{field}.rollout_id")
-    status = _STATUS_OF.get(message.status)
-    if status is None:
-        raise InvalidArgument(f"{field}.status", f"{message.status} is not a completion status")
-    failure = _failure_from_wire(message.failure, f"{field}.failure") if message.HasField("failure") else None
+    status = _STATUSES.read(message.status, f"{field}.status")
+    failure = FAILURE.field_of(message, "failure", f"{field}.")
     reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
     if reward is not None and status is not CompletionStatus.COMPLETED:
         raise InvalidArgument(f"{field}.reward", f"a rollout that ended {status} carries no reward")
@@ -357,15 +318,15 @@ def completion_from_wire(message: pb.Completion, field: str) -> Completion:
         failure=failure,
         messages=messages,
         begins=begins,
-        group=_group_from_wire(message.group) if message.HasField("group") else None,
+        group=_checked_group(message.group) if message.HasField("group") else None,
         reward=reward,
         samples=_with_messages(samples, messages, begins),
-        metrics=_metrics_from_wire(message.metrics),
+        metrics=METRICS.from_wire(message.metrics),
         extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
         omitted=tuple(message.omitted),
         evaluation=message.evaluation,
         agent_version=message.agent_version,
-        from_journal=earlier_from_wire(message),
+        from_journal=EARLIER_RUN.field_of(message, "from_journal"),
     )
 
 
@@ -380,60 +341,10 @@ def _with_messages(
     return {name: replace(only, messages=messages, begins=begins)}
 
 
-def failure_to_wire(failure: Failure) -> pb.Failure:
-    """Returns why a rollout did not complete, as a message."""
-    return pb.Failure(
-        boundary=_BOUNDARIES[failure.boundary],
-        message=failure.message,
-        retryable=failure.retryable,
-        causes=[pb.Cause(type=cause.type, message=cause.message) for cause in failure.causes],
-        file=failure.file,
-        line=failure.line,
-        frames=[pb.StackFrame(file=f.file, line=f.line, function=f.function, code=f.code) for f in failure.frames],
-        reason=failure.reason,
-    )
-
-
-def _failure_from_wire(message: pb.Failure, field: str) -> Failure:
-    boundary = _BOUNDARY_OF.get(message.boundary)
-    if boundary is None:
-        raise InvalidArgument(f"{field}.boundary", f"{message.boundary} is not a boundary")
-    causes = tuple(Cause(cause.type, cause.message) for cause in message.causes)
-    frames = tuple(StackFrame(frame.file, frame.line, frame.function, frame.code) for frame in message.frames)
-    reason = read_reason(message.reason, f"{field}.reason")
-    return Failure(boundary, message.message, message.retryable, causes, message.file, message.line, frames, reason)
-
-
-def metrics_to_wire(metrics: RolloutMetrics) -> pb.Metrics:
-    """Returns the metrics of a rollout as a message."""
-    return pb.Metrics(
-        total_latency=times.duration(metrics.total_latency_ms / 1000),
-        llm_latency=times.duration(metrics.llm_latency_ms / 1000),
-        tool_latency=times.duration(metrics.tool_latency_ms / 1000),
-        num_llm_calls=metrics.num_llm_calls,
-        num_tool_calls=metrics.num_tool_calls,
-        prompt_tokens=metrics.prompt_tokens,
-        response_tokens=metrics.response_tokens,
-        max_context_tokens=metrics.max_context_tokens,
-        queue_time=times.duration(metrics.queue_time),
-        model_time=times.duration(metrics.model_time),
-        tool_time=times.duration(metrics.tool_time),
-        overhead_time=times.duration(metrics.overhead_time),
-    )
-
-
-def _metrics_from_wire(message: pb.Metrics) -> RolloutMetrics:
-    return RolloutMetrics(
-        total_latency_ms=times.seconds(message.total_latency) * 1000,
-        llm_latency_ms=times.seconds(message.llm_latency) * 1000,
-        tool_latency_ms=times.seconds(message.tool_latency) * 1000,
-        num_llm_calls=message.num_llm_calls,
-        num_tool_calls=message.num_tool_calls,
-        prompt_tokens=message.prompt_tokens,
-        response_tokens=message.response_tokens,
-        max_context_tokens=message.max_context_tokens,
-        queue_time=times.seconds(message.queue_time),
-        model_time=times.seconds(message.model_time),
-        tool_time=times.seconds(message.tool_time),
-        overhead_time=times.seconds(message.overhead_time),
-    )
+ROLLOUT = Mirror(
+    RolloutInfo,
+    pb.Rollout,
+    state=STATES.codec(RolloutState.ACCEPTED),
+    group=Codec(_GROUP.to_wire, _checked_group),
+    completion=Codec(lambda completion: fit(completion_to_wire(completion)), completion_from_wire),
+)

@@ -24,6 +24,7 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
+from osmosis_grpc.wire.mirror import EnumNames
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
     array_bytes,
@@ -34,15 +35,13 @@ from osmosis_grpc.wire.tokens import (
     spans_to_wire,
 )
 
-_PURPOSES = {ChatPurpose.POLICY: pb.CHAT_PURPOSE_POLICY, ChatPurpose.JUDGE: pb.CHAT_PURPOSE_JUDGE}
-_PURPOSE_OF: dict[int, ChatPurpose] = {number: purpose for purpose, number in _PURPOSES.items()}
-_PURPOSE_OF[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
+PURPOSES = EnumNames(ChatPurpose, pb.ChatPurpose, "a purpose")
+PURPOSES.names[pb.CHAT_PURPOSE_UNSPECIFIED] = ChatPurpose.POLICY
+OUTCOMES = EnumNames(Outcome, pb.CompleteOutcome, "an outcome")
 _TOKENS, _PROMPT = 4, 5  # the fields of ChatResponse that have arrays
 _FULL, _DELTA = 5, 6  # the fields of ChatRequest that have a history
 _FULL_MESSAGES, _CONTINUES, _DELTA_MESSAGES = 1, 1, 2  # the fields of the histories
 _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
-_OUTCOMES = {outcome: pb.CompleteOutcome.Value(f"COMPLETE_OUTCOME_{outcome}") for outcome in Outcome}
-_OUTCOME_OF: dict[int, Outcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
@@ -75,7 +74,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 @lru_cache(1024)
 def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
     """Returns the serialized fields with which all chats of a sample begin."""
-    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=_PURPOSES[purpose])
+    name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=PURPOSES.numbers[purpose])
     return name.SerializeToString()
 
 
@@ -101,7 +100,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         tools=tools_from_wire(message.tools.tools, "tools.tools") if message.HasField("tools") else None,
         tools_overridden=message.HasField("tools"),
         params=params_from_wire(message.sampling, "sampling") if message.HasField("sampling") else {},
-        purpose=purpose_from_wire(message.purpose),
+        purpose=PURPOSES.read(message.purpose, "purpose"),
         state=message.state,
         credential=credential,
         timeout=timeout,
@@ -113,19 +112,6 @@ def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tool
     if tools is None:
         return None
     return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
-
-
-def purpose_to_wire(purpose: ChatPurpose) -> pb.ChatPurpose.ValueType:
-    """Returns the purpose of a chat as its number."""
-    return _PURPOSES[purpose]
-
-
-def purpose_from_wire(purpose: int) -> ChatPurpose:
-    """Returns the purpose of a chat. Raises InvalidArgument for an unknown one."""
-    known = _PURPOSE_OF.get(purpose)
-    if known is None:
-        raise InvalidArgument("purpose", f"{purpose} is not a purpose")
-    return known
 
 
 def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
@@ -170,13 +156,3 @@ def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResp
     )
     response.check(arrays=False)
     return response
-
-
-def outcome_to_wire(outcome: Outcome) -> pb.CompleteOutcome.ValueType:
-    """Returns the outcome of a completion as its number."""
-    return _OUTCOMES[outcome]
-
-
-def outcome_from_wire(outcome: int) -> Outcome | None:
-    """Returns the outcome of a completion; None if it is unspecified or unknown."""
-    return _OUTCOME_OF.get(outcome)

@@ -303,7 +303,11 @@ async def test_t12_a_tool_that_is_run_by_hand_is_named_too(hosting):
 
 
 def stalls(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "osmosis_grpc.engine.stalls"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "osmosis_grpc.engine.watchdog" and "no progress" in record.getMessage()
+    ]
 
 
 async def test_t12_a_stall_is_logged_once_with_what_the_rollout_does(hosting, caplog):

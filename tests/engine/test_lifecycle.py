@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from osmosis_grpc.engine.lifecycle import TERMINAL, TRANSITIONS, LifecycleError, advance
+from osmosis_grpc.engine.record import TERMINAL, TRANSITIONS, LifecycleError, advance
 from osmosis_grpc.types import CompletionStatus, RolloutState
 
 EXPECTED = {

@@ -24,7 +24,7 @@ from osmosis_grpc.types import (
     Segment,
 )
 from osmosis_grpc.wire.rollout import completion_to_wire
-from osmosis_grpc.wire.trainer import chat_bytes, outcome_from_wire, reply_from_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 from tests.credentials import shown
 from tests.waiting import until
 
@@ -63,7 +63,7 @@ async def ask(train, sampler, stack):
     async def ask(what, timeout=10.0):
         if isinstance(what, Completion):
             request = CompleteRequest(completion=completion_to_wire(what))
-            return outcome_from_wire((await called(stub.Complete, request, trainer, timeout)).outcome)
+            return OUTCOMES.names.get((await called(stub.Complete, request, trainer, timeout)).outcome)
         return reply_from_wire(await asked(stub, what, trainer, timeout))
 
     ask.trainer = trainer

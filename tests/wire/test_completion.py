@@ -23,14 +23,7 @@ from osmosis_grpc.types import (
     Segment,
     StackFrame,
 )
-from osmosis_grpc.wire.rollout import (
-    completion_from_wire,
-    completion_to_wire,
-    fit,
-    rollout_from_wire,
-    rollout_to_wire,
-    state_from_wire,
-)
+from osmosis_grpc.wire.rollout import ROLLOUT, STATES, completion_from_wire, completion_to_wire, fit
 
 SEGMENT = Segment(
     ids=np.arange(500, dtype="<u4"), logprobs=np.full(200, -0.5, dtype="<f4"), mask_runs=(300, 200), chats=(1,)
@@ -246,18 +239,18 @@ INFO = RolloutInfo(
 
 @pytest.mark.parametrize("info", [INFO, replace(INFO, group=None, start_time=None, end_time=None, completion=None)])
 def test_the_state_of_a_rollout_survives(info):
-    assert rollout_from_wire(over_the_wire(rollout_to_wire(info))) == info
+    assert ROLLOUT.from_wire(over_the_wire(ROLLOUT.to_wire(info))) == info
 
 
 @pytest.mark.parametrize("state", RolloutState)
 def test_every_state_survives(state):
-    wire = rollout_to_wire(replace(INFO, state=state))
-    assert rollout_from_wire(wire).state is state
-    assert state_from_wire(wire.state) is state
+    wire = ROLLOUT.to_wire(replace(INFO, state=state))
+    assert ROLLOUT.from_wire(wire).state is state
+    assert STATES.names.get(wire.state) is state
 
 
 def test_every_number_of_the_protocol_is_known():
-    states = {state_from_wire(number) for number in pb.RolloutState.values()}
+    states = {STATES.names.get(number) for number in pb.RolloutState.values()}
     assert states == {*RolloutState, None}
     for number in set(pb.CompletionStatus.values()) - {0}:
         assert completion_from_wire(pb.Completion(rollout_id="r", status=number), "c").status in CompletionStatus

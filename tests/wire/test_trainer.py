@@ -10,12 +10,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Outcome, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.wire.trainer import (
+    OUTCOMES,
+    PURPOSES,
     chat_bytes,
     chat_from_wire,
-    outcome_from_wire,
-    outcome_to_wire,
-    purpose_from_wire,
-    purpose_to_wire,
     reply_bytes,
     reply_from_wire,
     reply_to_wire,
@@ -208,10 +206,10 @@ def test_a_reply_out_of_bounds_is_refused_by_name(field, changes):
 
 
 def test_every_purpose_and_outcome_is_known():
-    assert {purpose_from_wire(number) for number in pb.ChatPurpose.values()} == set(ChatPurpose)
+    assert {PURPOSES.read(number, "purpose") for number in pb.ChatPurpose.values()} == set(ChatPurpose)
     for purpose in ChatPurpose:
-        assert purpose_from_wire(purpose_to_wire(purpose)) is purpose
-    assert {outcome_from_wire(number) for number in pb.CompleteOutcome.values()} == {*Outcome, None}
+        assert PURPOSES.read(PURPOSES.numbers[purpose], "purpose") is purpose
+    assert {OUTCOMES.names.get(number) for number in pb.CompleteOutcome.values()} == {*Outcome, None}
     for outcome in Outcome:
-        assert outcome_from_wire(outcome_to_wire(outcome)) is outcome
-    assert outcome_from_wire(99) is None
+        assert OUTCOMES.names.get(OUTCOMES.numbers[outcome]) is outcome
+    assert OUTCOMES.names.get(99) is None

@@ -31,6 +31,7 @@ from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_di
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.completion import clip, describe, log_traceback, printable
+from osmosis_grpc.wire.trainer import reply_bytes
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +244,22 @@ class AttemptCache:
                 if asked.task is not None:
                     asked.task.cancel()
         self.samples.clear()
+
+
+def reply_of(asked: PendingChat, continues: int) -> bytes:
+    """Returns the reply of an answered chat as it is sent, its prompt without the tokens of chat `continues`.
+
+    Raises the CallError of its sampling, Internal.
+    """
+    asked.done.result()
+    written, asked.written = asked.written, None
+    try:
+        reply = written if written is not None and asked.as_kept(continues) else reply_bytes(asked.reply(continues))
+    except Exception as problem:  # the policy may have put anything into it
+        raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
+    if len(reply) > MAX_REPLY_BYTES:
+        raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
+    return reply
 
 
 def unwritten() -> Unavailable:

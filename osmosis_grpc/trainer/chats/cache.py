@@ -1,5 +1,6 @@
 """The cache of a trainer: one entry for each rollout. Each completion is recorded once."""
 
+import asyncio
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.attempt import AttemptCache, unwritten
+from osmosis_grpc.trainer.chats.attempt import AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
@@ -46,6 +47,13 @@ class ChatCache:
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
+
+    async def answer(self, request: ChatRequest) -> bytes:
+        """Wait until a chat is answered. Returns its reply as it is sent. Raises the CallError of its sampling."""
+        chat = self.chat(request, time.monotonic())
+        if not chat.done.done():
+            await asyncio.wait({chat.done})
+        return reply_of(chat, request.continues)
 
     def check_known(self, rollout_id: str) -> None:
         """Raise NotFound for a rollout without an entry."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from osmosis_grpc.engine.suspects import CONVICTED
+from osmosis_grpc.engine.recovery import CONVICTED
 from osmosis_grpc.types import Outcome, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
@@ -122,7 +122,7 @@ class Evidence:
     def replayed_equal(self) -> Iterator[Break]:
         """A rollout that continues after a crash ends as if there had been none.
 
-        One that was killed again and again may end FAILED (crashed_server): see suspects.py.
+        One that was killed again and again may end FAILED (crashed_server): see recovery.py.
         """
         for name in sorted(self.replayable):
             for line in self.applied[name]:

@@ -9,7 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.types import CancelResult
 from osmosis_grpc.wire.attach import refused
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 
 Results = list[CancelResult]
 
@@ -56,6 +56,6 @@ class Cancels:
         if future is None or future.done():
             return
         if reply.WhichOneof("result") == "response":
-            future.set_result([cancelled_from_wire(row) for row in reply.response.results])
+            future.set_result([CANCEL_RESULT.from_wire(row) for row in reply.response.results])
         else:
             future.set_exception(refused(reply.status))

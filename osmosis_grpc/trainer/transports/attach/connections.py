@@ -8,7 +8,6 @@ import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
-from osmosis_grpc.link.call_metrics import Unregistered
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import Duplex, FrameStream
@@ -37,7 +36,6 @@ class AttachTransport(Transport[AttachedServer]):
     _server: grpc.aio.Server | None = None
 
     def listen(self) -> None:
-        """See Transport."""
         if not self.address:
             return
         self._server = grpc.aio.server(options=server_options())
@@ -46,11 +44,10 @@ class AttachTransport(Transport[AttachedServer]):
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """See Transport. A server that dialled in and has rollouts in the ledger is awaited, too."""
+        """A server that dialled in and has rollouts in the ledger is awaited, too."""
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
@@ -60,13 +57,11 @@ class AttachTransport(Transport[AttachedServer]):
         return AttachedServer(name, self._scheduler, server_key=server_key, delta=self._config.delta)
 
     async def begin(self) -> None:
-        """See Transport."""
         if self._server is not None:
             await start(self._server)
         await super().begin()
 
     async def close(self) -> None:
-        """See Transport."""
         await super().close()
         if self._server is not None:
             await self._server.stop(0.25)

@@ -23,7 +23,7 @@ from osmosis_grpc.types import CancelResult, Completion, InitRequest, Outcome, T
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
-from osmosis_grpc.wire.trainer import outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES
 
 log = logging.getLogger(__name__)
 
@@ -113,16 +113,13 @@ class AttachedServer(AgentServerLink):
             self.problem = problem
 
     def send_init(self, rollout: Rollout) -> None:
-        """See AgentServerLink."""
         if self.stream is not None and rollout.written:
             self.stream.send(trainer_frame("init", init_to_wire(InitRequest(request=rollout.request))))
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
-        """See AgentServerLink."""
         return self.cancels.ask(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
-        """See AgentServerLink."""
         rollout_id, attempt = key
         elsewhere = control_pb2.CancelRequest(rollout_id=rollout_id, attempt=attempt, reason="it runs elsewhere")
         self._send("cancel", pb.CancelAsk(id=f"{rollout_id} {attempt}", request=elsewhere))
@@ -130,7 +127,6 @@ class AttachedServer(AgentServerLink):
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """See AgentServerLink."""
         subscription = Subscription(rollout_id, attempt, after, tokens)
         self.subscriptions.begin(subscription)
         try:
@@ -140,16 +136,13 @@ class AttachedServer(AgentServerLink):
             self.subscriptions.end(subscription)
 
     def grant(self, open_chats: int) -> None:
-        """See AgentServerLink."""
         self.chats.grant(open_chats)
 
     def part(self) -> None:
-        """See AgentServerLink."""
         if self.stream is not None:
-            self.stream.leave()
+            self.stream.end(None)
 
     def close(self, error: Exception) -> None:
-        """See AgentServerLink."""
         self.subscriptions.close(error)
         self.cancels.close(error)
 
@@ -160,7 +153,7 @@ class AttachedServer(AgentServerLink):
         if isinstance(outcome, CallError):
             reply.status.CopyFrom(refusal(outcome))
         else:
-            reply.outcome = outcome_to_wire(outcome)
+            reply.outcome = OUTCOMES.numbers[outcome]
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:

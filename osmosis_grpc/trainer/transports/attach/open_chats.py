@@ -4,6 +4,7 @@ An open chat belongs to a stream. After a break the server sends the chat again,
 """
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +14,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.errors import CallError, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
+from osmosis_grpc.trainer.chats.attempt import reply_of
 from osmosis_grpc.trainer.chats.cache import ChatCache
-from osmosis_grpc.trainer.chats.replies import reply_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
@@ -69,7 +70,7 @@ class OpenChats:
         if self._unopened(key[:2]):  # the answer to its Init was lost, and the server sends it again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(_own(message))
+                waiting.append(copy.deepcopy(message))  # it outlives the frame
             return
         if len(self._open) >= self._granted:
             error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
@@ -98,10 +99,6 @@ class OpenChats:
             self._answer(key, asked, continues)
 
     def _answer(self, key: ChatKey, asked: PendingChat, continues: int) -> None:
-        error = asked.done.exception()
-        if isinstance(error, CallError):
-            self._reply(key, error)
-            return
         try:
             self._reply(key, reply_of(asked, continues))
         except CallError as problem:
@@ -110,10 +107,3 @@ class OpenChats:
     def _reply(self, key: ChatKey, reply: bytes | CallError) -> None:
         if self._stream is not None:
             self._stream.answer(chat_reply_frame(*key, reply))
-
-
-def _own(message: trainer_pb2.ChatRequest) -> trainer_pb2.ChatRequest:
-    """Returns a copy that outlives the frame."""
-    own = trainer_pb2.ChatRequest()
-    own.CopyFrom(message)
-    return own

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -27,11 +26,9 @@ class Subscription:
         self._attempt = attempt
         self._after = after
         self._tokens = tokens
-        self._waiting: deque[TrajectoryEvent] = deque()
-        self._arrived = asyncio.Event()
+        self._waiting: asyncio.Queue[TrajectoryEvent | Exception | None] = asyncio.Queue()
+        """Events, and at last the error that the subscription ends with, or None."""
         self._paused = False
-        self._over = False
-        self._error: Exception | None = None
 
     def message(self) -> pb.Subscribe:
         """Returns the Subscribe for the events after the newest one received."""
@@ -43,32 +40,28 @@ class Subscription:
         if self._paused or not response.HasField("event") or response.event.number != self._after + 1:
             return True  # a heartbeat, or an event from before a break
         if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
-            self._waiting.append(event_from_wire(response.event))
+            self._waiting.put_nowait(event_from_wire(response.event))
         self._after = response.event.number
         self._attempt = response.event.attempt
-        self._arrived.set()
-        self._paused = len(self._waiting) >= MAX_WAITING
+        self._paused = self._waiting.qsize() >= MAX_WAITING
         return not self._paused
 
     def ended(self, error: Exception | None) -> None:
         """End the subscription, with an error or without."""
-        self._over, self._error = True, error
-        self._arrived.set()
+        self._waiting.put_nowait(error)
 
     async def read(self, subscribe: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
         """Yield events. `subscribe` resumes a paused subscription. Raises the error that the subscription ends with."""
         while True:
-            while self._waiting:
-                yield self._waiting.popleft()
-            if self._paused:
+            if self._paused and self._waiting.empty():
                 self._paused = False
                 subscribe(self)
-            if self._over:
-                if self._error is not None:
-                    raise self._error
+            event = await self._waiting.get()
+            if event is None:
                 return
-            self._arrived.clear()
-            await self._arrived.wait()
+            if isinstance(event, Exception):
+                raise event
+            yield event
 
 
 class Subscriptions:

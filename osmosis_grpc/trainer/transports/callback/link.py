@@ -21,6 +21,7 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import channel as make_channel
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import (
     AgentServerLink,
@@ -33,7 +34,7 @@ from osmosis_grpc.trainer.agent_server_link import (
 from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.wire.attach import check_protocol
-from osmosis_grpc.wire.control import cancelled_from_wire
+from osmosis_grpc.wire.control import CANCEL_RESULT
 from osmosis_grpc.wire.event import event_from_wire
 from osmosis_grpc.wire.rollout import init_to_wire
 
@@ -87,7 +88,6 @@ class CalledServer(AgentServerLink):
 
     @property
     def attached(self) -> bool:
-        """See AgentServerLink."""
         return self._reached.is_set()
 
     async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ class CalledServer(AgentServerLink):
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = self._credentials.channel(self.name, options)
+            channel = make_channel(self.name, self._credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel
@@ -159,7 +159,6 @@ class CalledServer(AgentServerLink):
     # Inits.
 
     def send_init(self, rollout: Rollout) -> None:
-        """See AgentServerLink."""
         if not self.attached or not rollout.written or rollout in self._sending:
             return
         self._sending.add(rollout)
@@ -250,11 +249,9 @@ class CalledServer(AgentServerLink):
     # Cancels.
 
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
-        """See AgentServerLink."""
         return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
     def cancel_attempt(self, key: RolloutKey) -> None:
-        """See AgentServerLink."""
         if key in self._cancelling or not self.attached:
             return
         self._cancelling.add(key)
@@ -290,14 +287,13 @@ class CalledServer(AgentServerLink):
                 except CallError as error:
                     future.set_exception(error)
                 else:
-                    future.set_result([cancelled_from_wire(row) for row in answer.results])
+                    future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
 
     # Events.
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """See AgentServerLink."""
         while self._closed is None:
             request = control_pb2.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after=after)
             stream = None
@@ -328,15 +324,13 @@ class CalledServer(AgentServerLink):
         raise self._closed
 
     def grant(self, open_chats: int) -> None:
-        """Does nothing: the transport bounds the chats of all servers together."""
+        """Do nothing: the transport bounds the chats of all servers together."""
 
     def part(self) -> None:
-        """See AgentServerLink."""
         self._parting.set()
         self._in_doubt.set()
 
     def close(self, error: Exception) -> None:
-        """See AgentServerLink."""
         self._closed = error
         for stream in self._streams:
             stream.cancel()

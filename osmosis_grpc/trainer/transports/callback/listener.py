@@ -7,7 +7,7 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument, Unimplemented
-from osmosis_grpc.link.call_metrics import CallSink, Unregistered
+from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
@@ -16,7 +16,7 @@ from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecur
 from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
-from osmosis_grpc.wire.trainer import chat_from_wire, outcome_to_wire
+from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire
 
 
 class Receiver(Protocol):
@@ -56,7 +56,6 @@ class CallbackListener:
         self._server = grpc.aio.server(options=server_options())
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self._receiver), services)
-        self._server.add_generic_rpc_handlers((Unregistered(calls),))
         self.address = listen(self._server, self.address, self._security)
 
     async def start(self) -> None:
@@ -119,7 +118,7 @@ class _Servicer(services_pb2_grpc.TrainerServiceServicer):
             self._receiver.unreadable(request.completion.rollout_id, error)
             raise
         outcome = await self._receiver.complete(completion, request.completion, request.state, credential)
-        return pb.CompleteResponse(outcome=outcome_to_wire(outcome))
+        return pb.CompleteResponse(outcome=OUTCOMES.numbers[outcome])
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         raise Unimplemented(

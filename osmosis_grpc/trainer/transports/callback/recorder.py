@@ -19,10 +19,9 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.replies import answered
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.collector import TrainerMetrics
-from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
+from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 
 RECORD = job("trainer.recorder", OnFailure.RAISE)
@@ -31,7 +30,7 @@ Record = Callable[[Completion, bytes, str], Awaitable[None]]
 """Called with a completion, the state of its callback, and the credential of the call."""
 
 
-class CallbackRecorder:
+class CallbackRecorder(Receiver):
     """Answers callbacks, used with `async with`.
 
     `record` is awaited with each completion, which is recorded when it returns. If it raises, the server gets the error
@@ -100,13 +99,11 @@ class CallbackRecorder:
             task.cancel()
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """See Receiver."""
-        return await answered(self.cache, request)
+        return await self.cache.answer(request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """See Receiver."""
         if self.cache.rollout(completion.rollout_id, completion.attempt, time.monotonic()).result_id is None:
             await self._record_once(completion, state, credential)
         outcome, recorded = self.cache.complete(completion, time.monotonic())
@@ -119,7 +116,7 @@ class CallbackRecorder:
         self.cache.metrics.ended(completion, self.cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """See Receiver. The server gives up."""
+        """The server gives up."""
 
     async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
         """Call the recorder once for a result. A second call with the same result waits for the first one."""

@@ -9,26 +9,24 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.trainer.agent_server_link import Report
-from osmosis_grpc.trainer.chats.replies import answered
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
-from osmosis_grpc.trainer.transports.callback.listener import CallbackListener
+from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Transport
 from osmosis_grpc.types import Callback, ChatRequest, Completion, Outcome
 
 LOCAL = "127.0.0.1:0"
 
 
-class CallbackTransport(Transport[CalledServer]):
+class CallbackTransport(Transport[CalledServer], Receiver):
     """The calls and callbacks of one trainer."""
 
     def listen(self) -> None:
-        """See Transport."""
         ledger, tokens = self._scheduler.ledger, self._security.tokens
-        run_id = ledger.callback_run() if ledger is not None else secrets.token_hex(16)
+        run_id = ledger.callback_id("run") if ledger is not None else secrets.token_hex(16)
         if tokens:
             keys = tokens.callbacks
         else:
-            keys = CallbackKeys([ledger.callback_secret() if ledger is not None else secrets.token_hex(32)])
+            keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else secrets.token_hex(32)])
         self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
         self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id)
         self._listener.listen(self._scheduler.cache.metrics.answered_calls)
@@ -40,12 +38,10 @@ class CallbackTransport(Transport[CalledServer]):
         )
 
     async def begin(self) -> None:
-        """See Transport."""
         await self._listener.start()
         await super().begin()
 
     async def close(self) -> None:
-        """See Transport."""
         await super().close()
         await self._listener.stop()
 
@@ -70,17 +66,16 @@ class CallbackTransport(Transport[CalledServer]):
     # Calls of the agent servers.
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """See Receiver. Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
+        """Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
         cache = self._scheduler.cache
         cache.check_known(request.rollout_id)
         async with self._chat_slots:
             await self._scheduler.servers.running.wait()
-            return await answered(cache, request)
+            return await cache.answer(request)
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """See Receiver."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def reply(outcome: Outcome | CallError) -> None:
@@ -97,5 +92,4 @@ class CallbackTransport(Transport[CalledServer]):
         return await future
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """See Receiver."""
         self._scheduler.unusable(None, rollout_id, 0, problem)

@@ -1,13 +1,17 @@
-"""Logs a warning for the first outcome that comes from an earlier run, and the total at the end.
+"""Warns of the first outcome of a kind, and logs the total at the end: earlier runs, and untrainable rollouts.
 
-The warning reaches stderr without logging configuration, too: Python's handler of last resort writes it.
+The warnings reach stderr without logging configuration, too: Python's handler of last resort writes them.
 """
 
 import logging
 
-from osmosis_grpc.types import Completion
+from osmosis_grpc.types import Completion, CompletionStatus
+from osmosis_grpc.types.completion import clip, printable
 
 log = logging.getLogger(__name__)
+
+MAX_REASON = 512
+"""Bytes of a reason in a warning."""
 
 
 class EarlierOutcomes:
@@ -53,3 +57,33 @@ class EarlierOutcomes:
             self._attempt,
             "".join(f"; {change}" for change in self._changes.values()),
         )
+
+
+class UntrainableOutcomes:
+    """Counts the completed rollouts of one trainer, and the untrainable ones among them."""
+
+    def __init__(self) -> None:
+        self._completed = self._untrainable = 0
+        self._reason = ""
+        """The reason of the first one."""
+
+    def count(self, completion: Completion) -> None:
+        """Count an outcome. Evaluations and rollouts that did not complete are left out."""
+        if completion.evaluation or completion.status is not CompletionStatus.COMPLETED:
+            return
+        self._completed += 1
+        reason = completion.not_trainable_reason
+        self._untrainable += bool(reason)
+        if reason and not self._reason:
+            self._reason = printable(clip(reason, MAX_REASON))
+            log.warning("rollout %s completed but is not trainable: %s", completion.rollout_id, self._reason)
+
+    def report(self) -> None:
+        """Log the total if there is more than the one that was logged."""
+        if self._untrainable > 1:
+            log.warning(
+                "%d of %d completed rollouts are not trainable; the first one: %s",
+                self._untrainable,
+                self._completed,
+                self._reason,
+            )
