@@ -6,7 +6,7 @@ contract and the engine need, and passes on all others.
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +16,7 @@ from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import (
     Callback,
+    Capacity,
     ChatRequest,
     ChatResponse,
     Completion,
@@ -135,6 +136,17 @@ class Health(_Body):
     active_rollouts: int = Field(description="Accepted and not ended, those that wait included.")
     completed_rollouts: int = Field(description="Ended since the start of the server.")
     undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
+
+
+def health(capacity: Capacity, agent_loops: Iterable[str], *, draining: bool) -> dict[str, Any]:
+    """Return the fields of Health."""
+    return {
+        "status": "draining" if draining else "healthy",
+        "agent_loop": ", ".join(agent_loops),
+        "active_rollouts": capacity.running + capacity.queued,
+        "completed_rollouts": capacity.completed,
+        "undelivered": capacity.undelivered,
+    }
 
 
 def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None = None) -> InitRequest:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from osmosis_gateway import contract
 from osmosis_gateway.calls import Calls
 from osmosis_gateway.http_server import HttpServer, tokens_of
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
@@ -85,14 +86,7 @@ class RemoteRollouts:
             info = await self._client.info()
         except CallError as error:
             raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
-        left = info.capacity
-        return {
-            "status": "draining" if info.draining else "healthy",
-            "agent_loop": ", ".join(loop.name for loop in info.agent_loops),
-            "active_rollouts": left.running + left.queued,
-            "completed_rollouts": left.completed,
-            "undelivered": left.undelivered,
-        }
+        return contract.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""

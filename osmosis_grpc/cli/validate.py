@@ -29,7 +29,6 @@ from osmosis_grpc.agent.validator import (
 from osmosis_grpc.cli.transcript import counted, transcript
 from osmosis_grpc.serve.records import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import Completion
 from osmosis_grpc.types.completion import printable
 
 if TYPE_CHECKING:
@@ -76,7 +75,20 @@ class _Report:
         errors, warnings = len(result.errors), len(result.warnings)
         self.agents, self.errors, self.warnings = self.agents + 1, self.errors + errors, self.warnings + warnings
         if trial is not None and trial.completion is not None:
-            self._run(spec, name, trial.completion)
+            metrics, samples = trial.completion.metrics, trial.completion.samples
+            self._out.write(
+                "run",
+                module=spec,
+                agent=name,
+                status=str(trial.completion.status),
+                finish_reason=trial.completion.finish_reason,
+                reward=trial.completion.reward,
+                turns=metrics.num_llm_calls,
+                tool_calls=metrics.num_tool_calls,
+                seconds=metrics.total_latency_ms / 1000,
+                messages=list(trial.completion.messages),
+                samples={key: list(sample.messages) for key, sample in samples.items()} if len(samples) > 1 else {},
+            )
         for finding in result.findings:
             self._out.write("finding", module=spec, agent=name, **dataclasses.asdict(_readable(finding)))
         self._out.write("validated", module=spec, agent=name, valid=result.valid, errors=errors, warnings=warnings)
@@ -88,22 +100,6 @@ class _Report:
         if trial is not None and trial.completion is not None:
             for line in transcript(trial.completion, trial.runs, trial.chats):
                 self._out.say(f"  {line}")
-
-    def _run(self, spec: str, name: str | None, completion: Completion) -> None:
-        metrics, samples = completion.metrics, completion.samples
-        self._out.write(
-            "run",
-            module=spec,
-            agent=name,
-            status=str(completion.status),
-            finish_reason=completion.finish_reason,
-            reward=completion.reward,
-            turns=metrics.num_llm_calls,
-            tool_calls=metrics.num_tool_calls,
-            seconds=metrics.total_latency_ms / 1000,
-            messages=list(completion.messages),
-            samples={key: list(sample.messages) for key, sample in samples.items()} if len(samples) > 1 else {},
-        )
 
     def end(self) -> None:
         """Print the last line of the text."""
