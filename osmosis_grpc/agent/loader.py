@@ -31,10 +31,16 @@ def load_object(spec: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with _own_code(spec):
-        found = _import(module_name)
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+                raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
+            raise
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise LoadError(f"{_name(found)} has no attribute {part!r}{_suggest(found)}")
+                name = getattr(found, "__name__", type(found).__name__)
+                raise LoadError(f"{name} has no attribute {part!r}{_suggest(found)}")
             found = getattr(found, part)
     return found
 
@@ -53,15 +59,6 @@ def as_agent_loops(found: Any, spec: str) -> Sequence[RolloutAgentLoop]:
             raise LoadError(f"{spec} is not a RolloutAgentLoop: {reason}")
         made.append(item)
     return made
-
-
-def _import(module_name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
-        raise
 
 
 @contextlib.contextmanager
@@ -85,10 +82,6 @@ def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
     if twice:
         raise LoadError(f"two agent loops are named {', '.join(twice)}")
     return loops
-
-
-def _name(found: Any) -> str:
-    return str(getattr(found, "__name__", type(found).__name__))
 
 
 def _suggest(found: Any) -> str:

@@ -1,6 +1,6 @@
 """The engine's ports. `server`, the gateway and tests implement them.
 
-A port is a Protocol: an object with its methods implements it. No port knows a transport.
+A port is a function or a Protocol: an object with its methods implements it. No port knows a transport.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,41 +17,29 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
 )
 
+ChatModel = Callable[[ChatRequest], Awaitable[ChatResponse]]
+"""Returns model replies: a remote trainer, or a policy in this process.
 
-class ChatModel(Protocol):
-    """Returns model replies: a remote trainer, or a policy in this process.
+Returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a chat
+it calls cancel() of the result, or cancels the task that awaits a result without cancel(). Raises
+osmosis_grpc.errors.CallError; the engine retries after a `retryable` one.
+"""
 
-    Returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a
-    chat it calls cancel() of the result, or cancels the task that awaits a result without cancel(). Raises
-    osmosis_grpc.errors.CallError; the engine retries after a `retryable` one.
-    """
+ResultSink = Callable[[Completion], Awaitable[Outcome]]
+"""Receives completions, and records each result once.
 
-    def __call__(self, request: ChatRequest, /) -> Awaitable[ChatResponse]: ...
+Raises InvalidArgument, Aborted or Unimplemented for a completion that it will never record. The engine retries after
+any other error.
+"""
 
+EventSink = Callable[[TrajectoryEvent], None]
+"""Receives every event after its commit: a log file, a metric."""
 
-class ResultSink(Protocol):
-    """Receives completions, and records each result once.
+EndSink = Callable[[RolloutInfo], None]
+"""Receives every ended rollout, also one whose events cannot be committed.
 
-    Raises InvalidArgument, Aborted or Unimplemented for a completion that it will never record. The engine retries
-    after any other error.
-    """
-
-    def __call__(self, completion: Completion, /) -> Awaitable[Outcome]: ...
-
-
-class EventSink(Protocol):
-    """Receives every event after its commit: a log file, a metric."""
-
-    def __call__(self, event: TrajectoryEvent, /) -> None: ...
-
-
-class EndSink(Protocol):
-    """Receives every ended rollout, also one whose events cannot be committed.
-
-    The completion may refer to chats instead of having their tokens, see Peer.accepts_references.
-    """
-
-    def __call__(self, rollout: RolloutInfo, /) -> None: ...
+The completion may refer to chats instead of having their tokens, see Peer.accepts_references.
+"""
 
 
 class Clock(Protocol):

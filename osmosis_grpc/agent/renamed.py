@@ -33,7 +33,6 @@ _MODULES = {
     "verl.workers.rollout.agentic_rollout": "verl has no module verl.workers.rollout.agentic_rollout, and osmosis_grpc "
     f"does not have it yet: {_LOOP}",
 }
-"""The sentences for missing modules."""
 
 _SDK = "osmosis_ai"
 _PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"

@@ -3,6 +3,7 @@
 `AgentLoopRunnable` adapts the agent loops of this package; the gateway adapts legacy HTTP agent servers.
 """
 
+import asyncio
 import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ from typing import Any, Protocol
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.results import RolloutResult
+from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Failure, FailureReason, Message, RolloutRequest
 from osmosis_grpc.types.completion import clip, describe, is_reward
+
+GET_TOOLS = job("agent.get_tools", OnFailure.RAISE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +128,34 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return clip(describe(value) if isinstance(value, BaseException) else str(value))
+
+
+async def await_tools(tools: Awaitable[Any], seconds: float) -> Any:
+    """Return the result of an async get_tools.
+
+    It is the agent's code, so it runs in a task of its own. Raises its exception, TimeoutError after so many seconds,
+    and RuntimeError if it cancels itself.
+    """
+    task = child(GET_TOOLS, _settled(tools))
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    if not done:
+        raise TimeoutError(f"it took longer than {seconds:g} s")
+    if task.cancelled():
+        raise RuntimeError("it cancelled itself")
+    result, error = task.result()
+    if error is not None:
+        raise error
+    return result
+
+
+async def _settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Return the result or the exception. A SystemExit that left the task would end the event loop."""
+    try:
+        return await tools, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error

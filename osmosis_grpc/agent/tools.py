@@ -90,12 +90,11 @@ async def execute_tool_calls(
     call and its return are trajectory events, and the metrics count and time them. Raises a
     TypeError when `executor` is not async.
     """
-    return list(await asyncio.gather(*map(_in_a_task(executor), tool_calls)))
-
-
-def _in_a_task(executor: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], "asyncio.Task[Message]"]:
-    """Return a function that runs a call in a task with the tool's name, which the watchdog logs."""
-    return lambda call: child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+    tasks = [
+        child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
+        for call in tool_calls
+    ]
+    return list(await asyncio.gather(*tasks))
 
 
 async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Message:
@@ -105,8 +104,8 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
     current_run.set(run)  # in this task alone
     if session:
         _record_call(session, call)
-    done = session.tool_running(run.name) if session else _stopwatch()
-    answered = run.call_id
+    began, answered = time.monotonic(), run.call_id
+    done = session.tool_running(run.name) if session else lambda call_id: time.monotonic() - began
     try:
         asked = executor(call)
         if not inspect.isawaitable(asked):
@@ -137,11 +136,6 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]]) -> Mess
             )
         )
     return message
-
-
-def _stopwatch() -> Callable[[str], float]:
-    began = time.monotonic()
-    return lambda call_id: time.monotonic() - began
 
 
 def _record_call(session: Session, call: Any) -> None:

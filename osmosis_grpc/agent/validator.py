@@ -6,6 +6,7 @@ command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import re
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from osmosis_grpc.agent.awaited_tools import await_tools
 from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.agent.schema_keys import misspelt_keys
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import RolloutRequest, jsontext
@@ -260,7 +261,8 @@ def _call(get_tools: Callable[..., Any], place: Place) -> Sequence[Any] | Findin
     try:
         tools = get_tools(REQUEST)
         if inspect.isawaitable(tools):
-            if _loop_runs():
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop()
                 if inspect.iscoroutine(tools):
                     tools.close()
                 return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
@@ -280,14 +282,6 @@ def _at(error: BaseException) -> str:
     return f" (at {file}:{line})" if file else ""
 
 
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 _MISSING = object()
 
 
@@ -299,23 +293,31 @@ def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is(text: str) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and value == text
-
-
 def _is_usual(value: object) -> bool:
     """Return whether every model server accepts a name; True for a blank one, which has another finding."""
     return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
 
 
 _CHECKS: tuple[tuple[str, Callable[[object], bool], str, str, str], ...] = (
-    ("type", _is("function"), "'function'", "UNKNOWN_TOOL_TYPE", "MISSING_TOOL_TYPE"),
+    (
+        "type",
+        lambda value: isinstance(value, str) and value == "function",
+        "'function'",
+        "UNKNOWN_TOOL_TYPE",
+        "MISSING_TOOL_TYPE",
+    ),
     ("function", _is_dict, "a dict", "INVALID_FUNCTION_TYPE", "MISSING_FUNCTION"),
     ("function.name", _is_text, "a str that is not blank", "INVALID_FUNCTION_NAME", "MISSING_FUNCTION_NAME"),
     ("function.name", _is_usual, "1 to 64 of a-z, A-Z, 0-9, _ and -", "UNUSUAL_FUNCTION_NAME", ""),
     ("function.description", _is_text, "a sentence", "MISSING_FUNCTION_DESCRIPTION", "MISSING_FUNCTION_DESCRIPTION"),
     ("function.parameters", _is_dict, "a dict", "INVALID_PARAMETERS_TYPE", ""),
-    ("function.parameters.type", _is("object"), "'object'", "PARAMETERS_TYPE_NOT_OBJECT", "PARAMETERS_TYPE_NOT_OBJECT"),
+    (
+        "function.parameters.type",
+        lambda value: isinstance(value, str) and value == "object",
+        "'object'",
+        "PARAMETERS_TYPE_NOT_OBJECT",
+        "PARAMETERS_TYPE_NOT_OBJECT",
+    ),
 )
 """(field, whether its value is good, what it should be, code for a bad value, code for a missing one or "").
 

@@ -8,7 +8,7 @@ from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.samples import ConversationStart, Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Completion, CompletionStatus, RolloutMetrics, jsontext
+from osmosis_grpc.types import Completion, CompletionStatus, FailureReason, RolloutMetrics, jsontext
 
 
 def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> Completion:
@@ -17,7 +17,8 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
     try:
         (messages, begins), extra = _report(termination, states)
     except InvalidArgument as error:
-        termination = Termination.invalid_result(f"the result cannot be sent: {error}")
+        why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
+        termination = Termination.failed("agent", why, reason=reason)
         (messages, begins), extra = _report(termination, states)
     samples = states.assembled(refer=record.peer.accepts_references)
     if begins is not None and begins.sample not in samples:  # only judges replied there: such a sample is left out

@@ -34,7 +34,6 @@ class EngineContext:
         supervisor: Supervisor,
     ) -> None:
         self.runnables = runnables
-        """The agents, by name."""
         self.config = config
         self.journal = journal
         self.clock = clock
@@ -44,9 +43,7 @@ class EngineContext:
         self.tombstones = Tombstones(config, journal, clock)
         self.admission = Admission(config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner)
         self.destinations = Destinations()
-        """Trainers that could not be reached."""
         self.provenance = Provenance(runnables, journal)
-        """Finds outcomes that come from an earlier run of their trainer."""
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import Clock, EndSink, EventSink
@@ -65,15 +65,13 @@ class Engine:
         runnables = {runnable.name: runnable for runnable in given}
         if len(runnables) < len(given):
             raise ValueError(f"agents need unique names: {', '.join(sorted(runnable.name for runnable in given))}")
-        self.clock = clock or SystemClock()
+        clock = clock or SystemClock()
         self.supervisor = supervisor or Supervisor("the engine")
-        self.context = context = EngineContext(runnables, config, journal, self.clock, sinks, self.supervisor)
+        self.context = context = EngineContext(runnables, config, journal, clock, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
-        self.runnables = runnables
         self.log = context.log
         self.log.on_failed = self._failed
-        self.provenance = context.provenance
         self.watchdog = Watchdog(config.blocked_after)
         self.outbox = Outbox(context)
         self.runner = Runner(context, self.outbox)
@@ -87,7 +85,7 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep)
-        self.supervisor.every(SUM_UP, SUMMED, self.provenance.report)
+        self.supervisor.every(SUM_UP, SUMMED, self.context.provenance.report)
         self.watchdog.start(self.supervisor)
         return self
 
@@ -96,7 +94,7 @@ class Engine:
             await self.shutdown.close(0.0)
         finally:
             self.watchdog.stop()
-            self.provenance.report()
+            self.context.provenance.report()
             self.outbox.close()
             await self.supervisor.close()
 
@@ -161,8 +159,9 @@ class Engine:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
         if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no event
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
-        disposition: Literal["CANCELLED", "ALREADY_ENDED"] = "CANCELLED" if cancelled else "ALREADY_ENDED"
-        return CancelResult(record.rollout_id, record.attempt, disposition, record.state)
+        return CancelResult(
+            record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
+        )
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
         """End the unfinished rollouts of a trainer that was away for `seconds`: FAILED (trainer, retryable)."""
@@ -187,22 +186,18 @@ class Engine:
     def _ended(self, record: Record) -> None:
         """Deliver a committed end, and tell the other parts about it."""
         assert record.run.termination is not None
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        record.count(False)
         if record.run.termination.deliver:
             self.outbox.put(record)
         elif not record.delivery.settled:
             self.outbox.give_up(record)
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
         self._completed += 1
-        info = replace(record.info(), completion=record.delivery.completion) if self.end_sinks else None
         for sink in self.end_sinks:
-            assert info is not None
             try:
-                sink(info)
+                sink(replace(record.info(), completion=record.delivery.completion))
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
@@ -211,7 +206,7 @@ class Engine:
         record.delivery.settled = True
         self.outbox.delivered(record)
         self.context.table.settled(record)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
         """Handle an error of `then`, the code after the commit of one of the rollout's events."""
@@ -223,9 +218,9 @@ class Engine:
             self.runner.fail(record, error)
 
     async def _sweep(self) -> None:
-        now = self.clock.monotonic()
+        now = self.context.clock.monotonic()
         for record in self.context.table.overdue(now):
-            self.outbox.expire(record)
+            record.cancel_calls()
         await self.context.table.sweep(now)
         self.context.tombstones.sweep(now)
         warn_of_stalls(self.context.table.live(), now, self.config.stalled_after)

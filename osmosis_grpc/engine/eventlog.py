@@ -4,6 +4,7 @@ An event is shown only after its commit, so no number is used twice.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, NoReturn, get_args
@@ -214,19 +215,15 @@ class EventLog:
 
     async def _woken(self, waiter: asyncio.Event) -> bool:
         """Wait for an event. Returns False after idle_interval without one."""
-        """Wait for an event. Returns False after idle_interval without one."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._idle):
                 await waiter.wait()
-        except TimeoutError:
-            return False
-        return True
+        return waiter.is_set()
 
 
 def _size(kind: EventKind) -> int:
     """Return about how many bytes an event takes in memory."""
-    extra = _EXTRA.get(type(kind))
-    return 400 if extra is None else 400 + extra(kind)
+    return 400 + _EXTRA.get(type(kind), lambda kind: 0)(kind)
 
 
 def _answered(kind: events.ChatAnswered) -> int:

@@ -10,19 +10,18 @@ armed: dict[str, int] = {}
 """How many times each point may still be reached; the last time kills the process."""
 
 
-def arm(text: str) -> None:
-    """Arm points: NAME[:NTH][,NAME[:NTH]...]. Raises ValueError for a wrong text."""
+def arm(text: str | None = None) -> None:
+    """Arm points: NAME[:NTH][,NAME[:NTH]...]; without a text those of OSMOSIS_FAILPOINT, which only tests set.
+
+    Raises ValueError for a wrong text.
+    """
+    text = os.environ.get("OSMOSIS_FAILPOINT", "") if text is None else text
     for row in filter(None, text.split(",")):
         name, _, nth = row.strip().partition(":")
         count = int(nth or 1)
         if not name or count < 1:
             raise ValueError(f"{row!r} is not NAME or NAME:NTH")
         armed[name] = count
-
-
-def arm_from_environment() -> None:
-    """Arm the points that the environment variable OSMOSIS_FAILPOINT names. Only tests set it."""
-    arm(os.environ.get("OSMOSIS_FAILPOINT", ""))
 
 
 def reach(name: str) -> None:

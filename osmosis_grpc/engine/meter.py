@@ -49,15 +49,10 @@ class Meter:
         self._started = now
         return now - self._accepted
 
-    def begin(self, kind: str, now: float) -> None:
-        """Note that a "chat" or a "tool" began."""
+    def count_open(self, kind: str, by: int, now: float) -> None:
+        """Note that a "chat" or a "tool" began (`by` is 1) or ended (-1)."""
         self._tick(now)
-        self._open[kind] += 1
-
-    def end(self, kind: str, now: float) -> None:
-        """Note that a "chat" or a "tool" ended."""
-        self._tick(now)
-        self._open[kind] -= 1
+        self._open[kind] += by
 
     def tool_ran(self, call_id: str, latency: float) -> None:
         """Count a tool that execute_tool_calls ran; `call_id` is that of its message."""

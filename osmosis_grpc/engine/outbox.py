@@ -69,11 +69,6 @@ class Outbox:
             record.delivery.dropped = True
             record.restart_calls()
 
-    def expire(self, record: Record) -> None:
-        """Cancel the open calls of a delivery that is older than record_ttl."""
-        for call in list(record.calls):
-            call.cancel()
-
     def resend(self, record: Record) -> None:
         """Send an ended rollout's completion to its peer again, after its first delivery.
 
@@ -100,7 +95,6 @@ class Outbox:
         completion = record.delivery.completion
         assert completion is not None
         self.attempts += 1
-        call: asyncio.Future[Outcome]
         try:
             call = self._send(record.peer, completion)
         except Exception as error:  # it fails this delivery, and not the end of its rollout

@@ -54,7 +54,6 @@ class Tenant:
     running: int = 0
     """Used slots."""
     undelivered: int = 0
-    """Undelivered completions."""
     lost: bool = False
     """Whether its trainer was away for longer than the grace period."""
 
@@ -94,7 +93,6 @@ class Run:
     termination: Termination | None = None
     """How it ends; None until that is decided."""
     agent_version: str = ""
-    """Of the agent that ran it."""
     parked: bool = False
     """Whether it stays in the journal, unfinished, for the next process."""
     left_over: bool = False
@@ -185,7 +183,6 @@ class Record:
     counted: bool = False
     """Whether `tenant.open` counts it."""
     slot: bool = False
-    """Whether it has a slot."""
     delivery: Delivery = field(default_factory=Delivery)
     trail: Trail = field(default_factory=Trail)
     calls: set[Any] = field(default_factory=set)
@@ -238,6 +235,11 @@ class Record:
             trail=Trail(last_number=entry.last_number, written=entry.last_number),
         )
 
+    def count(self, counted: bool) -> None:
+        """Count it in `tenant.open`, or no longer. Idempotent."""
+        self.tenant.open += counted - self.counted
+        self.counted = counted
+
     def entry(self) -> JournaledRollout:
         """Return the journal's entry for it."""
         return JournaledRollout(
@@ -264,6 +266,10 @@ class Record:
     def restart_calls(self) -> None:
         """Cancel the open calls and end every wait. The calls are made again, to the present peer."""
         self.wake()
+        self.cancel_calls()
+
+    def cancel_calls(self) -> None:
+        """Cancel the open calls to its peer."""
         for call in list(self.calls):
             call.cancel()
 

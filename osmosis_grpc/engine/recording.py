@@ -56,11 +56,6 @@ class Recording:
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason
 
-    @property
-    def replies(self) -> int:
-        """The number of replies."""
-        return len(self._replies)
-
     def count(self, meter: Meter) -> None:
         """Count the recorded replies in the metrics of a rollout that ends without running again."""
         for response, _, latency in self._replies.values():

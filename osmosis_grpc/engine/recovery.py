@@ -52,10 +52,9 @@ class Recovery:
 
     def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
         """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns which."""
-        now = self._context.clock.monotonic()
-        elapsed = self._context.journal.elapsed(entry)
-        record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
-        self._context.table.restore(record)
+        now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
+        record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
+        self._context.table.add(record)
         newest = self._context.table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
         if record.delivery.completion is not None:
@@ -65,13 +64,12 @@ class Recovery:
             else:
                 self._outbox.put(record)
             return "delivered again"
-        record.tenant.open += 1
-        record.counted = True
+        record.count(True)
         if superseded:  # the previous process did not end it any more
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
-            self._fail(record, FailureReason.DATA_LOSS, why, DATA_LOSS)
+            self._runner.decide(record, Termination.server_failed(FailureReason.DATA_LOSS, why, DATA_LOSS))
         else:
             recording = Recording(self._context.log.trajectory(record.rollout_id, record.attempt))
             self._run(record, recording, self._count_deaths(entry, recording))
@@ -88,10 +86,12 @@ class Recovery:
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
-            self._fail(record, FailureReason.AGENT_LOOP_NOT_FOUND, why)
+            lost = Termination.server_failed(FailureReason.AGENT_LOOP_NOT_FOUND, why, "restart")
+            self._runner.decide(record, lost)
         elif recording.began and not agent.replayable:
             recording.count(record.run.meter)
-            self._fail(record, FailureReason.RESTART, "the server was started again while it ran")
+            why = "the server was started again while it ran"
+            self._runner.decide(record, Termination.server_failed(FailureReason.RESTART, why, "restart"))
         else:
             record.run.left_over = True
             if recording.began:
@@ -151,10 +151,5 @@ class Recovery:
         return deaths
 
     def _admit(self, record: Record) -> None:
-        self._context.admission.reserve(record.owner, beyond=True)
-        record.reserved = True
+        self._context.admission.reserve(record, beyond=True)
         self._runner.admit(record)
-
-    def _fail(self, record: Record, reason: FailureReason, why: str, finish_reason: str = "restart") -> None:
-        failed = Termination.failed("server", why, retryable=True, reason=reason, finish_reason=finish_reason)
-        self._runner.decide(record, failed)

@@ -70,16 +70,16 @@ class Runner:
     def admit(self, record: Record) -> None:
         """Start an accepted rollout, or queue it. Its agent_timeout already runs."""
         self.limit(record)
-        record.reserved = False
         if self._context.admission.enter(record):
             self._begin(record)
         else:
             record.state = advance(record.state, RolloutState.QUEUED)
 
     def limit(self, record: Record) -> None:
-        """Set the timer for the agent_timeout of the request. Idempotent."""
+        """Set the timer for the agent_timeout. Idempotent."""
         if record.run.deadline is not None and not record.run.timers:
-            self._expire_after(record, record.run.deadline - self._context.clock.monotonic())
+            left = record.run.deadline - self._context.clock.monotonic()
+            self._later(DEADLINE, record, left, lambda: self.decide(record, _timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
         """Decide how a rollout ends, and end it. Returns False if that was decided before."""
@@ -107,7 +107,7 @@ class Runner:
             return
         why = f"the agent server failed: {describe(error)}"
         log.error("rollout %s ends FAILED (server): %s", record.rollout_id, why)
-        record.run.termination = Termination.internal(why)
+        record.run.termination = Termination.server_failed(why=why)
         if record.run.task in self.abandoned:
             self._end(record, free=False)
             return
@@ -124,14 +124,13 @@ class Runner:
         """End a rollout CANCELLED because a higher attempt replaces it. It delivers nothing."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
-        elif not self.decide(record, Termination.superseded()):
+        elif not self.decide(record, Termination(CompletionStatus.CANCELLED, "superseded", deliver=False)):
             assert record.run.termination is not None
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def _diverge(self, record: Record, why: str) -> None:
         """End a rollout whose agent runs again and asks another question than before."""
-        reason = FailureReason.REPLAY_DIVERGED
-        self.decide(record, Termination.failed("server", why, retryable=True, reason=reason, finish_reason="replay"))
+        self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Set a timer of a rollout. An exception of its callback ends the rollout FAILED (server)."""
@@ -150,8 +149,8 @@ class Runner:
         if record.run.deadline is None and self._context.config.agent_timeout is not None:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
-            self._expire_after(record, record.run.timeout)
-        record.run.agent_version = self._context.provenance.version(record.agent_loop)
+            self.limit(record)
+        record.run.agent_version = self._context.provenance.versions.get(record.agent_loop, "")
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)
@@ -164,20 +163,18 @@ class Runner:
         if record.run.termination is not None or record.run.parked:
             self._free_slot(record)
             return
-        request = record.init.request
         session = RolloutSession(record, self._context, self.supersede, self._diverge)
         record.run.session = session
         context = RolloutContext(
-            request=own_copy(request, partial(self._context.table.grow, record)),
+            request=own_copy(record.init.request, partial(self._context.table.grow, record)),
             tools=[jsontext.copy(tool, "tools") for tool in record.tools],
             session=session,
         )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
-        agent = self._context.runnables[record.agent_loop]
-        name = f"agent {record.rollout_id}"[:80]
+        outcome = _outcome(self._context.runnables[record.agent_loop], context)
         over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
-        record.run.task = task = child(AGENT, _outcome(agent, context), context=variables, name=name)
+        record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(over)
         failpoints.reach("rollout.started")
 
@@ -186,8 +183,6 @@ class Runner:
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
-            if not task.cancelled():
-                task.exception()
             record.run.task = None
             self._free_slot(record)
             return
@@ -200,12 +195,7 @@ class Runner:
                 record.run.termination = _timed_out(record)
             else:
                 record.run.termination = task.result()
-        elif not task.cancelled():
-            task.exception()
         self._end(record, free=True)
-
-    def _expire_after(self, record: Record, seconds: float) -> None:
-        self._later(DEADLINE, record, seconds, lambda: self.decide(record, _timed_out(record)))
 
     def _stop(self, record: Record) -> None:
         """Cancel the agent, several times if needed. In the end its rollout ends without it."""
@@ -251,7 +241,9 @@ class Runner:
             self._report(record, build_completion(record, record.run.termination, result_id, now), free)
         except Exception as error:
             log.exception("the outcome of rollout %s could not be written", record.rollout_id)
-            record.run.termination = Termination.internal(f"the outcome could not be written: {describe(error)}")
+            record.run.termination = Termination.server_failed(
+                why=f"the outcome could not be written: {describe(error)}"
+            )
             self._report(record, bare_completion(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, completion: Completion, free: bool) -> None:

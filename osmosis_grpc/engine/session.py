@@ -5,6 +5,7 @@ number while the trainer is away. It writes each chat to the log before it sends
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -78,8 +79,7 @@ class RolloutSession:
     def close(self) -> None:
         """Refuse every further call, and cancel the open chats."""
         self.open = False
-        for call in list(self._record.calls):
-            call.cancel()
+        self._record.cancel_calls()
 
     def record(self, kind: EventKind) -> None:
         self.check_open()
@@ -106,12 +106,12 @@ class RolloutSession:
         """Note that a chat or a tool began. Returns the function that notes its end and returns its seconds."""
         run, clock = self._record.run, self._context.clock
         activity, kind, began = object(), str(words[0]), clock.monotonic()
-        run.meter.begin(kind, began)
+        run.meter.count_open(kind, 1, began)
         run.doing[activity] = words, clock.time()
 
         def end() -> float:
             now = clock.monotonic()
-            run.meter.end(kind, now)
+            run.meter.count_open(kind, -1, now)
             run.doing.pop(activity, None)
             run.did = words
             return now - began
@@ -291,12 +291,9 @@ class RolloutSession:
 
     async def _pause(self, seconds: float) -> None:
         """Wait for so many seconds, or until the rollout moves to another peer."""
-        repointed = self._record.repointed()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await repointed.wait()
-        except TimeoutError:
-            pass
+                await self._record.repointed().wait()
         self.check_open()
 
     def _log_failed(self, request: ChatRequest, error: CallError, *, will_retry: bool) -> None:

@@ -33,14 +33,11 @@ class Termination:
         return cls(CompletionStatus.FAILED, finish_reason, Failure(boundary, clip(message), retryable, reason=reason))
 
     @classmethod
-    def internal(cls, message: str) -> "Termination":
-        """Return FAILED (server, retryable): code of the server itself has failed."""
-        return cls.failed("server", message, retryable=True, finish_reason="internal")
-
-    @classmethod
-    def invalid_result(cls, message: str) -> "Termination":
-        """Return FAILED (agent): what run returned cannot be sent."""
-        return cls.failed("agent", message, reason=FailureReason.AGENT_RESULT_INVALID)
+    def server_failed(
+        cls, reason: FailureReason = FailureReason.SERVER_ERROR, why: str = "", finish_reason: str = "internal"
+    ) -> "Termination":
+        """Return FAILED (server, retryable); without a reason, code of the server itself has failed."""
+        return cls.failed("server", why, retryable=True, reason=reason, finish_reason=finish_reason)
 
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
@@ -51,11 +48,6 @@ class Termination:
     def cancelled(cls) -> "Termination":
         """Return CANCELLED, for a rollout that its trainer cancelled."""
         return cls(CompletionStatus.CANCELLED, "cancelled")
-
-    @classmethod
-    def superseded(cls) -> "Termination":
-        """Return CANCELLED without a delivery, for an attempt that a higher one replaces."""
-        return cls(CompletionStatus.CANCELLED, "superseded", deliver=False)
 
     @classmethod
     def trainer_lost(cls, seconds: float) -> "Termination":

@@ -70,14 +70,3 @@ class Asking(Call):
         self.received = len(data)
         self.end("OK")
         return data
-
-
-class Unregistered(grpc.GenericRpcHandler):
-    """The last handler of a server. It counts calls of unknown methods, as the method "other" of the sink."""
-
-    def __init__(self, sink: CallSink) -> None:
-        self._sink = sink
-
-    def service(self, details: grpc.HandlerCallDetails) -> None:
-        """Counts the call and returns None, so that gRPC answers UNIMPLEMENTED."""
-        Call(self._sink, "other").end("UNIMPLEMENTED")

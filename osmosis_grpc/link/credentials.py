@@ -48,10 +48,6 @@ class Credentials:
         """The metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
-    def channel(self, target: str, options: Options) -> grpc.aio.Channel:
-        """Returns a channel to HOST:PORT. Raises ValueError naming a file that cannot be read."""
-        return channel(target, self.tls, options)
-
 
 def channel(target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
     """Returns a channel to HOST:PORT, over TLS if `tls` is given. Raises ValueError naming a bad file."""

@@ -11,7 +11,7 @@ from osmosis_grpc.errors import CallError, Cancelled, Internal, Unavailable
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.handlers import decode_or_mark
 from osmosis_grpc.supervise import Backoff
 
@@ -27,7 +27,7 @@ class DialledStream:
         self, target: str, method: str, answers: Any, credentials: Credentials, calls: CallSink | None = None
     ) -> None:
         try:
-            self._channel = credentials.channel(target, client_options(grpc__use_local_subchannel_pool=1))
+            self._channel = channel(target, credentials.tls, client_options(grpc__use_local_subchannel_pool=1))
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._call: Any = self._channel.stream_stream(method)(metadata=credentials.metadata or None)
@@ -55,7 +55,8 @@ class DialledStream:
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
         except asyncio.CancelledError:
-            if self._call.cancelled() and not _cancelled_here():
+            task = asyncio.current_task()
+            if self._call.cancelled() and not (task is not None and task.cancelling()):
                 raise Cancelled("the other side cancelled the stream") from None
             raise
         if data is grpc.aio.EOF:
@@ -72,11 +73,6 @@ class DialledStream:
             raise error_of(error) from None
         except asyncio.InvalidStateError:
             raise Unavailable("the stream has ended") from None
-
-
-def _cancelled_here() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def redial(

@@ -47,7 +47,7 @@ SLICE = 16
 CHECK_EVERY = 5.0
 """Seconds between two checks for heartbeats and silence."""
 LEAVE_TIMEOUT = 5.0
-"""Seconds that the other side has to read the last frames after leave()."""
+"""Seconds that the other side has to read the last frames after end(None)."""
 END_TIMEOUT = 2.0
 """Seconds in which the queued frames may still be sent after end()."""
 _ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes beside its own
@@ -78,7 +78,6 @@ class OutgoingFrames:
         self.answer_bytes = 0
         """Bytes of the waiting answers, with their overhead."""
         self.event_bytes = 0
-        """Bytes of the waiting events."""
 
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)
@@ -128,7 +127,7 @@ class FrameStream:
         self._loop = asyncio.get_running_loop()
         self._outgoing = OutgoingFrames()
         self._batch_taken = asyncio.Event()
-        self._writer_idle: asyncio.Future[None] | None = None
+        self._frames_added = asyncio.Event()
         self._reading_paused = self._writing = self._finishing = self._discarding = False
         self._ended: asyncio.Future[CallError | None] = self._loop.create_future()
         self._received_at = self._sent_at = self._loop.time()
@@ -137,17 +136,17 @@ class FrameStream:
     def send(self, frame: bytes) -> None:
         """Sends a frame with the next message."""
         self._outgoing.add(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     def answer(self, frame: bytes) -> None:
         """Sends a frame that the other side asked for. Such frames are bounded: see ANSWER_LIMIT and MAX_ANSWERS."""
         self._outgoing.add_answer(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     def send_event(self, frame: bytes) -> None:
         """Sends a frame after all others. Await event_space() before."""
         self._outgoing.add_event(frame)
-        self._wake_writer()
+        self._frames_added.set()
 
     async def event_space(self) -> None:
         """Waits until another event may be sent."""
@@ -159,15 +158,10 @@ class FrameStream:
         """The bytes of the answers and events that wait to be sent."""
         return self._outgoing.answer_bytes + self._outgoing.event_bytes
 
-    def end(self, error: CallError) -> None:
-        """Makes run() return `error` after the queued frames have been sent."""
+    def end(self, error: CallError | None) -> None:
+        """Makes run() return `error` after the queued frames have been sent; for None, after they have been read."""
         if not self._ended.done():
             self._ended.set_result(error)
-
-    def leave(self) -> None:
-        """Makes run() return None after the queued frames have been sent and the other side has read them."""
-        if not self._ended.done():
-            self._ended.set_result(None)
 
     async def hello(self, *, opener: bool) -> Any:
         """Returns the other side's hello. The opener's hello is alone in its message.
@@ -199,7 +193,7 @@ class FrameStream:
         """Sends and receives frames until the stream ends.
 
         `handlers` get the received frames, by kind; an exception of a handler ends the stream. Returns the error that
-        end() was called with, None after leave() and when the other side half-closed. Raises the CallError that the
+        end() was called with, None after end(None) and when the other side half-closed. Raises the CallError that the
         other side or the connection ended the stream with.
         """
         reader: asyncio.Future[None] = child(READ, self._read(handlers))
@@ -211,7 +205,7 @@ class FrameStream:
                 self.end(Internal("the stream is not watched any more; see the log"))
             if self._ended.done() and not writer.done():
                 self._finishing = True
-                self._wake_writer()
+                self._frames_added.set()
             if not reader.done():  # the writer sends the last frames, or the reader learns why the writer failed
                 limit = LEAVE_TIMEOUT if self._leaving else END_TIMEOUT
                 await asyncio.wait({writer if self._ended.done() else reader}, timeout=limit)
@@ -242,10 +236,6 @@ class FrameStream:
             self._discarding = True  # the answers to frames that arrive now could not be sent
             await done_writing()
             await asyncio.wait({reader}, timeout=LEAVE_TIMEOUT)
-
-    def _wake_writer(self) -> None:
-        if self._writer_idle is not None and not self._writer_idle.done():
-            self._writer_idle.set_result(None)
 
     async def _next_batch(self) -> None:
         self._batch_taken.clear()
@@ -293,9 +283,8 @@ class FrameStream:
             if not self._outgoing:
                 if self._finishing:
                     return
-                self._writer_idle = self._loop.create_future()
-                await self._writer_idle
-                self._writer_idle = None
+                self._frames_added.clear()
+                await self._frames_added.wait()
                 continue
             await asyncio.sleep(0)  # tasks that are ready may add frames to this message
             self._sent_at = self._loop.time()

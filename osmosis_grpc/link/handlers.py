@@ -5,7 +5,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID_KEY = "x-request-id"
 """The request id, in the trailers of each error and in its log line: the caller's id, or a new one."""
 
+_HEALTH = "/grpc.health.v1.Health/"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -35,62 +36,44 @@ class _Undecodable:
         self.problem = problem
 
 
-class Registrar:
+class Registrar(grpc.GenericRpcHandler):
     """Passed to the generated add_..._to_server functions instead of the server: wraps each handler that they add.
 
-    Handlers are wrapped once, at registration; an interceptor would cost every call about 40 us. `guard` is called with
-    the context of every call, before its request is decoded. `calls` counts the calls.
+    Handlers are wrapped once, at their first call; an interceptor would cost every call about 40 us. `guard` is called
+    with the context of every call, before its request is decoded, except for health checks. `calls` counts the calls;
+    those of unknown methods as the method "other".
     """
 
     def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
-        self._server = server
         self._guard = guard
         self._calls = calls
+        self._services: list[grpc.GenericRpcHandler] = []
+        self._wrapped: dict[str, Any] = {}
+        server.add_generic_rpc_handlers([self])
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Adds services with all their handlers wrapped."""
-        self._server.add_generic_rpc_handlers([_Wrapped(handler, self._guard, self._calls) for handler in handlers])
+        """Adds services."""
+        self._services += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """Does nothing: grpc.aio does not use the handlers by name."""
 
-
-class _Wrapped(grpc.GenericRpcHandler):
-    """A service whose handlers are wrapped, each once."""
-
-    def __init__(self, handlers: grpc.GenericRpcHandler, guard: _Guard | None, calls: CallSink | None) -> None:
-        self._handlers = handlers
-        self._guard = guard
-        self._calls = calls
-        self._wrapped: dict[str, Any] = {}
-
     def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Returns the wrapped handler of a method. Returns None for an unknown one: gRPC answers UNIMPLEMENTED."""
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
-            handler: Any = self._handlers.service(details)
+            found = (service.service(details) for service in self._services)
+            handler: Any = next((handler for handler in found if handler is not None), None)
             if handler is None:
+                Call(self._calls, "other").end("UNIMPLEMENTED")
                 return None
             make, name, wrap = next(row for row in HANDLER_KINDS if getattr(handler, row[1]) is not None)
-            method = _Method(
-                details.method.lstrip("/"),
-                self._guard,
-                self._calls,
-                decode_or_mark(handler.request_deserializer) or bytes,
-                handler.response_serializer or bytes,
-            )
-            wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), method))
+            guard = None if details.method.startswith(_HEALTH) else self._guard
+            read = decode_or_mark(handler.request_deserializer) or bytes
+            write = handler.response_serializer or bytes
+            begin = partial(_Answering, self._calls, details.method.lstrip("/"), guard, read, write)
+            wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), begin))
         return wrapped
-
-
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """One method. Its wrapped handler takes and returns bytes."""
-
-    name: str
-    guard: _Guard | None
-    calls: CallSink | None
-    read: Callable[[bytes], Any]
-    write: Callable[[Any], bytes]
 
 
 class _Answering(Call):
@@ -101,10 +84,18 @@ class _Answering(Call):
 
     __slots__ = ("_context", "_guard", "_read", "_write")
 
-    def __init__(self, method: _Method, context: Any) -> None:
-        super().__init__(method.calls, method.name)
+    def __init__(
+        self,
+        calls: CallSink | None,
+        name: str,
+        guard: _Guard | None,
+        read: Callable[[bytes], Any],
+        write: Callable[[Any], bytes],
+        context: Any,
+    ) -> None:
+        super().__init__(calls, name)
         self._context = context
-        self._guard, self._read, self._write = method.guard, method.read, method.write
+        self._guard, self._read, self._write = guard, read, write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -152,6 +143,9 @@ class _Answering(Call):
         return data
 
 
+_Begin = Callable[[Any], _Answering]
+
+
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """Wraps a deserializer: for bytes that are not a message it returns an object that decoded() refuses.
 
@@ -169,28 +163,25 @@ def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[byte
     return read
 
 
-def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], method: _Method) -> Callable[[Any, Any], Awaitable[Any]]:
+def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Callable[[Any, Any], Awaitable[Any]]:
     async def handle(data: Any, context: Any) -> Any:
-        async with _Answering(method, context) as call:
+        async with begin(context) as call:
             return call.response(await behavior(decoded(call.request(data)), context))
 
     return handle
 
 
-def _streaming(behavior: Callable[[Any, Any], Any], method: _Method) -> Callable[[Any, Any], Any]:
+def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[Any, Any], Any]:
     async def with_context(data: Any, context: Any) -> None:
         """Handles a call whose behaviour reads and writes the context itself."""
-        async with _Answering(method, context) as call:
+        async with begin(context) as call:
             # Without this line grpc.aio sends the metadata with the first message, and again if that write was
             # cancelled because of an error. Core refuses the second one, and the caller never gets the status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
 
     async def handle(data: Any, context: Any) -> AsyncIterator[Any]:
-        async with (
-            _Answering(method, context) as call,
-            aclosing(behavior(decoded(call.request(data)), context)) as responses,
-        ):
+        async with begin(context) as call, aclosing(behavior(decoded(call.request(data)), context)) as responses:
             async for response in responses:
                 yield call.response(response)
 

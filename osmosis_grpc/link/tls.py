@@ -57,16 +57,13 @@ class ClientTls:
             raise ValueError("tls: a certificate and its key go together")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Pems:
     """The contents of the files. Its repr shows nothing of them."""
 
     cert: bytes | None
     key: bytes | None
     ca: bytes | None
-
-    def __repr__(self) -> str:
-        return "Pems(...)"
 
 
 class ReloadedFiles(Generic[_T]):

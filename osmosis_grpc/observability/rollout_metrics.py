@@ -145,13 +145,13 @@ class EngineMetrics:
 
     def _agent(self, name: str) -> str:
         """Returns the label value of an agent; OTHER for one that only an earlier process hosted."""
-        return name if name in self._engine.runnables else OTHER
+        return name if name in self._engine.context.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:
         """See Source."""
         engine = self._engine
         capacity = engine.capacity()
-        in_flight = Counter(dict.fromkeys(engine.runnables, 0))
+        in_flight = Counter(dict.fromkeys(engine.context.runnables, 0))
         for agent, count in engine.rollouts.in_flight().items():
             in_flight[self._agent(agent)] += count
         yield by_name(IN_FLIGHT, in_flight)

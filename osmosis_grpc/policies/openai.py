@@ -61,7 +61,10 @@ class OpenAIPolicy:
         connections: int = 1024,
         version: str = "",
     ) -> None:
-        _check_installed()
+        try:
+            import aiohttp
+        except ImportError:
+            raise MissingExtraError("OpenAIPolicy", "policies") from None
         self._url = _checked(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
@@ -136,14 +139,6 @@ class OpenAIPolicy:
         if self._token_ids:
             body["return_token_ids"] = True
         return body
-
-
-def _check_installed() -> None:
-    """Raise MissingExtraError without aiohttp."""
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("OpenAIPolicy", "policies") from None
 
 
 def _checked(base_url: str) -> str:

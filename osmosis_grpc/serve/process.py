@@ -65,7 +65,7 @@ async def run_process(
     options = settings.server
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    failpoints.arm_from_environment()
+    failpoints.arm()
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:

@@ -119,7 +119,6 @@ class Attachment:
             "window": self._on_window,
             "heartbeat": lambda _: None,
         }
-        """The handler for each kind of frame."""
 
     @property
     def attached(self) -> bool:
@@ -202,7 +201,7 @@ class Attachment:
         if window != self._rollout_window:
             self._rollout_window = window
             self._largest_rollout_window = max(window, self._largest_rollout_window)
-            self._send("window", pb.ServerWindow(max_open_rollouts=window))
+            self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
     def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
         """Send the trainer that the server drains. With `last` the stream ends; `kept` rollouts stay in the journal."""
@@ -248,49 +247,39 @@ class Attachment:
 
     # Frames of the trainer.
 
-    def _send(self, kind: str, message: Any) -> None:
+    def _send(self, kind: str, message: Any, *, answer: bool = True) -> None:
+        """Send a frame, as an answer or not; the stream limits the bytes of unread answers."""
         if self._stream is not None:
-            self._stream.send(server_frame(kind, message))
-
-    def _answer(self, kind: str, message: Any) -> None:
-        """Send an answer; the stream limits the bytes of unread answers."""
-        if self._stream is not None:
-            self._stream.answer(server_frame(kind, message))
+            (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
     def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
         unknown = [
             ref for ref in message.rollouts if not self._engine.rollouts.knows(self.owner, ref.rollout_id, ref.attempt)
         ]
-        self._answer("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
 
     def _on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1
         full = self.tenant.open >= self._rollout_window and not self._engine.shutdown.draining
+        beyond = False
         try:
             beyond = full and not self._engine.rollouts.holds(self.owner, rollout_id, attempt)
-        except Unavailable as unread:
-            self._refuse_init(rollout_id, attempt, unread)
-            return
-        if beyond:
-            error = ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
-            self._engine.acceptance.rejected[error.code] += 1
-            if self.tenant.open >= self._largest_rollout_window:
-                raise error
-            self._refuse_init(rollout_id, attempt, error)
-            return
-        try:
+            if beyond:
+                self._engine.acceptance.rejected[ResourceExhausted.code] += 1
+                raise ResourceExhausted(f"the window is {self._rollout_window} open rollouts", retry_after=1.0)
             check_served(message, self._max_metadata)
             if message.HasField("callback"):
                 raise InvalidArgument("callback", "does not go with an attachment: its stream carries all calls")
             record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
+            if self._accepting[record] >= MAX_EQUAL_INITS and not record.accepted.done():
+                raise ResourceExhausted("its answer is on its way", retry_after=1.0)
         except CallError as error:
+            if beyond and self.tenant.open >= self._largest_rollout_window:
+                raise
             self._refuse_init(rollout_id, attempt, error)
             return
         if record.accepted.done():
             self._answer_init(record, started)
-            return
-        if self._accepting[record] >= MAX_EQUAL_INITS:
-            self._refuse_init(rollout_id, attempt, ResourceExhausted("its answer is on its way", retry_after=1.0))
             return
         self._accepting[record] += 1
         call, failed = self._engine.supervisor.call, self._failed
@@ -303,21 +292,19 @@ class Attachment:
             self._refuse_init(record.rollout_id, record.attempt, error)
             return
         response = init_answer(record, started)
-        send = self._send if started else self._answer
-        send("init_reply", pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response))
-        end = record.delivery
-        if end.completion is not None and not end.undelivered:  # the trainer may have lost a delivered one
-            self._resend_completion(end.completion)
-
-    def _resend_completion(self, completion: Completion) -> None:
+        reply = pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response)
+        self._send("init_reply", reply, answer=not started)
+        completion = record.delivery.completion
+        if completion is None or record.delivery.undelivered:
+            return
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        if key not in self._results:  # else it is unanswered, and is sent on each stream
+        if key not in self._results:  # the trainer may have lost it; an unanswered one is sent on each stream anyway
             resent = self.complete(completion, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
 
     def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
-        self._answer("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
+        self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
     def _on_cancel(self, ask: pb.CancelAsk) -> None:
         reply = pb.CancelReply(id=ask.id)
@@ -345,7 +332,7 @@ class Attachment:
     def _answer_cancel(self, reply: pb.CancelReply, error: CallError | None) -> None:
         if error is not None:
             reply.status.CopyFrom(refusal(error))
-        self._answer("cancel_reply", reply)
+        self._send("cancel_reply", reply)
 
     def _on_chat_reply(self, reply: pb.ChatReply) -> None:
         key = (reply.rollout_id, reply.attempt, reply.sample, reply.number)
@@ -376,15 +363,12 @@ class Attachment:
         result = self._results.get((reply.rollout_id, reply.attempt, reply.result_id))
         if result is None or result.future.done():
             return
-        future = result.future
         if reply.WhichOneof("result") == "status":
-            future.set_exception(refused(reply.status))
-            return
-        outcome = OUTCOMES.names.get(reply.outcome)
-        if outcome is None:
-            future.set_exception(Unavailable("the trainer's answer has no outcome"))
+            result.future.set_exception(refused(reply.status))
+        elif (outcome := OUTCOMES.names.get(reply.outcome)) is None:
+            result.future.set_exception(Unavailable("the trainer's answer has no outcome"))
         else:
-            future.set_result(outcome)
+            result.future.set_result(outcome)
 
     def _on_subscribe(self, message: pb.Subscribe) -> None:
         if self._stream is not None:

@@ -99,11 +99,6 @@ class Attachments:
         return self._attachments.get(attachment_id)
 
     @property
-    def known(self) -> list[str]:
-        """The ids of all attachments that are open or within their grace period."""
-        return list(self._attachments)
-
-    @property
     def away(self) -> int:
         """How many trainers are within their grace period."""
         return len(self._graces)
@@ -115,13 +110,9 @@ class Attachments:
 
     def drain(self) -> None:
         """Close the windows, and send all trainers that the server drains."""
-        self._grant()
+        self.grant()
         for attachment in self._open():
             attachment.notify_draining()
-
-    def end_drain(self) -> None:
-        """Open the windows again."""
-        self._grant()
 
     async def close(self) -> None:
         """Send all trainers that the server ends, and end their streams."""
@@ -146,7 +137,7 @@ class Attachments:
             grace.cancel()
         try:
             attachment.take(stream, hello, granted=granted)
-            self._grant()
+            self.grant()
             log.info("a trainer attached", extra={**trainer, "version": clip(hello.version, 64)})
             problem = await stream.run(attachment.handlers)
             return problem
@@ -186,27 +177,23 @@ class Attachments:
             self._wait_for(attachment)
         elif self._attachments.pop(attachment.attachment_id, None) is not None:
             self._held.add(attachment.owner, -1)
-        self._grant()
+        self.grant()
 
     def _wait_for(self, attachment: Attachment) -> None:
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._engine.config.trainer_grace
+        clock, grace = asyncio.get_running_loop().time, self._engine.config.trainer_grace
+        until = clock() + grace
 
         async def wait() -> None:
             await asyncio.sleep(max(0.0, until - clock()))
-            self._give_up(attachment)
+            if attachment.attached:
+                return
+            if attachment.tenant.open:
+                log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
+                self._engine.lose(attachment.tenant, grace)
+            self._graces.pop(attachment.attachment_id, None)
+            self._left(attachment)
 
         self._graces[attachment.attachment_id] = self._engine.supervisor.start(GRACE, wait)
-
-    def _give_up(self, attachment: Attachment) -> None:
-        if attachment.attached:
-            return
-        if attachment.tenant.open:
-            grace = self._engine.config.trainer_grace
-            log.warning("a trainer was away for %g s: its %d rollouts end", grace, attachment.tenant.open)
-            self._engine.lose(attachment.tenant, grace)
-        self._graces.pop(attachment.attachment_id, None)
-        self._left(attachment)
 
     def _open(self) -> list[Attachment]:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
@@ -224,12 +211,11 @@ class Attachments:
         config = self._engine.config
         return max(1, (config.max_concurrent + config.queue_limit) // len(attached) // attached[owner])
 
-    def _grant(self) -> None:
-        attached = self._open()
-        owners = Counter(attachment.owner for attachment in attached)
-        windows = {owner: self._window(owners, owner) for owner in owners}
-        for attachment in attached:
-            attachment.grant(windows[attachment.owner])
+    def grant(self) -> None:
+        """Send each trainer its window, if that changed."""
+        owners = Counter(attachment.owner for attachment in self._open())
+        for attachment in self._open():
+            attachment.grant(self._window(owners, attachment.owner))
 
     def limits(self) -> ServerLimits:
         """Return the bounds that the server sets."""
@@ -243,13 +229,13 @@ class Attachments:
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
-            process_uuid=engine.provenance.process_uuid,
+            process_uuid=engine.context.provenance.process_uuid,
             journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],
             protocol_max=PROTOCOL[1],
             max_open_rollouts=window,
             limits=LIMITS.to_wire(self.limits()),
-            agent_loops=sorted(engine.runnables),
+            agent_loops=sorted(engine.context.runnables),
             draining=engine.shutdown.draining,
         )

@@ -14,8 +14,7 @@ from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
     """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
-    selection = control.selection_from_wire(request)
-    rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
+    rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **control.selection_from_wire(request))
     return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
 
@@ -37,28 +36,16 @@ async def follow(
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
     """Yield the events of one rollout, or of all of the owner. Without `tokens` replies have no token blocks."""
     control.check_stream(request)
-    stream = _one(engine, owner, request, tokens) if request.rollout_id else _all(engine, owner, request, tokens)
-    async with aclosing(stream):
-        async for response in stream:
-            yield response
-
-
-async def _one(
-    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
-) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
-    async with aclosing(engine.log.follow(record, request.after)) as stream:
-        async for event in stream:
-            if event is not None:
-                yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
-            else:
-                idle = pb.Idle(last_number=record.trail.last_number, activity=ACTIVITY.to_wire(record.activity()))
-                yield pb.StreamEventsResponse(idle=idle)
-
-
-async def _all(
-    engine: Engine, owner: str, request: pb.StreamEventsRequest, tokens: bool
-) -> AsyncGenerator[pb.StreamEventsResponse, None]:
+    if request.rollout_id:
+        record = engine.rollouts.get(owner, request.rollout_id, request.attempt)
+        async with aclosing(engine.log.follow(record, request.after)) as trajectory:
+            async for event in trajectory:
+                if event is not None:
+                    yield pb.StreamEventsResponse(event=event_to_wire(event, tokens=tokens))
+                else:
+                    idle = pb.Idle(last_number=record.trail.last_number, activity=ACTIVITY.to_wire(record.activity()))
+                    yield pb.StreamEventsResponse(idle=idle)
+        return
     async with aclosing(engine.rollouts.follow_all(owner, request.cursor, request.from_now)) as stream:
         async for position, event in stream:
             cursor = engine.log.cursor(position)

@@ -1,7 +1,6 @@
 """RolloutService: each method converts the request, calls the engine, and converts the result."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,11 +22,6 @@ from osmosis_grpc.wire import control as wire
 from osmosis_grpc.wire.rollout import ROLLOUT, check_served, init_from_wire
 
 MAX_PAGE_SIZE = 1000
-
-
-def peer_address(peer: str) -> str:
-    """Return the HOST:PORT in grpc's name of a peer, such as ipv4:127.0.0.1:4711."""
-    return unquote(peer).partition(":")[2] or peer
 
 
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
@@ -55,7 +49,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
         self._check_admin = security.check_admin
-        self._start_time = engine.clock.time()
+        self._start_time = engine.context.clock.time()
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_served(request, self._max_metadata)
@@ -88,15 +82,14 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         page_token = str(last) if last else ""
         return pb.ListRolloutsResponse(rollouts=[ROLLOUT.to_wire(row) for row in rows], next_page_token=page_token)
 
-    async def StreamEvents(
+    def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        async with aclosing(requests.follow(self._engine, self._owner(context), request)) as stream:
-            async for response in stream:
-                yield response
+        return requests.follow(self._engine, self._owner(context), request)
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._attachments.attach(context, self._owner(context), peer_address(context.peer()))
+        peer = unquote(context.peer())  # such as ipv4:127.0.0.1:4711
+        await self._attachments.attach(context, self._owner(context), peer.partition(":")[2] or peer)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
@@ -104,11 +97,11 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             version=__version__,
             protocol_min=wire.PROTOCOL[0],
             protocol_max=wire.PROTOCOL[1],
-            process_uuid=engine.provenance.process_uuid,
+            process_uuid=engine.context.provenance.process_uuid,
             journal_id=engine.journal.journal_id,
             start_time=self._start_time,
             agent_loops=[
-                AgentLoopInfo(name=name, tools=tools, version=engine.provenance.versions.get(name, ""))
+                AgentLoopInfo(name=name, tools=tools, version=engine.context.provenance.versions.get(name, ""))
                 for name, tools in sorted(self._tools.items())
             ],
             capacity=engine.capacity(),

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ class TraceLog:
             "rollout_id": event.rollout_id,
             "attempt": event.attempt,
             "number": event.number,
-            "event": _snake(type(event.kind).__name__),
-            "data": _plain(event.kind),
+            "event": re.sub(r"(?<!^)([A-Z])", r"_\1", type(event.kind).__name__).lower(),
+            "data": event.kind,
         }
         with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=_plain) + "\n")
 
     def path(self, rollout_id: str) -> Path:
         """Return the file of a rollout."""
@@ -41,24 +40,16 @@ class TraceLog:
         return self.folder / f"{slug}-{mark}.jsonl"
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
-
-
 def _plain(value: Any) -> Any:
-    """Return a value as JSON; a request without its credentials."""
+    """Return a value that json cannot write as one that it can; a request without its credentials."""
     if isinstance(value, InitRequest):
-        return _plain(dataclasses.replace(value.request, api_key=None))
+        return dataclasses.replace(value.request, api_key=None)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
         return [None if item != item else item for item in value.tolist()]  # NaN differs from itself
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written")

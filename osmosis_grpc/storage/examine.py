@@ -37,7 +37,6 @@ class Examined:
     structure: str = ""
     """What is damaged in the structure of the file; empty if nothing is."""
     lost: int = 0
-    """How many rows cannot be read."""
     sound: Counter[str] = field(default_factory=Counter)
     """How many rows are sound, by table."""
     damaged: list[Finding] = field(default_factory=list)

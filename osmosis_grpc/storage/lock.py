@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 class Locked(Exception):
-    """Another holder has the lock. `holder` completes the text "in use by process": an id, or "of unknown id"."""
-
-    def __init__(self, holder: str) -> None:
-        super().__init__(holder)
-        self.holder = holder
+    """Another holder has the lock. The text completes "in use by process": an id, or "of unknown id"."""
 
 
 class LockLost(Exception):

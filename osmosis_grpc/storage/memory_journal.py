@@ -35,9 +35,10 @@ class _Rollout:
 class MemoryJournal(Journal):
     """Keeps events in pages, in the order of their positions. A page is freed when all its events are forgotten."""
 
+    live_size = 0
+
     def __init__(self) -> None:
         super().__init__(uuid.uuid4().hex)
-        self._live_size = 0
         self._newest: list[TrajectoryEvent | None] = [None] * PAGE
         self._pages = {0: self._newest}
         self._left = {0: PAGE - 1}  # positions count from 1
@@ -45,10 +46,6 @@ class MemoryJournal(Journal):
         self._rollouts: dict[tuple[str, int], _Rollout] = {}
         self._entries: dict[int, JournaledRollout] = {}
         """By sequence, in order of acceptance."""
-
-    @property
-    def live_size(self) -> int:
-        return self._live_size
 
     # Writing: each append is committed at once.
 
@@ -70,9 +67,9 @@ class MemoryJournal(Journal):
         rollout.size += size
         if type(event.kind) is events.Ended:
             rollout.ended = True
-            self._live_size -= rollout.size - size
+            self.live_size -= rollout.size - size
         elif not rollout.ended:
-            self._live_size += size
+            self.live_size += size
         return True
 
     def barrier(self, then: Callable[[bool], None]) -> None:
@@ -83,7 +80,7 @@ class MemoryJournal(Journal):
         if rollout is None:
             return
         del self._entries[rollout.entry.sequence]
-        self._live_size -= 0 if rollout.ended else rollout.size
+        self.live_size -= 0 if rollout.ended else rollout.size
         for position in rollout.positions:
             page, index = divmod(position, PAGE)
             self._pages[page][index] = None

@@ -16,7 +16,7 @@ from osmosis_grpc.link.callback_credentials import narrowed
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import Backoff, Supervisor
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
@@ -85,7 +85,7 @@ class RolloutClient:
         self._metadata = credentials.metadata
         self._supervisor = Supervisor(f"the client of {target}")
         self._unreached = Unreached(target, self._supervisor)
-        self._channel = credentials.channel(target, client_options())
+        self._channel = channel(target, credentials.tls, client_options())
         self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._closed = False
 

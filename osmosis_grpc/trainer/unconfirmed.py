@@ -10,8 +10,8 @@ from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt import AttemptCache
-from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, tools_of
-from osmosis_grpc.trainer.receipt import LedgerReceipt
+from osmosis_grpc.trainer.chats.cache import LedgerReceipt
+from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
 from osmosis_grpc.types import Completion, RolloutRequest
 from osmosis_grpc.types.completion import clip, describe
 
@@ -87,7 +87,7 @@ def assembled(kept: LedgerRollout) -> Completion:
     """Returns a recorded completion with resolved references. Raises LedgerError if a chat is missing."""
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
-    entry.learn(kept.chats)
+    learn(entry.samples, kept.chats)
     completion = completion_of(kept)
     if entry.refers_beyond(completion):
         raise LedgerError("a chat that it refers to is missing")

@@ -301,7 +301,7 @@ def test_leaving_half_closes_and_waits_until_the_other_side_has_ended():
         received = Received()
         async with running(sending, {}) as left, running(receiving, received) as other:
             sending.send(WINDOW)
-            sending.leave()
+            sending.end(None)
             assert await other is None, "it reads the end"
             assert received.kinds == ["window"]
             await server.done_writing()
@@ -315,7 +315,7 @@ def test_leaving_does_not_wait_for_ever():
     async def main():
         trainer, _ = joined(capacity=4)
         stream = trainer_stream(trainer)
-        stream.leave()
+        stream.end(None)
         assert await stream.run({}) is None
         assert asyncio.get_running_loop().time() == LEAVE_TIMEOUT
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.storage.journal.retention import SLICE
+from osmosis_grpc.storage.journal.reader import SLICE
 from osmosis_grpc.types import CompletionStatus, RolloutState, events
 from osmosis_grpc.wire.rollout import completion_from_wire, completion_to_wire
 from tests.storage.journals import CALLBACK, OWN, JournalUser, opened

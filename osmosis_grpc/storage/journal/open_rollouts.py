@@ -45,11 +45,6 @@ class OpenRollouts:
         self.by_key: dict[Key, OpenRollout] = {}
         self._sizes = Shares(budget)
 
-    def add(self, rollout: OpenRollout) -> OpenRollout:
-        """Add a rollout and return it. `grow` counts its events."""
-        self.by_key[rollout.key] = rollout
-        return rollout
-
     def grow(self, rollout: OpenRollout, size: int) -> None:
         """Add to the size of a rollout."""
         rollout.size += size

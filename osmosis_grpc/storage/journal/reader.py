@@ -1,23 +1,24 @@
 """Reads rollouts and events from the journal's file: for the server, and for commands that inspect it."""
 
+import asyncio
 import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from osmosis_grpc.engine.journal_port import RolloutFilter
+from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
-from osmosis_grpc.storage.sqlite.database import look
+from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.sqlite.database import connect, look
 from osmosis_grpc.types import (
     Callback,
-    Completion,
     EndedBy,
     InitRequest,
     JournaledRollout,
@@ -48,6 +49,26 @@ _OPEN = """SELECT * FROM events
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
 
 
+SLICE = 200
+"""Rollouts dropped in one transaction."""
+ROLLOUT_BYTES = 1024
+"""About how many bytes a rollout takes in the file besides its events."""
+
+_OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
+    WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
+
+R = TypeVar("R")
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Raise Unavailable for an error of reading, so that the caller may retry."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
+        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+
+
 class Reader:
     """Reads rollouts and events over a connection. Its entries have no credentials."""
 
@@ -75,7 +96,8 @@ class Reader:
         try:
             yield
         finally:
-            self._database.execute("COMMIT")
+            if self._database.in_transaction:  # SQLite ends it after an error of the disk
+                self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the connection."""
@@ -112,7 +134,7 @@ class Reader:
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
     def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
-        """See Journal.entries. The filter is a condition of the query: no other row is decoded."""
+        """See Journal.entries. The filter is a condition of the query. Call it in a snapshot()."""
         conditions: list[str] = ["sequence > ?", "owner = ?"]
         values: list[Any] = [after, owner]
         if where.unsettled:
@@ -124,9 +146,8 @@ class Reader:
             conditions.append("group_id = ?")
             values.append(where.group_id)
         query = f"{_SELECT}WHERE {' AND '.join(conditions)} ORDER BY sequence LIMIT ?"
-        with self.snapshot():
-            rows = self._database.execute(query, (*values, limit)).fetchall()
-            return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
+        rows = self._database.execute(query, (*values, limit)).fetchall()
+        return [self.entry(row, row.wrong(), completion=False) for row in map(RolloutRow._make, rows)]
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""
@@ -137,6 +158,17 @@ class Reader:
                 if event.sequence in found:
                     found[event.sequence][1].add(event)
         return list(found.values())
+
+    def overdue(self, before: float, beyond: int) -> list[Dropped]:
+        """Return up to SLICE rollouts to drop: those that ended before a time, and the oldest of `beyond` bytes."""
+        found: list[Dropped] = []
+        with closing(self._database.execute(_OLDEST, (SLICE,))) as rows:
+            for *row, ended_at in rows:
+                if ended_at >= before and beyond <= 0:
+                    break
+                found.append(Dropped(*row))
+                beyond -= found[-1].size + ROLLOUT_BYTES
+        return found
 
     def positions(self, rollout_id: str, attempt: int) -> "array[int]":
         """Return the positions of a rollout's events. Raises Damaged."""
@@ -268,12 +300,14 @@ class Reader:
             )
         if not row.settled:
             return entry
+        request = entry.init.request
+        lost = data_loss("journal", request.rollout_id, request.attempt, damage)
         return replace(
             entry,
             start_time=row.accept_time,
             end_time=row.accept_time,
             state=RolloutState.FAILED,
-            completion=_data_loss(entry.init.request, damage) if completion else None,
+            completion=replace(lost, group=request.group, evaluation=request.evaluation) if completion else None,
         )
 
     def _event(self, position: int) -> EventRow:
@@ -287,11 +321,6 @@ class Reader:
         return row
 
 
-def _data_loss(request: RolloutRequest, damage: str) -> Completion:
-    lost = data_loss("journal", request.rollout_id, request.attempt, damage)
-    return replace(lost, group=request.group, evaluation=request.evaluation)
-
-
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
     """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
     callback: Callback | None = None
@@ -302,3 +331,17 @@ def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
         return replace(first.init, callback=callback, digest=row.digest)
     request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
     return InitRequest(request=request, callback=callback, digest=row.digest)
+
+
+async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
+    """Return read(reader), called on another thread with its own connection. Raises Unavailable."""
+
+    def reading() -> R:
+        with closing(connect(path)) as database:
+            database.execute("PRAGMA query_only = 1")
+            reader = Reader(database)
+            with reader.snapshot():
+                return read(reader)
+
+    with unavailable():
+        return await asyncio.to_thread(reading)

@@ -25,11 +25,11 @@ _COPY = "copy of journal_id"
 def mend(database: sqlite3.Connection, path: Path) -> bool:
     """Repair the facts, the tombstones and the rollouts. Returns whether the journal is new. Raises sqlite3.Error."""
     database.execute("BEGIN IMMEDIATE")
-    lost = _facts(database, path)
-    for row in database.execute("SELECT * FROM tombstones").fetchall():
-        if schema.JOURNAL.tables["tombstones"].wrong(row):
-            log.error("the cancel of rollout %s is damaged in the journal %s and deleted", row[1], path)
-            database.execute("DELETE FROM tombstones WHERE owner IS ? AND rollout_id IS ?", row[:2])
+    facts = schema.JOURNAL.tables["facts"].delete_damaged(database)
+    for name, *_ in facts:
+        log.error("the fact %r is damaged in the journal %s and replaced", name, path)
+    for _, rollout_id, *_ in schema.JOURNAL.tables["tombstones"].delete_damaged(database):
+        log.error("the cancel of rollout %s is damaged in the journal %s and deleted", rollout_id, path)
     for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall()):
         wrong = row.wrong()
         if wrong.startswith("accept_sum"):
@@ -48,20 +48,9 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
-    made = _defaults(database, lost=lost)
+    made = _defaults(database, lost=bool(facts))
     database.execute("COMMIT")
     return made
-
-
-def _facts(database: sqlite3.Connection, path: Path) -> bool:
-    """Delete damaged facts. Returns whether there were any."""
-    lost = False
-    for row in database.execute("SELECT rowid, * FROM facts").fetchall():
-        if schema.JOURNAL.tables["facts"].wrong(row[1:]):
-            lost = True
-            log.error("the fact %r is damaged in the journal %s and replaced", row[1], path)
-            database.execute("DELETE FROM facts WHERE rowid = ?", row[:1])
-    return lost
 
 
 def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:

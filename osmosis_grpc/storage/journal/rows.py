@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
-from osmosis_grpc.storage.journal.retention import EVENT_BYTES
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum, with_sum
 from osmosis_grpc.types import EventKind, JournaledRollout, RolloutState
 from osmosis_grpc.wire.event import kind_from_bytes
 from osmosis_grpc.wire.rollout import callback_to_bytes
+
+EVENT_BYTES = 48
+"""About how many bytes an event takes in the file besides its body."""
 
 
 class EventRow(NamedTuple):
@@ -98,6 +100,17 @@ _TYPES: dict[str, tuple[type, object]] = {
 }
 """The type of each column, and the value that replaces one of another type. Columns without an entry are whole numbers
 with 0 as replacement."""
+
+
+class Dropped(NamedTuple):
+    """A rollout to delete."""
+
+    sequence: int
+    rollout_id: str
+    attempt: int
+    positions: bytes | None
+    """Positions of its events; None if it has not ended."""
+    size: int
 
 
 class Trail:

@@ -43,7 +43,7 @@ CREATE TABLE rollouts (
     last_number INTEGER NOT NULL,
     size INTEGER NOT NULL,                 -- bytes of its events
     settled INTEGER NOT NULL,
-    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see clock.py
+    accepted_at REAL NOT NULL,             -- these two by the journal's clock, see SqliteJournal
     ended_at REAL,
     deaths INTEGER NOT NULL,               -- of the server's process while its agent ran, since its last new reply
     accept_sum INTEGER NOT NULL,           -- the checksum of what is known from its acceptance on
@@ -133,7 +133,6 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 FILE = "journal.db"
-"""The name of the file in its folder."""
 JOURNAL = Schema(
     kind="journal",
     tables_script=TABLES,

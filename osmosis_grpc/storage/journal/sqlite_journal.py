@@ -3,6 +3,10 @@
 The table of events is ordered by position and holds each event in its wire form. The row of an ended rollout has the
 positions of its events, so that the table of events needs no second index. Memory holds the positions of unsettled
 rollouts only.
+
+The journal's clock measures how long a rollout has run, and how long it is kept: it counts the seconds in which a
+process has the journal open, by the monotonic clock. So neither a jump of the wall clock nor time without a server
+makes a rollout older. The process writes its time to the journal; the next process continues from there.
 """
 
 import asyncio
@@ -21,18 +25,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.engine.journal_port import EVERY, Figures, Journal, RolloutFilter, Trajectories
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.clock import JournalClock
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
-from osmosis_grpc.storage.journal.reader import Reader
-from osmosis_grpc.storage.journal.reading import read_on_thread, unavailable
+from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
-from osmosis_grpc.storage.journal.retention import EVENT_BYTES, Dropped, Retention
-from osmosis_grpc.storage.journal.rows import accept_row, accepted_columns, end_row, settle_row
+from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
-from osmosis_grpc.storage.sqlite.database import connect
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
+from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import CompletionStatus, JournaledRollout, TrajectoryEvent, events
 from osmosis_grpc.wire.event import kind_to_bytes
@@ -49,11 +49,8 @@ _VERSION = "agent version "
 """The prefix of the names of these facts."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-_REPOINT = "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?"
-_DEATHS = "UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?"
 _DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
     AND sequence IN (SELECT value FROM json_each(?))"""
-_TOMBSTONE = "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,31 +94,28 @@ class SqliteJournal(Journal):
             created = mend(file.database, file.path)
             self.path = file.path
             self.secrets = Secrets(folder / "credentials")
-            """Stores credentials outside the journal's file."""
             self.reads = connect(file.path)
-            """The connection that reads."""
             stack.callback(self.reads.close)
             self.reads.execute("PRAGMA query_only = 1")
             self._reader = Reader(self.reads)
             super().__init__(str(self._reader.fact("journal_id")))
             self._restore(created)
-            self._clock = JournalClock(self._clock_written, monotonic)
+            ahead = self._clock_written - monotonic()
+            self._now: Callable[[], float] = lambda: monotonic() + ahead
             self.open_rollouts = OpenRollouts(budget)
             self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
-            """Recent results of `find`."""
             self._dropping: dict[int, str] = {}
             """Rollouts whose deletion is not committed yet, by their sequence."""
-            self._retention = Retention(self.reads, self._clock, record_ttl, budget, self._drop, self.barrier)
+            self._record_ttl = record_ttl
+            self._budget = budget
+            self._used = 0
+            """Bytes of the file that are in use."""
+            self._sweeping = self._closed = False
             self._loop = asyncio.get_running_loop()
             file.database.execute(schema.FACT, schema.fact("closed", 0))
             self.writer = Writer(
-                file,
-                self._report,
-                self._report_problem,
-                self._retention.measured,
-                supervisor or Supervisor("the journal"),
+                file, self._report, self._report_problem, self._measured, supervisor or Supervisor("the journal")
             )
-            """The thread that commits."""
             self._release = stack.pop_all().close
 
     def _restore(self, created: bool) -> None:
@@ -137,8 +131,8 @@ class SqliteJournal(Journal):
         """The time of the journal's clock that was written last."""
 
     def close(self) -> None:
-        self._retention.close()
-        self._write_clock(self._clock.now())
+        self._closed = True
+        self._write_clock(self._now())
         self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
         self.writer.close()
         self._release()
@@ -164,9 +158,10 @@ class SqliteJournal(Journal):
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
         batch = self.writer.batch()
-        now = self._clock.now()
+        now = self._now()
         if entry is not None:
-            rollout = self.open_rollouts.add(OpenRollout(entry.sequence, key, entry.owner, position, now))
+            rollout = OpenRollout(entry.sequence, key, entry.owner, position, now)
+            self.open_rollouts.by_key[key] = rollout
             self.last_sequence = max(self.last_sequence, entry.sequence)
             batch.rows[schema.ACCEPT].append(accept_row(entry, position, now))
             if has_secrets(entry.init):
@@ -193,7 +188,7 @@ class SqliteJournal(Journal):
         rollout.settled = (completion.status, completion.finish_reason) == (CompletionStatus.CANCELLED, "superseded")
         self.open_rollouts.end(rollout)
         times = rollout.start_time, event.time
-        rollout.end = completion.status.value, *times, rollout.positions[-1], self._clock.now()
+        rollout.end = completion.status.value, *times, rollout.positions[-1], self._now()
         batch.rows[schema.END].append(end_row(rollout, event.number))
         if rollout.settled:
             batch.after.append(lambda: self.secrets.drop(*rollout.key))
@@ -210,16 +205,24 @@ class SqliteJournal(Journal):
             return
         columns = accepted_columns(entry, rollout.accepted, rollout.accepted_at)
         values = entry.attachment_id, columns[schema.CALLBACK], columns[-1], entry.sequence
-        self.writer.batch().latest[entry.sequence] = Latest(_REPOINT, values, lambda: self.secrets.put(init))
+        self.writer.batch().latest[entry.sequence] = Latest(
+            "UPDATE rollouts SET attachment_id = ?, callback = ?, accept_sum = ? WHERE sequence = ?",
+            values,
+            lambda: self.secrets.put(init),
+        )
 
     def count_deaths(self, entry: JournaledRollout, deaths: int) -> None:
         row = deaths, schema.deaths_sum(entry.sequence, deaths), entry.sequence
-        self.writer.batch().statements.append((_DEATHS, row))
+        self.writer.batch().statements.append(
+            ("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", row)
+        )
 
     def add_tombstone(self, owner: str, rollout_id: str, attempt: int, seconds: float) -> None:
-        until = self._clock.now() + seconds if seconds > 0 else 0.0
+        until = self._now() + seconds if seconds > 0 else 0.0
         row = with_sum(b"tombstones.checksum", (owner, rollout_id, attempt, until))
-        self.writer.batch().latest[owner, rollout_id] = Latest(_TOMBSTONE, row)
+        self.writer.batch().latest[owner, rollout_id] = Latest(
+            "INSERT OR REPLACE INTO tombstones VALUES (?, ?, ?, ?, ?)", row
+        )
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         value = json.dumps({"time": time.time(), "parts": dict(parts)})
@@ -244,10 +247,37 @@ class SqliteJournal(Journal):
                 self.secrets.drop(rollout_id, attempt)
 
     def sweep(self) -> None:
-        now = self._clock.now()
+        now = self._now()
         self._write_clock(now)
         self.writer.batch().statements.append(("DELETE FROM tombstones WHERE until < ?", (now,)))
-        self._retention.sweep()
+        self._drop_overdue()
+
+    def _measured(self, used: int) -> None:
+        self._used = used
+        if used > self._budget:
+            self._drop_overdue()
+
+    def _drop_overdue(self) -> None:
+        """Drop until nothing is left to drop, each slice after the commit of the one before.
+
+        Leaves unreadable rows to a later sweep.
+        """
+        if self._sweeping or self._closed:
+            return
+        try:
+            rows = self._reader.overdue(self._now() - self._record_ttl, self._used - self._budget)
+        except sqlite3.Error as error:
+            log.warning("the journal cannot be read: %s; no rollout is dropped", error)
+            return
+        if rows:
+            self._sweeping = True
+            self._drop(rows)
+            self.barrier(self._swept)
+
+    def _swept(self, ok: bool) -> None:
+        self._sweeping = False
+        if ok:
+            self._drop_overdue()
 
     def _write_clock(self, now: float) -> None:
         self._clock_written = now
@@ -371,7 +401,7 @@ class SqliteJournal(Journal):
                     entry.damage,
                 )
             key = request.rollout_id, request.attempt
-            rollout = OpenRollout(
+            rollout = self.open_rollouts.by_key[key] = OpenRollout(
                 entry.sequence,
                 key,
                 entry.owner,
@@ -383,7 +413,7 @@ class SqliteJournal(Journal):
                 end=(row.state, row.start_time, row.end_time, row.ended, row.ended_at),
                 ended=entry.end_time is not None,
             )
-            self.open_rollouts.grow(self.open_rollouts.add(rollout), trail.size)
+            self.open_rollouts.grow(rollout, trail.size)
             kept.append(key)
             found.append(replace(entry, last_number=len(trail.positions)))
         self.secrets.keep(kept)
@@ -391,7 +421,7 @@ class SqliteJournal(Journal):
 
     @_reads
     def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        now = self._clock.now()
+        now = self._now()
         return self.reads.execute(
             "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
         ).fetchall()
@@ -407,7 +437,7 @@ class SqliteJournal(Journal):
         return 2 * self.open_rollouts.live_size
 
     def elapsed(self, entry: JournaledRollout) -> float:
-        return max(0.0, self._clock.now() - entry.accepted_at)
+        return max(0.0, self._now() - entry.accepted_at)
 
     def has_room(self, owner: str) -> bool:
         return self.open_rollouts.has_room(owner)
@@ -422,4 +452,3 @@ _UPDATES = {
     events.Ended: SqliteJournal._end,
     events.Delivered: SqliteJournal._settle,
 }
-"""The kinds of events that change the rollout's row."""

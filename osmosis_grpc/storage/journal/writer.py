@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from osmosis_grpc.storage.journal.open_rollouts import OpenRollout
 from osmosis_grpc.storage.journal.schema import ACCEPT, FACT, SEQUENCES, fact
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
+from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ class Batch:
     after: list[Callable[[], None]] = field(default_factory=list)
     """Called on the thread after the commit."""
     shrinks: bool = False
-    """Whether it frees pages."""
     done: bool = False
     """Whether its tokens and barriers were called."""
 
@@ -109,7 +108,6 @@ class Writer(Committer[Batch]):
         self._owed: dict[Hashable, Latest] = {}
         """What a failed transaction left for the next one."""
         self.commits = 0
-        """Transactions since the start."""
         self.commit_seconds = 0.0
         """The time of all commits."""
         super().__init__(file, COMMIT, supervisor)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.types import Completion
@@ -15,7 +15,7 @@ Then = Callable[[Any, LedgerError | None], None]
 
 
 class ChatRow(NamedTuple):
-    """One row of an answered chat."""
+    """One row of an answered chat: a ChatRequest and its ChatResponse."""
 
     rollout_id: str
     attempt: int
@@ -26,9 +26,7 @@ class ChatRow(NamedTuple):
     offered: str
     """What replaces the tools that it offered, in its body."""
     question: bytes
-    """A ChatRequest."""
     reply: bytes
-    """A ChatResponse."""
 
 
 @dataclass(slots=True)
@@ -37,20 +35,19 @@ class LedgerRollout:
 
     rollout_id: str
     attempt: int
-    server_key: str
+    server_key: str = ""
     """Its server: "target HOST:PORT" or "journal ID"; empty for a callback."""
-    affinity_key: str
-    init: bytes | None
+    affinity_key: str = ""
+    init: bytes | None = None
     """An InitRequest; None for a callback, and after the confirmation."""
-    tools: bytes | None
+    tools: bytes | None = None
     """A Tools message; None before the answer to its Init."""
-    result_id: str | None
-    completion: bytes | None
+    result_id: str | None = None
+    completion: bytes | None = None
     """A Completion as it was received; None before that and after the confirmation."""
-    confirmed: float | None
+    confirmed: float | None = None
     """The time of the confirmation, by the wall clock; None before it."""
     chats: list[ChatRow] = field(default_factory=list)
-    """In the order of their answers."""
     damage: str = ""
     """What is damaged in its rows; empty if nothing is."""
 
@@ -77,11 +74,8 @@ class Ledger(Protocol):
     def record_server(self, server_key: str, journal_id: str) -> None:
         """Record the journal id of a server that was connected."""
 
-    def callback_run(self) -> str:
-        """Returns the id of the run that callbacks name."""
-
-    def callback_secret(self) -> str:
-        """Returns the secret that makes the credentials of callbacks."""
+    def callback_id(self, use: Literal["run", "secret"]) -> str:
+        """Returns the id of the run that callbacks name, or the secret that makes the credentials of callbacks."""
 
     def record_assignment(
         self, rollout_id: str, attempt: int, init: bytes, server_key: str, affinity_key: str, then: Then

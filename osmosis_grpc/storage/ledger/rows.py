@@ -50,7 +50,7 @@ def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollo
     row = connection.execute("SELECT * FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
         return None
-    kept = _rollout(row)
+    kept = LedgerRollout(*row[:8])
     if why := LEDGER.tables["rollout"].wrong(row):
         kept.damage = f"{why} does not match in its row of rollout"
     chats = "SELECT * FROM chat WHERE rollout_id = ? AND attempt = ? ORDER BY position"
@@ -75,9 +75,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
     ended = _ended(connection)
     connection.execute("COMMIT")
     done = connection.execute("SELECT rollout_id, attempt, result_id, time FROM confirmed")
-    confirmed = [
-        LedgerRollout(name, attempt, "", "", None, None, result, None, at) for name, attempt, result, at in done
-    ]
+    confirmed = [LedgerRollout(name, n, result_id=result, confirmed=at) for name, n, result, at in done]
     attachments = {
         server_key: (id_, journal)
         for server_key, id_, journal in connection.execute(
@@ -93,18 +91,14 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
 
     The rollouts of a deleted attachment are sent again, so that their server reports their ends to the new attachment.
     """
-    for row in connection.execute("SELECT * FROM attachment").fetchall():
-        if LEDGER.tables["attachment"].wrong(row):
-            log.error("the attachment at %r is damaged in the ledger %s and replaced", row[0], path)
-            connection.execute("DELETE FROM attachment WHERE server_key IS ?", row[:1])
-            connection.execute(_SEND_AGAIN)
-    for row in connection.execute("SELECT * FROM confirmed").fetchall():
-        if LEDGER.tables["confirmed"].wrong(row):
-            log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", row[0], path)
-            attempt = row[1] if isinstance(row[1], int) else 1
-            values = with_sum(b"confirmed.checksum", (str(row[0]), attempt, str(row[2]), time.time()))
-            connection.execute("DELETE FROM confirmed WHERE rollout_id IS ?", row[:1])
-            connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
+    for server_key, *_ in LEDGER.tables["attachment"].delete_damaged(connection):
+        log.error("the attachment at %r is damaged in the ledger %s and replaced", server_key, path)
+        connection.execute(_SEND_AGAIN)
+    for rollout_id, attempt, result_id, *_ in LEDGER.tables["confirmed"].delete_damaged(connection):
+        log.error("the confirmed rollout %s is damaged in the ledger %s; it stays confirmed", rollout_id, path)
+        name = str(rollout_id), attempt if isinstance(attempt, int) else 1, str(result_id)
+        values = with_sum(b"confirmed.checksum", (*name, time.time()))
+        connection.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?, ?, ?, ?)", values)
 
 
 def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
@@ -125,7 +119,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
             )
             _quarantine(connection, row, f"{why} does not match in its row of rollout")
             continue
-        found[row[0]] = _rollout(row)
+        found[row[0]] = LedgerRollout(*row[:8])
     chats = connection.execute(
         "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
     ).fetchall()
@@ -155,7 +149,7 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
             attempt, result = connection.execute(
                 "SELECT attempt, result_id FROM rollout WHERE rollout_id IS ?", (name,)
             ).fetchone()
-        found.append(LedgerRollout(name, attempt, "", "", None, None, result, None, None))
+        found.append(LedgerRollout(name, attempt, result_id=result))
     return found
 
 
@@ -168,8 +162,3 @@ def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str)
     assignment_sum = row_sum(b"rollout.assignment_sum", (rollout_id, attempt, "", "", None))
     values = attempt, assignment_sum, *end, end_sum(rollout_id, attempt, *end), row[0]
     connection.execute(_QUARANTINE, values)
-
-
-def _rollout(row: Sequence[Any]) -> LedgerRollout:
-    rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, *_ = row
-    return LedgerRollout(rollout_id, attempt, server_key, affinity_key, init, tools, result_id, completion, None)

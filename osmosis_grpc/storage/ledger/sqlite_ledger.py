@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
@@ -20,7 +20,7 @@ from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, resto
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile, explained
+from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.types import Completion
 
@@ -38,7 +38,6 @@ ON CONFLICT (rollout_id) DO UPDATE SET attempt = excluded.attempt, server_key = 
     tools_sum = NULL, end_sum = NULL
     WHERE excluded.attempt > rollout.attempt
 """
-_OPEN = "UPDATE rollout SET tools = ?, tools_sum = ? WHERE rollout_id = ? AND attempt = ?"
 _CHAT = """
 INSERT OR REPLACE INTO chat
     (position, rollout_id, attempt, sample, number, continues, offered, question, reply, checksum)
@@ -52,20 +51,14 @@ _ADD_CONFIRMED = """
 INSERT OR REPLACE INTO confirmed
 SELECT rollout_id, attempt, result_id, ?, ? FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?
 """
-_DELETE = "DELETE FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?"
-_DROP_CONFIRMED = "DELETE FROM confirmed WHERE rollout_id = ? AND attempt < ?"
-_DROP = "DELETE FROM rollout WHERE rollout_id = ? AND attempt <= ? AND result_id IS NULL"
-_FORGET = "DELETE FROM rollout WHERE rollout_id = ? AND result_id IS NULL"
-_FORGET_CONFIRMED = "DELETE FROM confirmed WHERE rollout_id = ?"
 _ORPHANS = "DELETE FROM chat WHERE rollout_id = ? AND rollout_id NOT IN (SELECT rollout_id FROM rollout)"
-_LOWER_CHATS = "DELETE FROM chat WHERE rollout_id = ? AND attempt < ?"
 _CHATS_TO = "DELETE FROM chat WHERE rollout_id = ? AND attempt <= ?"
 _SET_ATTACHMENT = """
 INSERT INTO attachment VALUES (?, ?, ?, ?, ?) ON CONFLICT (server_key) DO UPDATE SET
     attachment_id = excluded.attachment_id, journal_id = excluded.journal_id, seen = excluded.seen,
     checksum = excluded.checksum
 """
-_RUN, _SECRET = "", "callbacks"
+_CALLBACK_KEYS = {"run": "", "secret": "callbacks"}
 """The server_keys of the attachments whose ids are the callback run and the callback secret."""
 
 
@@ -79,7 +72,6 @@ class SqliteLedger(Ledger):
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
         self.writer = Writer(file, COMMIT, supervisor)
-        """The thread that reads and writes the file."""
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
@@ -110,16 +102,10 @@ class SqliteLedger(Ledger):
         row = server_key, attachment_id, journal_id, time.time()
         self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
 
-    def callback_run(self) -> str:
-        return self._renewed(_RUN)
-
-    def callback_secret(self) -> str:
-        return self._renewed(_SECRET)
-
-    def _renewed(self, server_key: str) -> str:
-        """Return the id of an attachment, and set the time when it was last used."""
+    def callback_id(self, use: Literal["run", "secret"]) -> str:
+        server_key = _CALLBACK_KEYS[use]
         attachment_id, _ = self.attachment(server_key)
-        self.record_server(server_key, "")
+        self.record_server(server_key, "")  # sets the time when it was last used
         return attachment_id
 
     # Rollouts.
@@ -134,7 +120,14 @@ class SqliteLedger(Ledger):
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
         check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
-        self.writer.write([(_OPEN, (tools, check, rollout_id, attempt))])
+        self.writer.write(
+            [
+                (
+                    "UPDATE rollout SET tools = ?, tools_sum = ? WHERE rollout_id = ? AND attempt = ?",
+                    (tools, check, rollout_id, attempt),
+                )
+            ]
+        )
 
     def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
         statements = self._enter(kept.rollout_id, kept.attempt) if enter else []
@@ -185,13 +178,25 @@ class SqliteLedger(Ledger):
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        self.writer.write([(_DROP, (rollout_id, attempt)), (_ORPHANS, (rollout_id,))])
+        self.writer.write(
+            [
+                (
+                    "DELETE FROM rollout WHERE rollout_id = ? AND attempt <= ? AND result_id IS NULL",
+                    (rollout_id, attempt),
+                ),
+                (_ORPHANS, (rollout_id,)),
+            ]
+        )
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         statements: list[Statement] = []
         for rollout_id in rollout_ids:
             name = (rollout_id,)
-            statements += [(_FORGET, name), (_FORGET_CONFIRMED, name), (_ORPHANS, name)]
+            statements += [
+                ("DELETE FROM rollout WHERE rollout_id = ? AND result_id IS NULL", name),
+                ("DELETE FROM confirmed WHERE rollout_id = ?", name),
+                (_ORPHANS, name),
+            ]
         if statements:
             self.writer.write(statements)
 
@@ -225,11 +230,18 @@ def _drop_lower(rollout_id: str, attempt: int) -> list[Statement]:
     """Delete the lower attempts of a rollout, if there can be any."""
     if attempt == 1:
         return []
-    return [(_LOWER_CHATS, (rollout_id, attempt)), (_DROP_CONFIRMED, (rollout_id, attempt))]
+    return [
+        ("DELETE FROM chat WHERE rollout_id = ? AND attempt < ?", (rollout_id, attempt)),
+        ("DELETE FROM confirmed WHERE rollout_id = ? AND attempt < ?", (rollout_id, attempt)),
+    ]
 
 
 def _confirm(rollout_id: str, attempt: int, result_id: str) -> list[Statement]:
     name = rollout_id, attempt, result_id
     now = time.time()
     check = row_sum(b"confirmed.checksum", (*name, now))
-    return [(_ADD_CONFIRMED, (now, check, *name)), (_DELETE, name), (_CHATS_TO, (rollout_id, attempt))]
+    return [
+        (_ADD_CONFIRMED, (now, check, *name)),
+        ("DELETE FROM rollout WHERE rollout_id = ? AND attempt = ? AND result_id = ?", name),
+        (_CHATS_TO, (rollout_id, attempt)),
+    ]

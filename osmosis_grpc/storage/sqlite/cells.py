@@ -45,31 +45,24 @@ def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) ->
     try:
         size, body = _varint(page, at)
         rowid, body = _varint(page, body)
-        if not 2 <= size <= 1 << 31:
-            return None
         here = _local(size, page_size)
         end = body + here + (4 if here < size else 0)
-        if end > page_size or page[body] > 127 or page[body] < 2:
+        if not 2 <= size <= 1 << 31 or end > page_size or not 2 <= page[body] < 128:
             return None
-        if here == size:
-            values = _values(page[body:end])
-        else:
-            parts, left = [page[body : end - 4]], size - here
-            number = int.from_bytes(page[end - 4 : end], "big")
-            types = _types(parts[0])
-            if types is None or sum(map(_bytes, types[0])) + types[1] != size:
+        parts, left = [page[body : body + here]], size - here
+        types, head = _types(parts[0])
+        if head + sum(map(_bytes, types)) != size:
+            return None
+        link = page[end - 4 : end]
+        while left > 0:
+            data = other(int.from_bytes(link, "big"))
+            if len(data) < page_size:
                 return None
-            while left > 0:
-                data = other(number) if number else b""
-                if len(data) < page_size:
-                    return None
-                parts.append(data[4 : 4 + min(left, page_size - 4)])
-                left -= page_size - 4
-                number = int.from_bytes(data[:4], "big")
-            values = _values(b"".join(parts))
-    except (IndexError, struct.error, OverflowError, OSError):
-        return None
-    if values is None:
+            parts.append(data[4 : 4 + min(left, page_size - 4)])
+            left -= page_size - 4
+            link = data[:4]
+        values = _values(types, b"".join(parts)[head:])
+    except (IndexError, ValueError, struct.error, OverflowError, OSError):
         return None
     return Cell(rowid if rowid < 1 << 63 else rowid - (1 << 64), values, max(4, end - at))
 
@@ -94,15 +87,18 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value << 8 | data[at + 8], at + 9
 
 
-def _types(record: bytes) -> tuple[list[int], int] | None:
-    """Return a record's serial types and the offset of its values, which is one byte for rows with few columns."""
+def _types(record: bytes) -> tuple[list[int], int]:
+    """Return a record's serial types and the offset of its values, which is one byte for rows with few columns.
+
+    Raises ValueError and IndexError for bytes that are not a record.
+    """
     end, at, types = record[0], 1, []
     while at < end:
         kind, at = _varint(record, at)
-        if kind in (10, 11):
-            return None
         types.append(kind)
-    return (types, end) if at == end else None
+    if at != end or 10 in types or 11 in types:
+        raise ValueError("not a record")
+    return types, end
 
 
 def _bytes(kind: int) -> int:
@@ -111,14 +107,11 @@ def _bytes(kind: int) -> int:
     return 8 if kind == 7 else 0 if kind > 7 else _INTEGERS[kind]
 
 
-def _values(record: bytes) -> list[Any] | None:
-    types = _types(record)
-    if types is None or types[1] + sum(map(_bytes, types[0])) != len(record):
-        return None
+def _values(types: Sequence[int], body: bytes) -> list[Any]:
     values: list[Any] = []
-    at = types[1]
-    for kind in types[0]:
-        data = record[at : at + _bytes(kind)]
+    at = 0
+    for kind in types:
+        data = body[at : at + _bytes(kind)]
         at += len(data)
         if kind >= 12:
             values.append(data.decode("utf-8", "replace") if kind % 2 else data)

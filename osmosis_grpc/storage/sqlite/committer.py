@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.storage.sqlite.locked_file import LockedFile
+from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import Job, Supervisor
 
 log = logging.getLogger(__name__)

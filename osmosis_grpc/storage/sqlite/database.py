@@ -7,9 +7,11 @@ into a new one (salvage.py), so a program starts with any file of its own versio
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+from osmosis_grpc.storage.lock import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
 from osmosis_grpc.storage.sqlite.pages import Pages
 from osmosis_grpc.storage.sqlite.salvage import finish, salvage
@@ -35,7 +37,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return _lenient(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
 
 
-def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
+def _open(path: Path, schema: Schema) -> sqlite3.Connection:
     """Return the connection that writes a file. Creates a missing file and repairs a damaged one.
 
     Raises schema.error, OSError, sqlite3.Error.
@@ -58,6 +60,42 @@ def open_database(path: Path, schema: Schema) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+class LockedFile:
+    """A file, its lock, and the connection that writes it. Creates a missing file and repairs a damaged one.
+
+    Raises Locked, OSError, sqlite3.Error, and schema.error for a file of another program or version.
+    """
+
+    def __init__(self, path: Path, lock: Path, schema: Schema) -> None:
+        self.path = path
+        self.kind = schema.kind
+        with ExitStack() as stack:
+            self.lock = Lock(lock)
+            stack.callback(self.lock.close)
+            self.database = _open(path, schema)
+            stack.callback(self.database.close)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the connection, then release the lock. Idempotent."""
+        self._stack.close()
+
+
+@contextmanager
+def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
+    """Raise schema.error with the path for every error of opening a file."""
+    try:
+        yield
+        return
+    except Locked as lock:
+        problem = f"is in use by process {lock}: {advice}"
+    except OSError as error:
+        problem = f"cannot be used as a {schema.kind}: {error.strerror or error}"
+    except sqlite3.Error as error:
+        problem = f"cannot be used as a {schema.kind}: {error}"
+    raise schema.error(f"{path} {problem}")
 
 
 def look(path: Path, schema: Schema) -> sqlite3.Connection:
@@ -117,11 +155,10 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
 
 def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
     """Create the tables of a new file, and set the pragmas of a connection that writes."""
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    for pragma in (*(() if version else schema.first), *_PRAGMAS, *schema.pragmas):
+    if database.execute("PRAGMA user_version").fetchone() == (0,):
+        schema.create(database)
+    for pragma in (*_PRAGMAS, *schema.pragmas):
         database.execute(f"PRAGMA {pragma}")
-    if not version:
-        database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;")
 
 
 def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:

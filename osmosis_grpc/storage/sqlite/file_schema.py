@@ -46,6 +46,13 @@ class Table:
             return "a value"
         return ""
 
+    def delete_damaged(self, database: sqlite3.Connection) -> list[Row]:
+        """Delete the rows with a checksum that does not match, and return them."""
+        rows = database.execute(f"SELECT rowid, * FROM {self.name} NOT INDEXED").fetchall()  # noqa: S608
+        damaged = [row for row in rows if self.wrong(row[1:])]
+        database.executemany(f"DELETE FROM {self.name} WHERE rowid = ?", [row[:1] for row in damaged])  # noqa: S608
+        return [row[1:] for row in damaged]
+
     def newer(self, row: Row, other: Row) -> bool:
         """Return whether a row is a newer version of the other one."""
 
@@ -79,7 +86,6 @@ class Schema:
     """A table that older versions have too."""
     page_size: int
     shrinks: bool
-    """Whether the file shrinks."""
     legacy_id: int
     """The application id of schema 1."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -97,16 +103,14 @@ class Schema:
         """Return the application id of a version. Ids of versions differ in many bits, so one flipped bit is damage."""
         return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
 
-    @property
-    def first(self) -> tuple[str, ...]:
-        """Pragmas of a new file."""
-        return f"page_size = {self.page_size}", f"auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}"
-
-    @property
-    def script(self) -> str:
-        """The statements that create the tables and set the version."""
+    def create(self, database: sqlite3.Connection) -> None:
+        """Create the tables in an empty file, and set the version."""
+        database.execute(f"PRAGMA page_size = {self.page_size}")
+        database.execute(f"PRAGMA auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}")
+        database.execute("PRAGMA journal_mode = WAL")
         own = self.application_id(SCHEMA_VERSION)
-        return f"{self.tables_script};\nPRAGMA application_id = {own};\nPRAGMA user_version = {SCHEMA_VERSION};"
+        version = f"PRAGMA application_id = {own}; PRAGMA user_version = {SCHEMA_VERSION}"
+        database.executescript(f"BEGIN;\n{self.tables_script};\n{version};\nCOMMIT;")
 
     @cached_property
     def catalog(self) -> list[tuple[Any, ...]]:
@@ -123,7 +127,7 @@ class Schema:
 
     def _empty(self) -> sqlite3.Connection:
         database = sqlite3.connect(":memory:")
-        database.executescript(self.script)
+        self.create(database)
         return database
 
     def _table(self, database: sqlite3.Connection, name: str) -> Table:

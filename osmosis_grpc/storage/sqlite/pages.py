@@ -33,11 +33,10 @@ class Pages:
     def __init__(self, path: Path, page_size: int) -> None:
         self.size = page_size
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._log = read_log(_bytes_of(Path(f"{path}-wal")), page_size)
-        self.has_wal = _size_of(Path(f"{path}-wal")) > HEAD
-        """Whether there is a write-ahead log."""
+        log = _bytes_of(Path(f"{path}-wal"))
+        self._log = read_log(log, page_size)
+        self.has_wal = len(log) > HEAD
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
-        """The number of pages."""
         self.lost = 0
         """How many rows could not be read so far."""
         self._first = self.page(1).ljust(page_size, b"\0")
@@ -169,10 +168,3 @@ def _bytes_of(path: Path) -> bytes:
         except FileNotFoundError:
             return b""
     return data
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -55,9 +55,9 @@ def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
     """Create a file with all rows that can be read. Raises OSError, sqlite3.Error."""
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
-        for pragma in (*schema.first, "journal_mode = WAL", "synchronous = OFF"):
-            database.execute(f"PRAGMA {pragma}")
-        database.executescript(f"BEGIN;\n{schema.script}\nCOMMIT;\nBEGIN")
+        database.execute("PRAGMA synchronous = OFF")
+        schema.create(database)
+        database.execute("BEGIN")
         damaged = [row for row in pages.rows(schema) if not (row.sound and _put(database, row))]
         kept = sum(_put(database, row) for row in damaged if not row.sound)
         names = schema.clean(database)

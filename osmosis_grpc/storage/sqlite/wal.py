@@ -29,34 +29,22 @@ class Log:
     """What is damaged; empty if nothing is."""
 
 
-@dataclass
-class _Frame:
-    index: int
-    page: int
-    commits: int
-    """Pages of the database if the frame ends a transaction; else 0."""
-    image: bytes
-    sure: bool
-    """Whether it belongs to the log without a proof by later frames."""
-    what: str
-    """What is damaged in it; empty if nothing is."""
-
-
 def read_log(data: bytes, page_size: int) -> Log:
     """Read a log. Leaves out an incomplete last transaction, as SQLite does."""
     found = Log()
     if len(data) < HEAD + FRAME_HEAD + page_size:
         return found
-    frames: list[_Frame] = []
-    for frame in _frames(data, page_size):
-        frames.append(frame)
-        if frame.commits and frame.sure:
-            for one in frames:
-                found.pages[one.page] = one.image
-                if one.what and not found.problem:
-                    found.problem = f"frame {one.index} of its write-ahead log: {one.what}"
-            found.size = frame.commits
-            frames.clear()
+    pages: dict[int, bytes] = {}
+    problem = ""
+    for index, page, commits, image, sure, what in _frames(data, page_size):
+        pages[page] = image
+        if what and not problem:
+            problem = f"frame {index} of its write-ahead log: {what}"
+        if commits and sure:
+            found.pages |= pages
+            found.size = commits
+            found.problem = found.problem or problem
+            pages.clear()
     if not found.problem and not _sound_head(data, page_size) and found.pages:
         found.problem = "the header of its write-ahead log"
     return found
@@ -67,21 +55,21 @@ def _sound_head(data: bytes, page_size: int) -> bool:
     return magic in _MAGICS and size == page_size and _sum(data[:24], (0, 0), bool(magic & 1)) == tuple(stored)
 
 
-def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
-    """Yield the frames of the newest log in the file. Frames of older logs may follow, with other salts."""
-    big = bool(data[3] & 1) if _sound_head(data, page_size) else sys.byteorder == "big"
-    salts: tuple[int, ...] = struct.unpack_from(">2I", data, 16)
-    if not _sound_head(data, page_size):
-        salts = struct.unpack_from(">2I", data, HEAD + 8)
-    starts: list[Sum] = [_pair(data, 24)]
-    if starts[0] != (computed := _sum(data[:24], (0, 0), big)):
-        starts.append(computed)
-    behind = False
-    """Whether the frame before belongs to an older log."""
+def _frames(data: bytes, page_size: int) -> Iterator[tuple[int, int, int, bytes, bool, str]]:
+    """Yield the frames of the newest log in the file. Frames of older logs may follow, with other salts.
+
+    Of each frame: its index, the number of its page, the pages of the database if it ends a transaction (else 0), the
+    image of the page, whether the frame belongs to the log without a proof by later frames, and what is damaged in it.
+    """
+    sound = _sound_head(data, page_size)
+    big = bool(data[3] & 1) if sound else sys.byteorder == "big"
+    salts = _pair(data, 16 if sound else HEAD + 8)
+    starts = list({_pair(data, 24): 0, _sum(data[:24], (0, 0), big): 0})
+    behind = False  # whether the frame before belongs to an older log
     for index, at in enumerate(range(HEAD, len(data) - FRAME_HEAD - page_size + 1, FRAME_HEAD + page_size), 1):
         head = data[at : at + 8]
         image = data[at + FRAME_HEAD : at + FRAME_HEAD + page_size]
-        mine, stored = struct.unpack_from(">2I", data, at + 8) == salts, _pair(data, at + 16)
+        mine, stored = _pair(data, at + 8) == salts, _pair(data, at + 16)
         if behind and not mine:
             starts = [stored]
             continue
@@ -89,20 +77,20 @@ def _frames(data: bytes, page_size: int) -> Iterator[_Frame]:
         page, commits = struct.unpack(">2I", head)
         if stored in sums:
             behind, starts = False, [stored]
-            yield _Frame(index, page, commits, image, True, "" if mine else "its salts")
+            yield index, page, commits, image, True, "" if mine else "its salts"
             continue
         behind = not mine
         starts = [stored, *sums]
         if not mine:
             continue
         if any((one[0] ^ stored[0]).bit_count() + (one[1] ^ stored[1]).bit_count() == 1 for one in sums):
-            yield _Frame(index, page, commits, image, True, "its checksum")
+            yield index, page, commits, image, True, "its checksum"
             continue
         mended = [data for one in sums for data in _flipped(head + image, one, stored, big)]
         if len(mended) == 1:  # else the checksums of the rows find the damage
             page, commits = struct.unpack(">2I", mended[0][:8])
             image = mended[0][8:]
-        yield _Frame(index, page, commits, image, bool(mended), "one bit" if mended else "its content")
+        yield index, page, commits, image, bool(mended), "one bit" if mended else "its content"
 
 
 def _pair(data: bytes, at: int) -> Sum:

@@ -190,5 +190,5 @@ if __name__ == "__main__":
     parser.add_argument("--ledger")
     parser.add_argument("--callback", type=int, default=0, help="the port to be called back at")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed")
-    failpoints.arm_from_environment()
+    failpoints.arm()
     asyncio.run(main(parser.parse_args()))

@@ -21,6 +21,7 @@ from osmosis_grpc.errors import CallError, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.link.credentials import channel as make_channel
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import (
     AgentServerLink,
@@ -96,7 +97,7 @@ class CalledServer(AgentServerLink):
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
-            channel = self._credentials.channel(self.name, options)
+            channel = make_channel(self.name, self._credentials.tls, options)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         self._calls.channel = channel

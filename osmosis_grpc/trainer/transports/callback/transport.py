@@ -22,11 +22,11 @@ class CallbackTransport(Transport[CalledServer], Receiver):
 
     def listen(self) -> None:
         ledger, tokens = self._scheduler.ledger, self._security.tokens
-        run_id = ledger.callback_run() if ledger is not None else secrets.token_hex(16)
+        run_id = ledger.callback_id("run") if ledger is not None else secrets.token_hex(16)
         if tokens:
             keys = tokens.callbacks
         else:
-            keys = CallbackKeys([ledger.callback_secret() if ledger is not None else secrets.token_hex(32)])
+            keys = CallbackKeys([ledger.callback_id("secret") if ledger is not None else secrets.token_hex(32)])
         self._chat_slots = asyncio.Semaphore(self._config.max_open_chats)
         self._listener = CallbackListener(self, self.address or LOCAL, self._security, keys, run_id)
         self._listener.listen(self._scheduler.cache.metrics.answered_calls)
