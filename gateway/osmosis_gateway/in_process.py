@@ -29,7 +29,7 @@ class InProcessRollouts:
         left = self._engine.capacity()
         return {
             "status": "draining" if self._engine.shutdown.draining else "healthy",
-            "agent_loop": ", ".join(sorted(self._engine.runnables)),
+            "agent_loop": ", ".join(sorted(self._engine.context.runnables)),
             "active_rollouts": left.running + left.queued,
             "completed_rollouts": left.completed,
             "undelivered": left.undelivered,
