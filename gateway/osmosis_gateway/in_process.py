@@ -27,5 +27,5 @@ class InProcessRollouts:
         supervisor = self._engine.supervisor
         if supervisor.failure is not None:
             raise Unavailable(f"{supervisor.owner} has failed")
-        loops, draining = sorted(self._engine.runnables), self._engine.shutdown.draining
+        loops, draining = sorted(self._engine.context.runnables), self._engine.shutdown.draining
         return contract.health(self._engine.capacity(), loops, draining=draining)

@@ -98,7 +98,7 @@ async def serve_http(h, fail):
 
 
 async def work(h, fail):
-    threads = DaemonThreads("test")
+    threads = DaemonThreads()
     fail()
     assert await asyncio.wait_for(threads.run(lambda: 5), PATIENCE) == 5
     threads.close()
