@@ -39,7 +39,8 @@ def load_object(spec: str) -> Any:
             raise
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise LoadError(f"{_name(found)} has no attribute {part!r}{_suggest(found)}")
+                name = getattr(found, "__name__", type(found).__name__)
+                raise LoadError(f"{name} has no attribute {part!r}{_suggest(found)}")
             found = getattr(found, part)
     return found
 
@@ -81,10 +82,6 @@ def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
     if twice:
         raise LoadError(f"two agent loops are named {', '.join(twice)}")
     return loops
-
-
-def _name(found: Any) -> str:
-    return str(getattr(found, "__name__", type(found).__name__))
 
 
 def _suggest(found: Any) -> str:

@@ -4,7 +4,6 @@ Servers do not read them: a server gets the loops that it hosts.
 """
 
 import threading
-from typing import Any
 
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
 from osmosis_grpc.errors import AgentLoopNotFoundError
@@ -23,11 +22,17 @@ class AgentLoopRegistry:
         Raises ValueError if the name is registered already, and TypeError for an object that is not an agent loop or
         has no usable name.
         """
-        name = _name(loop)
+        if isinstance(loop, type) and issubclass(loop, RolloutAgentLoop):
+            raise TypeError(f"register takes an instance: {loop.__name__}(), not the class")
+        if not isinstance(loop, RolloutAgentLoop):
+            raise TypeError(f"register takes an instance of a RolloutAgentLoop, not a {type(loop).__name__}")
+        problem = name_problem(getattr(loop, "name", None))
+        if problem:
+            raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")
         with self._lock:
-            if name in self._loops:
-                raise ValueError(f"an agent loop named {name!r} is registered already; unregister that one first")
-            self._loops[name] = loop
+            if loop.name in self._loops:
+                raise ValueError(f"an agent loop named {loop.name!r} is registered already; unregister that one first")
+            self._loops[loop.name] = loop
 
     def unregister(self, name: str) -> bool:
         """Remove a name. Returns False if it is not registered."""
@@ -62,15 +67,3 @@ def get_agent_loop(name: str) -> RolloutAgentLoop:
     if loop is None:
         raise AgentLoopNotFoundError(name, _shared.list_names())
     return loop
-
-
-def _name(loop: Any) -> str:
-    """Return the name of a loop. Raises TypeError if it has none."""
-    if isinstance(loop, type) and issubclass(loop, RolloutAgentLoop):
-        raise TypeError(f"register takes an instance: {loop.__name__}(), not the class")
-    if not isinstance(loop, RolloutAgentLoop):
-        raise TypeError(f"register takes an instance of a RolloutAgentLoop, not a {type(loop).__name__}")
-    problem = name_problem(getattr(loop, "name", None))
-    if problem:
-        raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")
-    return loop.name

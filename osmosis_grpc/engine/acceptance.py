@@ -86,15 +86,13 @@ class Acceptance:
             agent_loop=name,
         )
         record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread one
-        self._context.admission.reserve(owner)
-        record.reserved = True
+        self._context.admission.reserve(record)
         self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
         return record, True
 
     def _begin(self, record: Record, own: RolloutRequest) -> None:
         self._context.table.add(record)
-        record.tenant.open += 1
-        record.counted = True
+        record.count(True)
         try:
             tools = self._context.runnables[record.agent_loop].tools(own)
         except BaseException as error:  # the agent's code may raise anything, and nothing is awaited here
@@ -111,18 +109,13 @@ class Acceptance:
         if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
-        self._release(record)
+        self._context.admission.release(record)
         if not record.accepted.done():
             record.accepted.set_result(None)
         self._runner.fail(record, error)
 
     def _failed(self, record: Record, error: BaseException) -> None:
         self._refuse(record, Internal(f"the rollout could not be accepted: {clip(describe(error))}"))
-
-    def _release(self, record: Record) -> None:
-        if record.reserved:
-            record.reserved = False
-            self._context.admission.release(record.owner)
 
     def _agent_name(self, name: str) -> str:
         """Return the name of the agent to run; of the only one if the request names none."""
@@ -204,7 +197,7 @@ class Acceptance:
         if not (cancelled or self._shutdown.closing or record.tenant.lost):
             self._runner.admit(record)
             return
-        self._release(record)
+        self._context.admission.release(record)
         if cancelled:
             self._runner.cancel(record, record.cancel_reason or CANCELLED_EARLY)
         elif self._shutdown.closing:  # the next process runs it
@@ -217,14 +210,12 @@ class Acceptance:
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
-        self._release(record)
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        self._context.admission.release(record)
+        record.count(False)
         try:
             self._context.table.remove(record)
             notify_ended(self._context.runnables[record.agent_loop], record)
-            self._shutdown.changed()
+            self._shutdown.changed.set()
         finally:  # the caller waits for this future
             if not record.accepted.done():
                 self.rejected[error.code] += 1

@@ -41,27 +41,30 @@ class Admission:
         """The number of waiting rollouts."""
         return len(self._waiting)
 
-    def reserve(self, owner: str, *, beyond: bool = False) -> None:
+    def reserve(self, record: Record, *, beyond: bool = False) -> None:
         """Reserve a place for a rollout until enter() or release().
 
         With `beyond` the limits do not apply: another process has accepted the rollout. Raises ResourceExhausted.
         """
-        if not beyond and not self._places.available(owner):
-            used = self._places.used(owner)
+        if not beyond and not self._places.available(record.owner):
+            used = self._places.used(record.owner)
             yours = "" if used == self._places.total else f"; {used} of them are this owner's"
             raise ResourceExhausted(
                 f"{self.running} rollouts run and {self.queued} wait; "
                 f"the limits are {self.max_concurrent} and {self.max_queued}{yours}",
                 retry_after=RETRY_AFTER,
             )
-        self._places.add(owner, 1)
+        self._places.add(record.owner, 1)
+        record.reserved = True
 
-    def release(self, owner: str) -> None:
-        """Give back a reserved place."""
-        self._places.add(owner, -1)
+    def release(self, record: Record) -> None:
+        """Give back a reserved place, if there is one."""
+        self._places.add(record.owner, -record.reserved)
+        record.reserved = False
 
     def enter(self, record: Record) -> bool:
         """Turn a reserved place into a slot or a place in the queue. Returns whether it is a slot."""
+        record.reserved = False
         if self._slots.available(record.owner):
             self._run(record)
             return True

@@ -44,12 +44,11 @@ class Destinations:
 
         Returns whether the address is available. The caller then retries and calls tried().
         """
-        repointed = record.repointed()
         destination = Destination() if key is None else self._destinations.setdefault(key, Destination())
         destination.waiting[record] = None
         try:
             async with asyncio.timeout(seconds):
-                await repointed.wait()
+                await record.repointed().wait()
         except TimeoutError:
             pass
         finally:

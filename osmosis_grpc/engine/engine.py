@@ -70,10 +70,8 @@ class Engine:
         self.context = context = EngineContext(runnables, config, journal, clock, sinks, self.supervisor)
         context.on_ended, context.on_delivered = self._ended, self._delivered
         self.journal = journal
-        self.runnables = runnables
         self.log = context.log
         self.log.on_failed = self._failed
-        self.provenance = context.provenance
         self.watchdog = Watchdog(config.blocked_after)
         self.outbox = Outbox(context)
         self.runner = Runner(context, self.outbox)
@@ -87,7 +85,7 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep)
-        self.supervisor.every(SUM_UP, SUMMED, self.provenance.report)
+        self.supervisor.every(SUM_UP, SUMMED, self.context.provenance.report)
         self.watchdog.start(self.supervisor)
         return self
 
@@ -96,7 +94,7 @@ class Engine:
             await self.shutdown.close(0.0)
         finally:
             self.watchdog.stop()
-            self.provenance.report()
+            self.context.provenance.report()
             self.outbox.close()
             await self.supervisor.close()
 
@@ -188,16 +186,14 @@ class Engine:
     def _ended(self, record: Record) -> None:
         """Deliver a committed end, and tell the other parts about it."""
         assert record.run.termination is not None
-        if record.counted:
-            record.counted = False
-            record.tenant.open -= 1
+        record.count(False)
         if record.run.termination.deliver:
             self.outbox.put(record)
         elif not record.delivery.settled:
             self.outbox.give_up(record)
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
         self._completed += 1
         for sink in self.end_sinks:
             try:
@@ -210,7 +206,7 @@ class Engine:
         record.delivery.settled = True
         self.outbox.delivered(record)
         self.context.table.settled(record)
-        self.shutdown.changed()
+        self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
         """Handle an error of `then`, the code after the commit of one of the rollout's events."""

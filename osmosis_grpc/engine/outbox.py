@@ -95,7 +95,6 @@ class Outbox:
         completion = record.delivery.completion
         assert completion is not None
         self.attempts += 1
-        call: asyncio.Future[Outcome]
         try:
             call = self._send(record.peer, completion)
         except Exception as error:  # it fails this delivery, and not the end of its rollout

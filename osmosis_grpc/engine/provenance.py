@@ -28,21 +28,14 @@ class Provenance:
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
+        self.versions = {name: version.digest for name, version in self._versions.items()}
+        """The version of each agent; empty if it is not known."""
         self._journal = journal
         self._count = 0
         self._changed: dict[str, str] = {}
         for version in self._versions.values():
             if version.digest:
                 journal.keep_version(version.digest, version.parts)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The version of each agent; empty if it is not known."""
-        return {name: version.digest for name, version in self._versions.items()}
-
-    def version(self, agent_loop: str) -> str:
-        """Return the version of an agent; empty if it is not known."""
-        return self._versions[agent_loop].digest if agent_loop in self._versions else ""
 
     def ended_by(self, record: Record) -> EndedBy:
         """Return this process and the run of the trainer, for a rollout that ends now."""

@@ -235,6 +235,11 @@ class Record:
             trail=Trail(last_number=entry.last_number, written=entry.last_number),
         )
 
+    def count(self, counted: bool) -> None:
+        """Count it in `tenant.open`, or no longer. Idempotent."""
+        self.tenant.open += counted - self.counted
+        self.counted = counted
+
     def entry(self) -> JournaledRollout:
         """Return the journal's entry for it."""
         return JournaledRollout(

@@ -52,9 +52,8 @@ class Recovery:
 
     def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
         """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns which."""
-        now = self._context.clock.monotonic()
-        elapsed = self._context.journal.elapsed(entry)
-        record = Record.of(entry, peer, peer.tenant or self._context.callback_tenant(entry.owner), now, elapsed)
+        now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
+        record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
         self._context.table.add(record)
         newest = self._context.table.highest(record.rollout_id)
         superseded = newest is not None and newest.attempt > record.attempt
@@ -65,8 +64,7 @@ class Recovery:
             else:
                 self._outbox.put(record)
             return "delivered again"
-        record.tenant.open += 1
-        record.counted = True
+        record.count(True)
         if superseded:  # the previous process did not end it any more
             self._runner.supersede(record)
         elif entry.damage:
@@ -153,6 +151,5 @@ class Recovery:
         return deaths
 
     def _admit(self, record: Record) -> None:
-        self._context.admission.reserve(record.owner, beyond=True)
-        record.reserved = True
+        self._context.admission.reserve(record, beyond=True)
         self._runner.admit(record)

@@ -70,7 +70,6 @@ class Runner:
     def admit(self, record: Record) -> None:
         """Start an accepted rollout, or queue it. Its agent_timeout already runs."""
         self.limit(record)
-        record.reserved = False
         if self._context.admission.enter(record):
             self._begin(record)
         else:
@@ -151,7 +150,7 @@ class Runner:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
             self.limit(record)
-        record.run.agent_version = self._context.provenance.version(record.agent_loop)
+        record.run.agent_version = self._context.provenance.versions.get(record.agent_loop, "")
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)
@@ -164,20 +163,18 @@ class Runner:
         if record.run.termination is not None or record.run.parked:
             self._free_slot(record)
             return
-        request = record.init.request
         session = RolloutSession(record, self._context, self.supersede, self._diverge)
         record.run.session = session
         context = RolloutContext(
-            request=own_copy(request, partial(self._context.table.grow, record)),
+            request=own_copy(record.init.request, partial(self._context.table.grow, record)),
             tools=[jsontext.copy(tool, "tools") for tool in record.tools],
             session=session,
         )
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
-        agent = self._context.runnables[record.agent_loop]
-        name = f"agent {record.rollout_id}"[:80]
+        outcome = _outcome(self._context.runnables[record.agent_loop], context)
         over = partial(self._context.supervisor.call, AGENT_OVER, self._over, record, report=partial(self.fail, record))
-        record.run.task = task = child(AGENT, _outcome(agent, context), context=variables, name=name)
+        record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(over)
         failpoints.reach("rollout.started")
 

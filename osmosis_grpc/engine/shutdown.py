@@ -29,7 +29,8 @@ class Shutdown:
         self._context = context
         self._runner = runner
         self._outbox = outbox
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set when a rollout ends, is refused, or is delivered."""
 
     def drain(self) -> None:
         """Refuse new rollouts from now on."""
@@ -39,16 +40,12 @@ class Shutdown:
         """Accept new rollouts again, unless the engine is closing."""
         self.draining = self.closing
 
-    def changed(self) -> None:
-        """Note that a rollout ended, was refused, or was delivered."""
-        self._changed.set()
-
     async def drained(self, limit: float) -> bool:
         """Wait until all rollouts have ended and are delivered. Returns False after `limit` seconds."""
         with anyio.move_on_after(limit):
             while self._unfinished() or self._outbox.undelivered:
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
             return True
         return False
 
@@ -88,8 +85,8 @@ class Shutdown:
         began = self._context.clock.monotonic()
         with anyio.move_on_after(self._runner.longest_stop):
             while any(record.accepted.done() for record in self._unfinished()):
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
         if limit:
             await self.drained(max(0.0, began + limit - self._context.clock.monotonic()))
 

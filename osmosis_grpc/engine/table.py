@@ -43,7 +43,6 @@ class RecordTable:
         self._last_sequence = journal.last_sequence
         self._live: dict[Record, int] = {}
         """The unfinished records, with the bytes of each besides its events."""
-        self._live_size = 0
         self._ended: dict[Record, int] = {}
         """The ended records, with the bytes of each."""
         self._sizes = Shares(config.memory_budget)
@@ -152,7 +151,6 @@ class RecordTable:
                 self._aliases.pop((record.owner, key), None)
         self._by_sequence.pop(record.sequence, None)
         live = self._live.pop(record, 0)
-        self._live_size -= live
         self._sizes.add(record.owner, -live - self._ended.pop(record, 0))
         settled = self._settled.get(record.owner, {})
         settled.pop(record, None)
@@ -180,13 +178,11 @@ class RecordTable:
         """Count more bytes for a live record."""
         if record in self._live:
             self._live[record] += size
-            self._live_size += size
             self._sizes.add(record.owner, size)
 
     def ended(self, record: Record) -> None:
         """Note that a record has ended, and count all its bytes."""
         live = self._live.pop(record, 0)
-        self._live_size -= live
         size = self._journal.size(record.rollout_id, record.attempt)
         self._sizes.add(record.owner, size - self._ended.get(record, 0) - live)
         self._ended[record] = size
@@ -200,7 +196,7 @@ class RecordTable:
         self.drop_over_budget()
         budget = self._config.memory_budget
         if self._memory > budget and self._sizes.has_even_share(owner):
-            live = self._live_size + self._journal.live_size
+            live = sum(self._live.values()) + self._journal.live_size
             raise ResourceExhausted(
                 f"the memory_budget of {budget} bytes is full: live rollouts take about {live} bytes, "
                 f"undelivered outcomes {self._memory - live}",

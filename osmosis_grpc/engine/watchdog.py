@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
 
 from osmosis_grpc.agent.tools import TOOL_TASK
 from osmosis_grpc.engine.record import Record
@@ -70,7 +69,9 @@ class Watchdog:
             return True
         frame = sys._current_frames().get(thread)
         if frame is not None and not self.paused:
-            self._report(frame, _tool(asyncio.current_task(loop)))
+            task = asyncio.current_task(loop)
+            name = task.get_name() if task is not None else ""
+            self._report(frame, name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else "")
         while not alive.wait(self._limit) and not self._stop.is_set():
             pass
         return True
@@ -93,12 +94,6 @@ class Watchdog:
             self.last,
             tool and f", by the tool {tool}",
         )
-
-
-def _tool(task: "asyncio.Task[Any] | None") -> str:
-    """Return the tool that a task runs; empty for another task."""
-    name = task.get_name() if task is not None else ""
-    return name.removeprefix(TOOL_TASK) if name.startswith(TOOL_TASK) else ""
 
 
 def _callback(innermost: FrameType) -> list[FrameType]:

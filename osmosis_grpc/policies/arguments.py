@@ -49,7 +49,7 @@ _NOTHING = object()
 
 def arguments_for(parameters: Any) -> dict[str, Any]:
     """Return arguments that fit a function's `parameters`; {} without parameters. Never raises."""
-    root = parameters if isinstance(parameters, Mapping) else {}
+    root = mapping(parameters)
     made = _Maker(root).value({"type": "object", **root}, 0, 0)
     return made if isinstance(made, dict) else {}
 
@@ -97,10 +97,10 @@ class _Maker:
         parts += _list(schema, "allOf") if isinstance(schema.get("allOf"), list) else []
         for word in ("anyOf", "oneOf"):
             ways = schema.get(word) if isinstance(schema.get(word), list) else []
-            parts += [next((way for way in ways if not _is_null(way)), ways[0])] if ways else []
+            parts += [next((way for way in ways if mapping(way).get("type") != "null"), ways[0])] if ways else []
         for part in parts:
             inner = self._flat(part, depth + 1)
-            properties = {**_mapping(inner, "properties"), **_mapping(flat, "properties")}
+            properties = {**mapping(inner.get("properties")), **mapping(flat.get("properties"))}
             required = [*_names(inner), *_names(flat)]
             flat = {**inner, **flat} | ({"properties": properties} if properties else {})
             flat |= {"required": required} if required else {}
@@ -117,7 +117,7 @@ class _Maker:
     def _object(self, schema: _Schema, level: int) -> Any:
         made = {}
         required = _names(schema)
-        for name, inner in {**{key: {} for key in required}, **_mapping(schema, "properties")}.items():
+        for name, inner in {**{key: {} for key in required}, **mapping(schema.get("properties"))}.items():
             if name not in required and level >= _DEEPEST // 2:
                 continue
             value = self.value(inner, level + 1, 0)
@@ -187,17 +187,13 @@ def _list(schema: _Schema, word: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _mapping(schema: _Schema, word: str) -> Mapping[str, Any]:
-    found = schema.get(word)
-    return found if isinstance(found, Mapping) else {}
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a value that is a mapping, and {} for any other."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _names(schema: _Schema) -> list[str]:
     return [name for name in _list(schema, "required") if isinstance(name, str)]
-
-
-def _is_null(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
 def _real(schema: _Schema, word: str) -> float | None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.policies.arguments import arguments_for
+from osmosis_grpc.policies.arguments import arguments_for, mapping
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
 
@@ -33,7 +33,7 @@ class EveryToolMock:
         offered = dict(_functions(request.tools or ()))
         chosen = request.params.get("tool_choice")
         if isinstance(chosen, Mapping):
-            name = _mapping(chosen.get("function")).get("name")
+            name = mapping(chosen.get("function")).get("name")
             offered = {name: offered[name]} if name in offered else {}
         over = request.number > MOST_CHATS or request.purpose is ChatPurpose.JUDGE or chosen == "none"
         called = set(called_names(request.messages))
@@ -62,7 +62,7 @@ def called_names(messages: Sequence[Message]) -> Iterator[str]:
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for call in calls if isinstance(calls, list) else ():
-            name = _mapping(_mapping(call).get("function")).get("name")
+            name = mapping(mapping(call).get("function")).get("name")
             if isinstance(name, str):
                 yield name
 
@@ -70,10 +70,6 @@ def called_names(messages: Sequence[Message]) -> Iterator[str]:
 def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Return the names of tools and the schemas of their arguments."""
     for tool in tools:
-        function = _mapping(_mapping(tool).get("function"))
+        function = mapping(mapping(tool).get("function"))
         if isinstance(function.get("name"), str):
             yield function["name"], function.get("parameters")
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -61,7 +61,10 @@ class OpenAIPolicy:
         connections: int = 1024,
         version: str = "",
     ) -> None:
-        _check_installed()
+        try:
+            import aiohttp
+        except ImportError:
+            raise MissingExtraError("OpenAIPolicy", "policies") from None
         self._url = _checked(base_url) + "/chat/completions"
         self._model = model
         self._key = api_key
@@ -99,7 +102,8 @@ class OpenAIPolicy:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), self._at, retry_after)
+            text = raw.decode(errors="replace")[:500]
+            raise _refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
@@ -125,9 +129,6 @@ class OpenAIPolicy:
         )
         return self._session
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
-
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         body: dict[str, Any] = {"logprobs": True, **request.params, "model": self._model, "stream": False}
         body["messages"] = list(request.messages)
@@ -136,14 +137,6 @@ class OpenAIPolicy:
         if self._token_ids:
             body["return_token_ids"] = True
         return body
-
-
-def _check_installed() -> None:
-    """Raise MissingExtraError without aiohttp."""
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("OpenAIPolicy", "policies") from None
 
 
 def _checked(base_url: str) -> str:

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable, await_tools
-from osmosis_grpc.engine import Engine, Peer
+from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.link.channel_options import server_options
@@ -31,7 +31,7 @@ from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Capacity, JournaledRollout, RolloutRequest, ToolDict
+from osmosis_grpc.types import Capacity, RolloutRequest, ToolDict
 from osmosis_grpc.types.completion import describe
 from osmosis_grpc.types.tools import tool_dicts
 
@@ -93,7 +93,6 @@ class AgentServer:
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
         """Owns the background work; its `failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
-        self._server: grpc.aio.Server
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
@@ -138,7 +137,7 @@ class AgentServer:
             self.attachments,
             self.security,
             self.config,
-            tools={name: await _default_tools(loop) for name, loop in self.engine.runnables.items()},
+            tools={name: await _default_tools(loop) for name, loop in self.engine.context.runnables.items()},
             on_drain=lambda draining: self.drain() if draining else self.end_drain(),
         )
         guard, calls = self.security.authenticator(), self.metrics.answered
@@ -149,7 +148,13 @@ class AgentServer:
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), services)
         self.port = int(listen(self._server, self.address, self.security).rpartition(":")[2])
         await self._stack.enter_async_context(self.engine)
-        recovered = self.engine.recovery.recover(self._peer_of)
+        recovered = self.engine.recovery.recover(
+            lambda entry: (
+                self.attachments.expect(entry.attachment_id, entry.owner)
+                if entry.attachment_id
+                else self.callbacks.later(entry.init)
+            )
+        )
         if recovered:
             summary = ", ".join(f"{count} {what}" for what, count in recovered.items())
             log.info("rollouts of the previous process: %s", summary)
@@ -161,12 +166,6 @@ class AgentServer:
         for target in self._connect:
             self.attachments.dial(target, self.credentials)
         return self
-
-    def _peer_of(self, entry: JournaledRollout) -> Peer:
-        """Return the peer for a rollout that another process left."""
-        if entry.attachment_id:
-            return self.attachments.expect(entry.attachment_id, entry.owner)
-        return self.callbacks.later(entry.init)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
@@ -185,8 +184,7 @@ class AgentServer:
     async def drain(self) -> None:
         """Refuse new rollouts from now on."""
         if not self.engine.shutdown.draining:
-            left = self.engine.capacity()
-            log.info("draining: no new rollouts from now on", extra=_left(left))
+            log.info("draining: no new rollouts from now on", extra=_left(self.engine.capacity()))
             self.engine.shutdown.drain()
             self.attachments.drain()
             await self._update_health()

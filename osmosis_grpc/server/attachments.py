@@ -229,13 +229,13 @@ class Attachments:
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
-            process_uuid=engine.provenance.process_uuid,
+            process_uuid=engine.context.provenance.process_uuid,
             journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],
             protocol_max=PROTOCOL[1],
             max_open_rollouts=window,
             limits=LIMITS.to_wire(self.limits()),
-            agent_loops=sorted(engine.runnables),
+            agent_loops=sorted(engine.context.runnables),
             draining=engine.shutdown.draining,
         )

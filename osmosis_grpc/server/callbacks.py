@@ -15,7 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.provenance import run_name
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
+from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
 from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
@@ -55,8 +55,9 @@ class Callbacks:
         self.schemes: dict[str, MakePeer] = {}
         self._authenticated = authenticated
         self._tls = tls or ClientTls()
-        self._channels: weakref.WeakValueDictionary[tuple[Address, ClientTls | None], grpc.aio.Channel]
-        self._channels = weakref.WeakValueDictionary()
+        self._channels: weakref.WeakValueDictionary[tuple[Address, ClientTls | None], grpc.aio.Channel] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def peer(self, init: InitRequest) -> Peer:
         """Return the peer for a request's callback. Raises InvalidArgument naming callback or callback.target."""
@@ -127,10 +128,8 @@ class _Trainer:
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
-        self._state = init.callback.state
-        self.delta = init.callback.delta
-        self.credential = init.callback.credential
-        metadata = {"authorization": self.credential and f"Bearer {self.credential}"}
+        self.callback = init.callback
+        metadata = {"authorization": init.callback.credential and f"Bearer {init.callback.credential}"}
         if init.trace is not None:
             metadata |= {"traceparent": init.trace.traceparent, "tracestate": init.trace.tracestate}
         self._metadata = tuple((name, value) for name, value in metadata.items() if value) or None
@@ -147,10 +146,12 @@ class _Trainer:
 
     async def complete(self, completion: Completion, /) -> Outcome:
         message = fit(completion_to_wire(completion))
-        request = trainer_pb2.CompleteRequest(completion=message, state=self._state).SerializeToString()
+        request = trainer_pb2.CompleteRequest(completion=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)
-        answer = await call(ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.credential)
+        answer = await call(
+            ask, request, timeout=COMPLETE_TIMEOUT, metadata=self._metadata or (), hide=self.callback.credential
+        )
         outcome = OUTCOMES.names.get(trainer_pb2.CompleteResponse.FromString(answer).outcome)
         if outcome is None:
             raise Unavailable("the trainer's answer has no outcome")
@@ -165,7 +166,7 @@ class _Asking:
     def __init__(self, trainer: _Trainer, request: ChatRequest) -> None:
         self._trainer = trainer
         self._request = request
-        self._delta = trainer.delta
+        self._delta = trainer.callback.delta
         self._cancelled = False
         self._began = time.monotonic()
         self._call = trainer.call(request, request.timeout, delta=self._delta)
@@ -186,34 +187,23 @@ class _Asking:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
-                error = _chat_error(failed, self._trainer.credential)
+                # A call is cut if the connection or a proxy ended it, and not the trainer.
+                answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
+                cut = not answered and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                error = error_of(failed, hide=self._trainer.callback.credential)
+                if cut and failed.code() is grpc.StatusCode.CANCELLED:  # a trainer that stops
+                    error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
-                reached = _cut(failed) and time.monotonic() - asked >= REACHED_AFTER
+                reached = cut and time.monotonic() - asked >= REACHED_AFTER
                 # grpc may send the call after a cut on the broken connection, so its failure is no answer either.
-                again = unknown or reached or (after_cut and _cut(failed))
+                again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
                     raise error from None
                 self._delta = self._delta and not unknown
-            self._call = self._trainer.call(self._request, self._left(), delta=self._delta)
+            limit = self._request.timeout  # all calls share it
+            left = None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
+            self._call = self._trainer.call(self._request, left, delta=self._delta)
         try:
             return reply_from_wire(trainer_pb2.ChatResponse.FromString(reply))
         except (InvalidArgument, DecodeError) as unreadable:
             raise ReplyUnreadable(f"the trainer's reply cannot be read: {unreadable}") from None
-
-    def _left(self) -> float | None:
-        """Return the time that is left of the chat's timeout, which all its calls share."""
-        limit = self._request.timeout
-        return None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
-
-
-def _cut(failed: grpc.aio.AioRpcError) -> bool:
-    """Return whether the connection or a proxy ended a call, and not the trainer."""
-    answered_by_peer = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
-    return not answered_by_peer and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def _chat_error(failed: grpc.aio.AioRpcError, credential: str) -> CallError:
-    """Return the error of a chat. A trainer that stops makes grpc answer CANCELLED, which may be retried."""
-    if failed.code() is grpc.StatusCode.CANCELLED and _cut(failed):
-        return Unavailable("the chat was cut off by the trainer")
-    return error_of(failed, hide=credential)

@@ -14,8 +14,7 @@ from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
     """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
-    selection = control.selection_from_wire(request)
-    rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **selection)
+    rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **control.selection_from_wire(request))
     return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
 

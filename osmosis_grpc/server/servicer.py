@@ -24,11 +24,6 @@ from osmosis_grpc.wire.rollout import ROLLOUT, check_served, init_from_wire
 MAX_PAGE_SIZE = 1000
 
 
-def peer_address(peer: str) -> str:
-    """Return the HOST:PORT in grpc's name of a peer, such as ipv4:127.0.0.1:4711."""
-    return unquote(peer).partition(":")[2] or peer
-
-
 class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     """The engine's methods as RPCs.
 
@@ -93,7 +88,8 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return requests.follow(self._engine, self._owner(context), request)
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._attachments.attach(context, self._owner(context), peer_address(context.peer()))
+        peer = unquote(context.peer())  # such as ipv4:127.0.0.1:4711
+        await self._attachments.attach(context, self._owner(context), peer.partition(":")[2] or peer)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         engine = self._engine
@@ -101,11 +97,11 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             version=__version__,
             protocol_min=wire.PROTOCOL[0],
             protocol_max=wire.PROTOCOL[1],
-            process_uuid=engine.provenance.process_uuid,
+            process_uuid=engine.context.provenance.process_uuid,
             journal_id=engine.journal.journal_id,
             start_time=self._start_time,
             agent_loops=[
-                AgentLoopInfo(name=name, tools=tools, version=engine.provenance.versions.get(name, ""))
+                AgentLoopInfo(name=name, tools=tools, version=engine.context.provenance.versions.get(name, ""))
                 for name, tools in sorted(self._tools.items())
             ],
             capacity=engine.capacity(),

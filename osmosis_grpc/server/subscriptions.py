@@ -1,7 +1,6 @@
 """Subscriptions to events over an attachment. Each reads the log as fast as the stream sends."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -49,7 +48,8 @@ class Subscriptions:
             partial(self._failed, stream, message.id),
         )
         self._tasks[message.id] = task
-        task.add_done_callback(lambda done: self._over(message.id, done))
+        key, tasks = message.id, self._tasks
+        task.add_done_callback(lambda done: tasks.pop(key) if tasks.get(key) is done else None)
 
     def end(self, subscription_id: str) -> None:
         """End a subscription. Idempotent."""
@@ -66,16 +66,11 @@ class Subscriptions:
         status = refusal(Internal("the events cannot be read; the server's log says why"))
         stream.send_event(server_frame("unsubscribed", pb.Unsubscribed(id=subscription_id, status=status)))
 
-    def _over(self, subscription_id: str, task: "asyncio.Task[None]") -> None:
-        if self._tasks.get(subscription_id) is task:
-            del self._tasks[subscription_id]
-
     async def _follow(
         self, stream: FrameStream, subscription_id: str, request: control_pb2.StreamEventsRequest, tokens: bool
     ) -> None:
         ended = pb.Unsubscribed(id=subscription_id)
         try:
-            events: AsyncGenerator[control_pb2.StreamEventsResponse, None]
             async with aclosing(follow(self._engine, self._owner, request, tokens=tokens)) as events:
                 async for response in events:
                     await stream.event_space()

@@ -27,7 +27,7 @@ class TraceLog:
             "rollout_id": event.rollout_id,
             "attempt": event.attempt,
             "number": event.number,
-            "event": _snake(type(event.kind).__name__),
+            "event": re.sub(r"(?<!^)([A-Z])", r"_\1", type(event.kind).__name__).lower(),
             "data": event.kind,
         }
         with self.path(event.rollout_id).open("a", encoding="utf-8") as file:
@@ -38,10 +38,6 @@ class TraceLog:
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
         mark = hashlib.sha256(rollout_id.encode()).hexdigest()[:8]
         return self.folder / f"{slug}-{mark}.jsonl"
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
 
 
 def _plain(value: Any) -> Any:

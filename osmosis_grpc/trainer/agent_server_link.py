@@ -41,8 +41,8 @@ class Rollout:
     """The server that it was sent to."""
     opened: bool = False
     """Whether its Init was answered."""
-    opening: asyncio.Event | None = None
-    """Created by wait_until_opened(); set when its Init is answered or the rollout ends."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its Init is answered and when the rollout ends."""
     cancelled: bool = False
     """Whether it was cancelled here. Then it is not run again when its server is lost."""
     waiters: int = 0
@@ -57,25 +57,16 @@ class Rollout:
     backoff: Backoff = field(default_factory=lambda: Backoff(*LOST_PAUSES))
     """The pauses before it runs again after a loss."""
 
+    def __post_init__(self) -> None:
+        self.done.add_done_callback(lambda _: self.changed.set())
+
     async def wait_until_opened(self) -> None:
         """Wait until its Init is answered or the rollout ends. Raises the CallError that it is refused with."""
         while not self.opened and not self.done.done():
-            if self.opening is None:
-                self.opening = asyncio.Event()
-                self.done.add_done_callback(self._wake)
-            self.opening.clear()
-            await self.opening.wait()
+            self.changed.clear()
+            await self.changed.wait()
         if self.done.done():
             self.done.result()
-
-    def set_opened(self) -> None:
-        """Record that its Init was answered."""
-        self.opened = True
-        self._wake()
-
-    def _wake(self, _: object = None) -> None:
-        if self.opening is not None:
-            self.opening.set()
 
     @property
     def key(self) -> RolloutKey:
@@ -303,7 +294,8 @@ class AgentServerLink(ABC):
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
         """Open a rollout whose Init was accepted. Returns False, and refuses it, when its tools cannot be read."""
-        rollout.set_opened()
+        rollout.opened = True
+        rollout.changed.set()
         try:
             self.cache.rollout(*rollout.key, time.monotonic()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:

@@ -1,15 +1,11 @@
 """A trainer's metrics for Prometheus: metrics() by family, histograms, and RPCs with the names of gRFC A66."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, Value, single
 from osmosis_grpc.observability.process_metrics import failures
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import FailureReason
-
-if TYPE_CHECKING:
-    from osmosis_grpc.observability.exposition import PrometheusCollector
 
 _EVALUATION = "evaluation"
 ROLLOUTS = Family(
@@ -70,13 +66,6 @@ _NAMES: dict[str, tuple[Family, Labels]] = {
     "policy/version": (VERSION, ()),
 }
 """Names of metrics() with their family and labels."""
-
-
-def prometheus(source: "TrainerMetrics") -> "PrometheusCollector":
-    """Returns a collector that an application registers. Raises MissingExtraError without prometheus_client."""
-    from osmosis_grpc.observability.exposition import PrometheusCollector
-
-    return PrometheusCollector(source)
 
 
 class TrainerMetrics(Source):

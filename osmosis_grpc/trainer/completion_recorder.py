@@ -17,6 +17,7 @@ from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import all_chats
 from osmosis_grpc.types import Completion, Outcome, TrajectoryEvent, events
 
 READ = job("trainer.read_events", OnFailure.REPORT)
@@ -52,15 +53,12 @@ class CompletionRecorder:
         on_recorded: Callable[[Rollout, Completion], None],
         refused: Callable[[Rollout, CallError], None],
         supervisor: Supervisor,
-        *,
-        keeps_chats: bool,
     ) -> None:
         self._cache = cache
         self._rollouts = rollouts
         self._on_recorded = on_recorded
         self._refused = refused
         self._supervisor = supervisor
-        self._keeps_chats = keeps_chats
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One for each rollout with an outcome that cannot be recorded yet."""
@@ -188,7 +186,7 @@ class CompletionRecorder:
                         break
             cache = self._cache.rollout(rollout_id, attempt, time.monotonic())
             cache.restore(trajectory)
-            self._record(report, cache.kept(rollout_id) if self._keeps_chats else ())
+            self._record(report, list(all_chats(rollout_id, attempt, cache.samples)))
         except CallError as error:
             report.reply(Unavailable(f"the events that the completion refers to cannot be read: {error}"))
 

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-MAX_OPEN_CHATS = 16_384
-MAX_ATTEMPTS = 5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
@@ -13,9 +10,9 @@ class TrainerConfig:
     lost_after: float = 120.0
     """Seconds after which an unreachable server is lost. Its rollouts run on other servers, with a higher attempt.
     Rollouts end with Unavailable if no server can be reached for so long."""
-    max_attempts: int = MAX_ATTEMPTS
+    max_attempts: int = 5
     """A rollout ends with Unavailable after so many lost attempts. The pauses between them grow."""
-    max_open_chats: int = MAX_OPEN_CHATS
+    max_open_chats: int = 16_384
     """How many chats may be open. Attached servers share them evenly; each gets at least one."""
     delta: bool = True
     """Whether a chat refers to earlier chats instead of repeating its whole history."""

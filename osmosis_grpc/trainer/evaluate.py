@@ -1,10 +1,7 @@
 """Rollouts that measure the policy: Trainer.evaluate()."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from osmosis_grpc.trainer.run import Run
 from osmosis_grpc.types import Completion, CompletionStatus
 
 
@@ -33,10 +30,3 @@ class Evaluation:
     def __repr__(self) -> str:
         mean = "none" if self.mean_reward is None else f"{self.mean_reward:.4g}"
         return f"Evaluation(n={self.n}, failed={self.failed}, mean_reward={mean})"
-
-
-class EvaluationRun(Run):
-    """One call of Trainer.evaluate()."""
-
-    name = "evaluate"
-    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}

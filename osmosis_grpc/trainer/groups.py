@@ -7,7 +7,7 @@ groups as rollouts in flight, and one more that is being started.
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -82,14 +82,6 @@ class GroupCounts:
     """Groups that were yielded with equal rewards."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A group with unfinished members."""
-
-    completed: dict[int, Completion] = field(default_factory=dict)
-    failed: dict[int, Completion] = field(default_factory=dict)
-
-
 class GroupRun(Run):
     """One call of Trainer.groups()."""
 
@@ -105,8 +97,9 @@ class GroupRun(Run):
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS
-        self._open: dict[str, _Open] = {}
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # once, and before the first yielded group
+        self._open: dict[str, dict[int, Completion]] = {}
+        """The outcomes of unfinished groups, by index."""
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
@@ -114,59 +107,51 @@ class GroupRun(Run):
             async for request, completion in ended:
                 assert request.group is not None
                 name = request.group.id
-                group = self._open.setdefault(name, _Open())
-                self._add(name, group, request.group.index, completion)
-                if len(group.failed) > self._may_fail:
+                group = self._open.setdefault(name, {})
+                if group.setdefault(request.group.index, completion) is not completion:
+                    raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
+                if len(_members(group, completed=False)) > self._may_fail:
                     await self._drop(name, group, completion)
-                elif len(group.completed) + len(group.failed) == self._size:
+                elif len(group) == self._size:
                     yield self._finish(name, group)
 
-    def _add(self, name: str, group: _Open, index: int, completion: Completion) -> None:
-        if index in group.completed or index in group.failed:
-            raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
-        ok = completion.status is CompletionStatus.COMPLETED
-        (group.completed if ok else group.failed)[index] = completion
-
-    def _finish(self, name: str, group: _Open) -> OutcomeGroup:
+    def _finish(self, name: str, group: dict[int, Completion]) -> OutcomeGroup:
         self._close(name)
         self._hints = False
         self._counts["yielded"] += 1
-        self._counts["dropped_members"] += len(group.failed)
-        for failed in group.failed.values():
-            log.warning("group %s goes without rollout %s: %s", name, failed.rollout_id, reason_of(failed))
-        made = OutcomeGroup(
-            id=name, size=self._size, outcomes=_in_order(group.completed), failed=_in_order(group.failed)
-        )
+        completed, failed = _members(group, completed=True), _members(group, completed=False)
+        self._counts["dropped_members"] += len(failed)
+        for each in failed:
+            log.warning("group %s goes without rollout %s: %s", name, each.rollout_id, reason_of(each))
+        made = OutcomeGroup(id=name, size=self._size, outcomes=completed, failed=failed)
         self._counts["zero_variance"] += made.zero_variance
         return made
 
-    async def _drop(self, name: str, group: _Open, last: Completion) -> None:
+    async def _drop(self, name: str, group: dict[int, Completion], last: Completion) -> None:
         """Drop a group: cancel its running members, and confirm its outcomes, which are not yielded."""
         untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1
+        hint = f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
         log.warning(
             "group %s is dropped: rollout %s, attempt %d: %s%s",
             name,
             last.rollout_id,
             last.attempt,
             reason_of(last),
-            self._take_hint(),
+            hint if self._hints else "",
         )
-        for completion in (*group.completed.values(), *group.failed.values(), *untaken):
-            await completion.confirm()
-
-    def _take_hint(self) -> str:
-        """Returns a hint for the log, once and only before the first yielded group."""
-        if not self._hints:
-            return ""
         self._hints = False
-        return f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
+        for completion in (*group.values(), *untaken):
+            await completion.confirm()
 
     def _close(self, name: str) -> None:
         del self._open[name]
         self._scheduler.unpin(name)
 
 
-def _in_order(members: dict[int, Completion]) -> tuple[Completion, ...]:
-    return tuple(members[index] for index in sorted(members))
+def _members(group: dict[int, Completion], *, completed: bool) -> tuple[Completion, ...]:
+    """Returns the members that completed, or those that failed, in order of their index."""
+    return tuple(
+        group[index] for index in sorted(group) if (group[index].status is CompletionStatus.COMPLETED) is completed
+    )

@@ -125,7 +125,8 @@ class LoopThread:
         if self._loop is None:
             return
         if self.is_own_thread():  # the garbage collector ran here
-            iteration.closing = self._supervisor.start(CLOSE, iteration.close, _logged)
+            # The supervisor logs an error; no caller waits for it.
+            iteration.closing = self._supervisor.start(CLOSE, iteration.close, lambda _: None)
         else:
             self.call(iteration.close)
 
@@ -134,7 +135,7 @@ class LoopThread:
             self._loop, self._stop = runner.get_loop(), asyncio.Event()
             self._loop.call_soon(started.set)
             try:
-                runner.run(_wait(self._stop))
+                runner.run(self._stop.wait())
             except BaseException as error:  # running calls are cancelled after this and raise the failure
                 self._failure, self._loop = TrainerFailed(LOOP.name, error), None
                 raise
@@ -167,11 +168,3 @@ class _Iteration(Generic[T]):
             await asyncio.wait({self._step})
         if isinstance(self._values, AsyncGenerator):
             await self._values.aclose()
-
-
-def _logged(error: BaseException) -> None:
-    """Ignore an error that the supervisor has logged: no caller waits."""
-
-
-async def _wait(stop: asyncio.Event) -> None:
-    await stop.wait()

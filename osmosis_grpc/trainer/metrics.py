@@ -32,6 +32,16 @@ _STATISTICS: dict[str, Callable[[list[float]], Any]] = {
     "max": max,
 }
 
+_COUNTS = (
+    "chats/answered",
+    "chats/failed",
+    "rollouts/not_trainable",
+    "samples/trainable",
+    "samples/segments",
+    "tokens/prompt",
+    "tokens/sampled",
+)
+
 
 class Recent:
     """The newest values of one quantity. Any thread may read them."""
@@ -54,23 +64,21 @@ class Tally:
     """Counts the outcomes of training, or of evaluations."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._statuses: Counter[CompletionStatus] = Counter()
+        self.counts = Counter(dict.fromkeys([*map(_status, CompletionStatus), "rollouts/from_journal"], 0))
+        """By name. Read by any thread."""
         self._failures: Counter[str] = Counter()
-        self._from_journal = 0
         self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
 
     def ended(self, outcome: Completion, version: str) -> None:
         """Count an outcome; `version` is the policy's current one."""
-        self.count += 1
-        self._statuses[outcome.status] += 1
+        self.counts[_status(outcome.status)] += 1
         if outcome.failure is not None:
             reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
             self._failed(f"{outcome.failure.boundary}/{reason or 'error'}")
         if outcome.reward is not None:
             self._rewards.add(outcome.reward)
         if outcome.from_journal is not None:  # its times and versions belong to an earlier run
-            self._from_journal += 1
+            self.counts["rollouts/from_journal"] += 1
             return
         self._seconds.add(outcome.metrics.total_latency_ms / 1000)
         lag = _lag(outcome, version)
@@ -79,24 +87,21 @@ class Tally:
 
     def refused(self, error: BaseException) -> None:
         """Count a rollout that no server accepted."""
-        self.count += 1
-        self._statuses[CompletionStatus.FAILED] += 1
+        self.counts[_status(CompletionStatus.FAILED)] += 1
         self._failed(f"refused/{type(error).__name__}")
 
     def items(self, prefix: str) -> Iterator[tuple[str, float]]:
         """Yields names with values."""
-        for status in CompletionStatus:
-            yield f"{prefix}rollouts/{status.lower()}", float(self._statuses[status])
-        yield f"{prefix}rollouts/from_journal", float(self._from_journal)
-        for reason, times in list(self._failures.items()):
-            yield f"{prefix}failures/{reason}", float(times)
+        for name, count in [*self.counts.items(), *self._failures.items()]:
+            yield f"{prefix}{name}", float(count)
         yield from self._rewards.read(f"{prefix}reward", "mean")
         yield from self._seconds.read(f"{prefix}rollout_seconds", "mean", "p50", "p95")
         yield from self._lags.read(f"{prefix}policy/lag", "mean", "max")
 
     def _failed(self, reason: str) -> None:
-        known = reason in self._failures or len(self._failures) < MAX_REASONS
-        self._failures[reason if known else "other"] += 1
+        name = f"failures/{reason}"
+        known = name in self._failures or len(self._failures) < MAX_REASONS
+        self._failures[name if known else "failures/other"] += 1
 
 
 class Metrics:
@@ -104,8 +109,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._training, self._evaluation = Tally(), Tally()
-        self._not_trainable = self._samples = self._segments = 0
-        self._answered = self._unanswered = self._prompt_tokens = self._sampled_tokens = 0
+        self._counts = Counter(dict.fromkeys(_COUNTS, 0))
         self._chat_seconds = Recent()
         self.durations = Histogram(ROLLOUT_SECONDS), Histogram(ROLLOUT_SECONDS)
         """The durations of rollouts for training, and of evaluations."""
@@ -121,9 +125,9 @@ class Metrics:
         if outcome.evaluation or outcome.status is not CompletionStatus.COMPLETED:
             return
         samples = outcome.trainable_samples().values()
-        self._not_trainable += not samples
-        self._samples += len(samples)
-        self._segments += sum(len(sample.segments) for sample in samples)
+        self._counts["rollouts/not_trainable"] += not samples
+        self._counts["samples/trainable"] += len(samples)
+        self._counts["samples/segments"] += sum(len(sample.segments) for sample in samples)
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server accepted."""
@@ -131,42 +135,37 @@ class Metrics:
 
     def answered(self, reply: ChatResponse, seconds: float) -> None:
         """Count a policy call with its reply and its duration."""
-        self._answered += 1
+        self._counts["chats/answered"] += 1
         self._chat_seconds.add(seconds)
         self.chat_durations.observe(seconds)
         prompt = None if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
         sampled = None if reply.tokens is None else len(reply.tokens.ids)
-        self._prompt_tokens += _used(reply, "prompt_tokens") if prompt is None else prompt
-        self._sampled_tokens += _used(reply, "completion_tokens") if sampled is None else sampled
+        self._counts["tokens/prompt"] += _used(reply, "prompt_tokens") if prompt is None else prompt
+        self._counts["tokens/sampled"] += _used(reply, "completion_tokens") if sampled is None else sampled
 
     def unanswered(self) -> None:
         """Count a policy call without a reply."""
-        self._unanswered += 1
+        self._counts["chats/failed"] += 1
 
     def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
         """Returns all values by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
-        values |= {
-            "rollouts/open": float(open_rollouts),
-            "chats/open": float(open_chats),
-            "chats/answered": float(self._answered),
-            "chats/failed": float(self._unanswered),
-            "rollouts/not_trainable": float(self._not_trainable),
-            "samples/trainable": float(self._samples),
-            "samples/segments": float(self._segments),
-            "tokens/prompt": float(self._prompt_tokens),
-            "tokens/sampled": float(self._sampled_tokens),
-        }
+        current = {"rollouts/open": open_rollouts, "chats/open": open_chats}
+        values |= {name: float(value) for name, value in (current | self._counts).items()}
         values.update(self._chat_seconds.read("chat_seconds", "mean", "p50", "p95"))
         number = _number(version)
         if number is not None:
             values["policy/version"] = number
-        if self._evaluation.count:
+        if self._evaluation.counts.total():
             values.update(self._evaluation.items("evaluation/"))
         return values
 
     def _tally(self, marked: Completion | RolloutRequest) -> Tally:
         return self._evaluation if marked.evaluation else self._training
+
+
+def _status(status: CompletionStatus) -> str:
+    return f"rollouts/{status.lower()}"
 
 
 def _used(reply: ChatResponse, name: str) -> int:

@@ -66,7 +66,7 @@ class Progress:
         if self._file is not None:  # a process may have no stderr
             self._display = _display(self._file)
             self._draw()
-            self._task = self._supervisor.start(DRAW, self._draw_again_and_again)
+            self._task = self._supervisor.every(DRAW, self._display.period, self._redraw)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -83,25 +83,17 @@ class Progress:
         return f"{self._ended}{of} done, {self._started - self._ended} in flight, {self._failed} failed{mean}{rate}"
 
     def _count(self, done: "asyncio.Future[Completion]") -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._end(failed=True)
-            return
-        outcome = done.result()
-        if outcome.reward is not None:
+        outcome = None if done.cancelled() or done.exception() is not None else done.result()
+        if outcome is not None and outcome.reward is not None:
             self._rewarded += 1
             self._rewards += outcome.reward
-        self._end(failed=outcome.status is not CompletionStatus.COMPLETED)
-
-    def _end(self, *, failed: bool) -> None:
         self._ended += 1
-        self._failed += failed
+        self._failed += outcome is None or outcome.status is not CompletionStatus.COMPLETED
         self._ends.append(time.monotonic())
 
-    async def _draw_again_and_again(self) -> None:
-        while self._display is not None:
-            await asyncio.sleep(self._display.period)
-            self._refreshed = 0
-            self._draw()
+    def _redraw(self) -> None:
+        self._refreshed = 0
+        self._draw()
 
     def _draw(self, *, last: bool = False) -> None:
         display = self._display

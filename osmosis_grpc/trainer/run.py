@@ -125,9 +125,17 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                members = _members(self._new(checked(request, self.changes)), self._options.group_size)
+                full = checked(request, self.changes)
+                key = full.rollout_id, full.attempt
+                if key in self._fed:
+                    raise InvalidArgument(
+                        "rollout_id", f"two requests of one {self.name}() have the id {key[0]}; give each its own"
+                    )
+                self._fed[key] = None
+                if len(self._fed) > REMEMBERED:
+                    del self._fed[next(iter(self._fed))]
                 self._feeding = request.rollout_id
-                for member in members:
+                for member in _members(full, self._options.group_size):
                     await self._slots.acquire()
                     if self._feeding != request.rollout_id:
                         self._slots.release()
@@ -137,18 +145,6 @@ class Run:
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
-
-    def _new(self, request: RolloutRequest) -> RolloutRequest:
-        """Returns a request. Raises InvalidArgument when this run had the same id and attempt before."""
-        key = request.rollout_id, request.attempt
-        if key in self._fed:
-            raise InvalidArgument(
-                "rollout_id", f"two requests of one {self.name}() have the id {request.rollout_id}; give each its own"
-            )
-        self._fed[key] = None
-        if len(self._fed) > REMEMBERED:
-            del self._fed[next(iter(self._fed))]
-        return request
 
     def _start(self, request: RolloutRequest) -> None:
         """Start a rollout; it keeps its slot until its completion is taken. Raises AlreadyExists, Aborted."""
@@ -196,6 +192,13 @@ class Run:
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._scheduler.abandon(rollout)
+
+
+class EvaluationRun(Run):
+    """One call of Trainer.evaluate()."""
+
+    name = "evaluate"
+    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
 
 
 def reason_of(completion: Completion) -> str:
@@ -265,12 +268,9 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 def _ended(rollout: Rollout) -> Completion:
     """Returns the completion of an ended rollout; for a refusal a FAILED one."""
-    error = rollout.done.exception()
-    return rollout.done.result() if error is None else _refused(rollout.request, error)
-
-
-def _refused(request: RolloutRequest, error: BaseException) -> Completion:
-    """Returns a refusal as a completion."""
+    request, error = rollout.request, rollout.done.exception()
+    if error is None:
+        return rollout.done.result()
     own = isinstance(error, OsmosisValidationError | LedgerError)
     failure = Failure(
         "trainer" if own else "server",

@@ -56,9 +56,7 @@ class Scheduler(Owner):
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self._completions = CompletionRecorder(
-            cache, self.rollouts, self._recorded, self.refused, supervisor, keeps_chats=ledger is not None
-        )
+        self._completions = CompletionRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -85,7 +83,8 @@ class Scheduler(Owner):
             return rollout
         self.held.left.pop(request.rollout_id, None)
         if known is not None:
-            if not _equal(known.request, request):
+            same = replace(request, attempt=known.request.attempt)
+            if known.request != same and init_bytes(known.request) != init_bytes(same):  # one may be from the ledger
                 raise AlreadyExists(
                     f"rollout {request.rollout_id} runs with another request",
                     rollout_id=request.rollout_id,
@@ -280,8 +279,8 @@ class Scheduler(Owner):
         """Returns the server with the most free slots, for a group the server of the group; None if all are full."""
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
-        if not hosts and self.servers.all_attached:  # no server hosts the agent loop: the refusal names those there are
-            hosts = attached
+        if not hosts and len(attached) == len(self.servers):
+            hosts = attached  # no server hosts the agent loop: the refusal names those there are
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
@@ -386,9 +385,3 @@ class Scheduler(Owner):
             if not rollout.done.done():
                 rollout.done.set_exception(error)
         self.rollouts.clear()
-
-
-def _equal(known: RolloutRequest, request: RolloutRequest) -> bool:
-    """Returns whether two requests are equal except for the attempt. One of them may come from the ledger."""
-    request = replace(request, attempt=known.attempt)
-    return known == request or init_bytes(known) == init_bytes(request)

@@ -70,6 +70,8 @@ class Servers:
         self._timers: dict[AgentServerLink, asyncio.TimerHandle] = {}
         self._giving_up: asyncio.TimerHandle | None = None
         self._wait_for_any()
+        self.parting = False
+        """Whether the trainer closes. Connections that end then are not lost."""
         self._parted = asyncio.Event()
         self._closed = False
 
@@ -87,11 +89,6 @@ class Servers:
     def attached(self) -> list[AgentServerLink]:
         """The servers that can be reached."""
         return [server for server in self._known if server.attached]
-
-    @property
-    def all_attached(self) -> bool:
-        """Whether every server can be reached."""
-        return all(server.attached for server in self._known)
 
     @property
     def given_up(self) -> bool:
@@ -176,6 +173,7 @@ class Servers:
 
     async def part(self) -> None:
         """End every connection after its queued messages."""
+        self.parting = True
         for server in self.attached:
             server.part()
         with contextlib.suppress(TimeoutError):

@@ -6,7 +6,16 @@ needs one line here: `_waits` for a coroutine, `_iterates` for an async generato
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from operator import length_hint
@@ -185,29 +194,19 @@ class _Reader(Generic[T]):
 
     def __init__(self, values: Iterable[T]) -> None:
         self._values = values
-        self._iterator: Any = None
-        self._thread = DaemonThreads("osmosis-requests")
+        self._thread = DaemonThreads()
 
     def __length_hint__(self) -> int:
         return length_hint(self._values, 0)
 
-    def __aiter__(self) -> "_Reader[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        value = await self._thread.run(self._next)
-        if value is _END:
-            raise StopAsyncIteration
-        return cast("T", value)
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
+        iterator = await self._thread.run(partial(iter, self._values))
+        while (value := await self._thread.run(partial(next, iterator, _END))) is not _END:
+            yield cast("T", value)
 
     def close(self) -> None:
         """End the thread, after the value that it reads."""
         self._thread.close()
-
-    def _next(self) -> object:
-        if self._iterator is None:
-            self._iterator = iter(self._values)
-        return next(self._iterator, _END)
 
 
 @contextmanager

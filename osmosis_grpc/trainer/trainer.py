@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -14,16 +15,16 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
-from osmosis_grpc.storage.ledger import Ledger, SqliteLedger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer.chats.cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
-from osmosis_grpc.trainer.collector import TrainerMetrics, prometheus
+from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.evaluate import Evaluation, EvaluationRun
+from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
+from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
@@ -80,18 +81,22 @@ class Trainer:
     ) -> None:
         if transport not in TRANSPORTS:
             raise ValueError(f"transport: {transport!r} is none of {', '.join(TRANSPORTS)}")
-        self._credentials = credentials or Credentials()
-        self._security = security or ServerSecurity()
+        credentials = credentials or Credentials()
         self._config = config or TrainerConfig()
         named = [servers] if isinstance(servers, str) else servers
         for target in named:
             if target.startswith(("http://", "https://")) or ":" not in target:
                 raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
-            self._credentials.check_target(target)
+            credentials.check_target(target)
         check_policy(policy)
-        self._targets = list(dict.fromkeys(named))
-        self._listen = listen
-        self._transport_name = transport
+        self._make_transport = partial(
+            TRANSPORTS[transport],
+            targets=list(dict.fromkeys(named)),
+            listen=listen,
+            credentials=credentials,
+            security=security or ServerSecurity(),
+            config=self._config,
+        )
         self._policy = policy
         self._ledger_path = ledger
         self._scheduler: Scheduler | None = None
@@ -116,46 +121,31 @@ class Trainer:
                 ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
                 stack.push_async_callback(ledger.close)
             await stack.enter_async_context(entered(self._policy))
-            await self._begin(ledger, supervisor)
+            cache = ChatCache(self._policy, ledger, supervisor)
+            scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
+            stack.callback(scheduler.close)
+            supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
+            transport = self._transport = self._make_transport(scheduler)
+            transport.listen()
+            self.address = transport.address
+            kept = ledger.take_restored() if ledger is not None else []
+            cache.restore(kept, time.monotonic())
+            transport.add_servers(kept)
+            scheduler.restore(kept)
+            await transport.begin()
+            ttl = self._config.ttl
+            supervisor.every(
+                SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(time.monotonic() - ttl, keep=scheduler.rollouts)
+            )
             self._resources = stack.pop_all()
         return self
-
-    async def _begin(self, ledger: Ledger | None, supervisor: Supervisor) -> None:
-        cache = ChatCache(self._policy, ledger, supervisor)
-        scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
-        supervisor.add_listener(self._failed)
-        self._transport = TRANSPORTS[self._transport_name](
-            scheduler,
-            self._targets,
-            listen=self._listen,
-            credentials=self._credentials,
-            security=self._security,
-            config=self._config,
-        )
-        try:
-            self._transport.listen()
-        except BaseException:
-            scheduler.close()
-            raise
-        self.address = self._transport.address
-        kept = ledger.take_restored() if ledger is not None else []
-        cache.restore(kept, time.monotonic())
-        self._transport.add_servers(kept)
-        scheduler.restore(kept)
-        await self._transport.begin()
-        supervisor.every(SWEEP, min(60.0, self._config.ttl / 4), self._sweep)
-
-    def _failed(self, error: BaseException) -> None:
-        self.scheduler.fail(TrainerFailed(self.scheduler.supervisor.failed_job, error))
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
             await self.scheduler.settle()
-            self._transport.leave()
             await self.scheduler.servers.part()
             await self._transport.close()
         finally:
-            self.scheduler.close()
             await self._resources.aclose()
 
     @property
@@ -348,11 +338,7 @@ class Trainer:
             trainer.resume(version=step)
         """
         self.scheduler.servers.pause()
-        if idle:
-            return self.scheduler.cache.sampler.idle()
-        paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        paused.set_result(None)
-        return paused
+        return self.scheduler.cache.sampler.idle(wait=idle)
 
     def resume(self, *, version: str | int | None = None) -> None:
         """Let servers open chats again, and set the policy's version; None keeps the version.
@@ -405,7 +391,6 @@ class Trainer:
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")
         """
-        return prometheus(self.source)
+        from osmosis_grpc.observability.exposition import PrometheusCollector
 
-    def _sweep(self) -> None:
-        self.scheduler.cache.sweep(time.monotonic() - self._config.ttl, keep=self.scheduler.rollouts)
+        return PrometheusCollector(self.source)

@@ -10,8 +10,8 @@ from osmosis_grpc.errors import AlreadyExists, LedgerError
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt import AttemptCache
-from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, tools_of
-from osmosis_grpc.trainer.receipt import LedgerReceipt
+from osmosis_grpc.trainer.chats.cache import LedgerReceipt
+from osmosis_grpc.trainer.chats.ledger_codec import completion_of, init_bytes, learn, tools_of
 from osmosis_grpc.types import Completion, RolloutRequest
 from osmosis_grpc.types.completion import clip, describe
 
@@ -69,7 +69,13 @@ def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None
     damage = kept.damage
     if not damage:
         if request is not None and kept.init is not None:
-            check_same(kept.init, request, kept.attempt)
+            sent = rollout_pb2.InitRequest.FromString(kept.init)
+            if init_bytes(replace(request, attempt=sent.attempt)) != kept.init:
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} was started with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=kept.attempt,
+                )
         try:
             return assembled(kept)
         except Exception as error:
@@ -87,19 +93,8 @@ def assembled(kept: LedgerRollout) -> Completion:
     """Returns a recorded completion with resolved references. Raises LedgerError if a chat is missing."""
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
-    entry.learn(kept.chats)
+    learn(entry.samples, kept.chats)
     completion = completion_of(kept)
     if entry.refers_beyond(completion):
         raise LedgerError("a chat that it refers to is missing")
     return entry.complete(completion)
-
-
-def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:
-    """Raise AlreadyExists unless a request is the recorded one, except for the attempt."""
-    kept = rollout_pb2.InitRequest.FromString(init)
-    if init_bytes(replace(request, attempt=kept.attempt)) != init:
-        raise AlreadyExists(
-            f"rollout {request.rollout_id} was started with another request",
-            rollout_id=request.rollout_id,
-            attempt=attempt,
-        )

@@ -26,7 +26,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger import ChatRow, Ledger
-from osmosis_grpc.trainer.chats.ledger_codec import all_chats, kept_chat, learn
+from osmosis_grpc.trainer.chats.ledger_codec import kept_chat
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, ToolDict, TrajectoryEvent, events, jsontext
@@ -214,14 +214,6 @@ class AttemptCache:
                 sample.restore(requested[kind.sample, kind.number], kind.response)
         for name, sample in self.samples.items():
             sample.reassemble({number: asked.continues for (of, number), asked in requested.items() if of == name})
-
-    def learn(self, chats: Iterable[ChatRow]) -> None:
-        """Add the chats from the ledger, in the order of their answers."""
-        learn(self.samples, chats)
-
-    def kept(self, rollout_id: str) -> list[ChatRow]:
-        """Returns all answered chats as rows of the ledger."""
-        return list(all_chats(rollout_id, self.attempt, self.samples))
 
     def complete(self, completion: Completion) -> Completion:
         """Set the result. Returns the completion with its references resolved and its samples assembled."""

@@ -13,17 +13,48 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt import AttemptCache, reply_of, unwritten
-from osmosis_grpc.trainer.chats.ledger_codec import tools_of
+from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.trainer.receipt import LedgerReceipt
 from osmosis_grpc.types import ChatRequest, Completion, Outcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
 """Called with the answer for the server, and with the completion if it was recorded now."""
+
+
+class LedgerReceipt:
+    """Confirms one completion."""
+
+    __slots__ = ("_ledger", "_name")
+
+    def __init__(self, ledger: Ledger, completion: Completion | LedgerRollout) -> None:
+        self._ledger = ledger
+        self._name = completion.rollout_id, completion.attempt, completion.result_id or ""
+
+    async def confirm(self) -> None:
+        await self._ledger.confirm(*self._name)
+
+    def __copy__(self) -> "LedgerReceipt":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "LedgerReceipt":
+        return self
+
+    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
+        return DetachedReceipt, ()
+
+
+class DetachedReceipt:
+    """A receipt that was sent to another process."""
+
+    __slots__ = ()
+
+    async def confirm(self) -> None:
+        """Raises LedgerError."""
+        raise LedgerError("a completion is confirmed in the trainer's process: the ledger is open there")
 
 
 class ChatCache:
@@ -42,7 +73,7 @@ class ChatCache:
             entry.entered, entry.result_id, entry.tools = True, row.result_id, tools_of(row)
             entry.restored = True
             entry.last_used = now if row.confirmed is None else now - max(0.0, time.time() - row.confirmed)
-            entry.learn(row.chats)
+            learn(entry.samples, row.chats)
 
     def chat(self, request: ChatRequest, now: float) -> PendingChat:
         """See AttemptCache.chat. Raises Aborted for an attempt that is no longer the newest."""

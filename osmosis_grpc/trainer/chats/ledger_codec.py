@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, trainer_pb2
 from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
-from osmosis_grpc.trainer.chats.sample import Body, PendingChat, SampleState
+from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
 from osmosis_grpc.types import ChatRequest, Completion, InitRequest, RolloutRequest, ToolDict
 from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import completion_from_wire, init_from_wire, init_to_wire
@@ -47,22 +47,19 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
     """Yield the answered chats of an attempt in the order of their numbers, with full histories."""
     for name, sample in samples.items():
         for number, asked in sorted(sample.asked.items()):
-            if asked.answered:
-                yield kept_chat(_question(rollout_id, attempt, name, number, asked.body, sample), asked)
-
-
-def _question(rollout_id: str, attempt: int, name: str, number: int, body: Body, sample: SampleState) -> ChatRequest:
-    node, params, _, purpose = body
-    return ChatRequest(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        sample=name,
-        number=number,
-        messages=sample.tree.messages(node),
-        params=json.loads(params),
-        purpose=purpose,
-        tools_overridden=False,
-    )
+            if asked.response is not None:
+                node, params, _, purpose = asked.body
+                question = ChatRequest(
+                    rollout_id=rollout_id,
+                    attempt=attempt,
+                    sample=name,
+                    number=number,
+                    messages=sample.tree.messages(node),
+                    params=json.loads(params),
+                    purpose=purpose,
+                    tools_overridden=False,
+                )
+                yield kept_chat(question, asked)
 
 
 def completion_of(kept: LedgerRollout) -> Completion:

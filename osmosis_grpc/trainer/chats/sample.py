@@ -35,7 +35,7 @@ Body = tuple[Node, str, str, ChatPurpose]
 class PendingChat:
     """A chat, answered or not."""
 
-    __slots__ = ("_response", "_sample", "body", "continues", "done", "number", "task", "unwritten", "written")
+    __slots__ = ("_sample", "body", "continues", "done", "number", "response", "task", "unwritten", "written")
 
     def __init__(self, sample: "SampleState", number: int, body: Body, continues: int) -> None:
         self.number = number
@@ -50,12 +50,7 @@ class PendingChat:
         self._sample = sample
         self.continues = continues
         """The chat that its tokens continue; 0 for none."""
-        self._response: ChatResponse | None = None
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is a reply."""
-        return self._response is not None
+        self.response: ChatResponse | None = None
 
     def answer(self, response: ChatResponse) -> None:
         """Keep a reply and set the chat done. Raises InvalidArgument when its parts do not agree."""
@@ -73,12 +68,12 @@ class PendingChat:
                 response = replace(response, prompt_ids=response.prompt_ids[shared:], prompt_prefix=shared)
         sample.assembler.add(self.number, self.continues, response, purpose)
         sample.tree.answer(self.body[0], reply, self.number)
-        self._response = response
+        self.response = response
 
     def kept(self) -> ChatResponse:
         """Returns the reply in the form that is kept: its prompt without the tokens of `continues`."""
-        assert self._response is not None
-        return self._response
+        assert self.response is not None
+        return self.response
 
     def as_kept(self, continues: int) -> bool:
         """Returns whether reply(continues) is the kept reply."""
@@ -106,7 +101,7 @@ class PendingChat:
 
     def prompt(self) -> Ids | None:
         """Returns the whole prompt; None if the policy gave none."""
-        response, assembler = self._response, self._sample.assembler
+        response, assembler = self.response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
         kept = assembler.prompt(self.number)
@@ -116,21 +111,19 @@ class PendingChat:
 
     def sampled(self) -> SampledChat:
         """Returns its tokens."""
-        tokens = self._response.tokens if self._response else None
+        tokens = self.response.tokens if self.response else None
         return SampledChat(number=self.number, continues=self.continues, prompt_ids=self.prompt(), tokens=tokens)
 
     def reassemble(self, continues: int | None, whole: Ids | None) -> None:
         """Add it to the new assembler of its sample. `whole` is its whole prompt."""
-        assert self._response is not None
         self.continues = self.continues if continues is None else continues
-        self._response = replace(self._response, prompt_ids=whole, prompt_prefix=0)
-        self._sample.assembler.add(self.number, self.continues, self._response, self.body[3])
+        self.response = self.feed(self._sample.assembler, whole)
 
-    def feed(self, assembler: Assembler) -> None:
-        """Add it to another assembler."""
-        assert self._response is not None
-        whole = replace(self._response, prompt_ids=self.prompt(), prompt_prefix=0)
-        assembler.add(self.number, self.continues, whole, self.body[3])
+    def feed(self, assembler: Assembler, whole: Ids | None) -> ChatResponse:
+        """Add it to an assembler with its whole prompt. Returns the reply with that prompt."""
+        response = replace(self.kept(), prompt_ids=whole, prompt_prefix=0)
+        assembler.add(self.number, self.continues, response, self.body[3])
+        return response
 
 
 class SampleState:
@@ -144,7 +137,7 @@ class SampleState:
 
     def holds(self, numbers: Iterable[int]) -> bool:
         """Returns whether all these chats are answered."""
-        return all(number in self.asked and self.asked[number].answered for number in numbers)
+        return all(number in self.asked and self.asked[number].response is not None for number in numbers)
 
     def restore(self, asked: events.ChatRequested, response: ChatResponse) -> None:
         """Add a chat that another process answered, unless it is known."""
@@ -180,8 +173,7 @@ class SampleState:
 
     def reassemble(self, continues: Mapping[int, int]) -> None:
         """Assemble the tokens again in order. `continues` maps a chat to the chat that it continues on the server."""
-        answered = [asked for _, asked in sorted(self.asked.items()) if asked.answered]
-        wholes = [(asked, asked.prompt()) for asked in answered]
+        wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
         self.assembler = Assembler()
         for asked, whole in wholes:
             asked.reassemble(continues.get(asked.number), whole)
@@ -202,7 +194,7 @@ class SampleState:
         if reported.begins is not None:
             begins, messages = self.whole(reported.begins, reported.messages)
             reported = replace(reported, begins=begins, messages=messages)
-        answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.answered}
+        answered = {number: asked for number, asked in sorted(self.asked.items()) if asked.response is not None}
         reported = replace(reported, chats=tuple(asked.sampled() for asked in answered.values()))
         named = {number for segment in reported.segments for number in segment.chats}
         if reported.not_trainable_reason:
@@ -220,7 +212,7 @@ class SampleState:
             in_order = [number for segment in reported.segments for number in segment.chats] or sorted(named)
             assembler = Assembler()
             for number in in_order:
-                answered[number].feed(assembler)
+                answered[number].feed(assembler, answered[number].prompt())
         segments, reason = assembler.segments(), assembler.reason
         if (
             any(segment.referred for segment in reported.segments)

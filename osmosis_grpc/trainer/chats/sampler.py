@@ -58,7 +58,7 @@ class Sampler:
         """Call the policy, then `keep`. Returns the task of an async policy."""
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
-        ended = partial(self._supervisor.call, KEEP, self._ended, call, report=partial(self._keep, call))
+        ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
         try:
             reply = self._policy(request)
         except Exception as error:
@@ -71,10 +71,10 @@ class Sampler:
         task.add_done_callback(ended)
         return task
 
-    def idle(self) -> "asyncio.Future[None]":
-        """Returns a future that is done when no policy call is in flight."""
+    def idle(self, *, wait: bool) -> "asyncio.Future[None]":
+        """Returns a future that is done when no policy call is in flight; without `wait` it is done at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.in_flight:
+        if wait and self.in_flight:
             self._waiting.append(future)
         else:
             future.set_result(None)
@@ -87,12 +87,9 @@ class Sampler:
             future.set_exception(error)
             future.exception()  # its caller may have left
 
-    def _ended(self, call: "_PolicyCall", reply: object) -> None:
+    def _keep(self, call: "_PolicyCall", reply: object) -> None:
         if isinstance(reply, asyncio.Future):
             reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
-        self._keep(call, reply)
-
-    def _keep(self, call: "_PolicyCall", reply: object) -> None:
         self._calls.discard(call)
         try:
             if call.keep(reply) and isinstance(reply, ChatResponse):

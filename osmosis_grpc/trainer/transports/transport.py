@@ -46,7 +46,6 @@ class Transport(ABC, Generic[Link]):
         self._credentials = credentials
         self._security = security
         self._config = config
-        self._leaving = False
         self._links: list[Link] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -72,10 +71,6 @@ class Transport(ABC, Generic[Link]):
         start = self._scheduler.supervisor.start
         self._tasks += [start(DIAL, partial(self._keep_connected, link)) for link in self._links]
 
-    def leave(self) -> None:
-        """Prepare to close: connections that end from now on are not lost."""
-        self._leaving = True
-
     async def close(self) -> None:
         """End every connection and stop listening."""
         for task in self._tasks:
@@ -95,7 +90,7 @@ class Transport(ABC, Generic[Link]):
 
         def ended(error: CallError | None, pause: float) -> None:
             link.problem = error
-            if not self._leaving:
+            if not self._scheduler.servers.parting:
                 unreached.failed(error)
                 self._scheduler.servers.not_reached(link, error)
 

@@ -10,10 +10,9 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, servi
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.dialled_stream import DialledStream
-from osmosis_grpc.link.frame_stream import Duplex, FrameStream
+from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import listen, start
-from osmosis_grpc.link.server_security import Authenticator
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from osmosis_grpc.trainer.transports.transport import Transport
@@ -30,8 +29,8 @@ MAX_DIALLED = 1024
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
-class AttachTransport(Transport[AttachedServer]):
-    """The streams of one trainer."""
+class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServiceServicer):
+    """The streams of one trainer. Its service is for agent servers that dial out."""
 
     _server: grpc.aio.Server | None = None
 
@@ -40,10 +39,10 @@ class AttachTransport(Transport[AttachedServer]):
             return
         self._server = grpc.aio.server(options=server_options())
         self._scheduler.servers.more_may_come = True
-        guard = self._security.authenticator()
+        guard = self._guard = self._security.authenticator()
         calls = self._scheduler.cache.metrics.answered_calls
         services: Any = Registrar(self._server, guard, calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(AcceptServicer(self, guard), services)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
         self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
@@ -66,10 +65,16 @@ class AttachTransport(Transport[AttachedServer]):
         if self._server is not None:
             await self._server.stop(0.25)
 
-    async def accept(self, call: Duplex, peer: str, credential: str) -> None:
+    async def Chat(self, request: Any, context: Any) -> Any:
+        raise Unimplemented('this trainer takes attachments; Trainer(..., transport="callback") takes callbacks')
+
+    Complete = Chat
+
+    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Serve the stream of an agent server that dials in. Each credential sees only its own rollouts."""
-        servers = self._scheduler.servers
-        stream = FrameStream(call, _HEARTBEAT, waits=True)
+        servers, peer = self._scheduler.servers, context.peer()
+        credential = self._guard(context) if self._guard is not None else ""
+        stream = FrameStream(context, _HEARTBEAT, waits=True)
         hello = await stream.hello(opener=True)
         check_protocol(hello)
         attached = (server for server in servers if isinstance(server, AttachedServer))
@@ -135,20 +140,3 @@ def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, pe
             kind="JOURNAL",
             subject=clip(hello.journal_id, 64),
         )
-
-
-class AcceptServicer(services_pb2_grpc.TrainerServiceServicer):
-    """TrainerService for agent servers that dial out."""
-
-    def __init__(self, transport: AttachTransport, guard: Authenticator | None) -> None:
-        self._transport = transport
-        self._guard = guard
-
-    async def Chat(self, request: Any, context: Any) -> Any:
-        raise Unimplemented('this trainer takes attachments; Trainer(..., transport="callback") takes callbacks')
-
-    Complete = Chat
-
-    async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        credential = self._guard(context) if self._guard is not None else ""
-        await self._transport.accept(context, context.peer(), credential)

@@ -6,7 +6,7 @@ After a break the link sends again what was not answered. Chats, cancels and sub
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Repor
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription, Subscriptions
-from osmosis_grpc.types import CancelResult, Completion, InitRequest, Outcome, TrajectoryEvent
+from osmosis_grpc.types import CancelResult, InitRequest, Outcome, TrajectoryEvent
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
 from osmosis_grpc.wire.rollout import completion_from_wire, init_to_wire
@@ -92,8 +92,9 @@ class AttachedServer(AgentServerLink):
         for key in self.leaving:
             self.cancel_attempt(key)
         opened = [rollout for rollout in self.rollouts.values() if rollout.opened]
-        for some in _batches([pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]):
-            self._send("open_rollouts", pb.OpenRollouts(rollouts=some))
+        refs = [pb.RolloutRef(rollout_id=r.key[0], attempt=r.key[1]) for r in opened]
+        for first in range(0, len(refs), REFS):
+            self._send("open_rollouts", pb.OpenRollouts(rollouts=refs[first : first + REFS]))
         slots = self.window - len(opened) - len(self.leaving)
         for rollout in [rollout for rollout in self.rollouts.values() if not rollout.opened]:
             slots -= 1
@@ -146,10 +147,8 @@ class AttachedServer(AgentServerLink):
         self.subscriptions.close(error)
         self.cancels.close(error)
 
-    def _answer_completion(self, completion: Completion, outcome: Outcome | CallError) -> None:
-        reply = pb.CompleteReply(
-            rollout_id=completion.rollout_id, attempt=completion.attempt, result_id=completion.result_id
-        )
+    def _answer_completion(self, raw: rollout_pb2.Completion, outcome: Outcome | CallError) -> None:
+        reply = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
         if isinstance(outcome, CallError):
             reply.status.CopyFrom(refusal(outcome))
         else:
@@ -195,12 +194,10 @@ class AttachedServer(AgentServerLink):
         try:
             completion = completion_from_wire(raw, "completion")
         except InvalidArgument as error:
-            bare = pb.CompleteReply(rollout_id=raw.rollout_id, attempt=raw.attempt, result_id=raw.result_id)
-            bare.status.CopyFrom(refusal(error))
-            self._answer("complete_reply", bare)
+            self._answer_completion(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        reply = partial(self._answer_completion, completion)
+        reply = partial(self._answer_completion, raw)
         try:
             self.owner.completed(Report(self, completion, raw, reply))
         except CallError as error:
@@ -212,8 +209,3 @@ class AttachedServer(AgentServerLink):
 
     def _on_draining(self, message: pb.Draining) -> None:
         self.window = 0
-
-
-def _batches(refs: list[pb.RolloutRef]) -> Iterator[list[pb.RolloutRef]]:
-    for start in range(0, len(refs), REFS):
-        yield refs[start : start + REFS]

@@ -45,7 +45,10 @@ class Calls:
         try:
             return answer.FromString(await call)
         except grpc.aio.AioRpcError as error:
-            raise _error(error) from None
+            answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+            if error.code() in _CUT and not answered:
+                raise NoAnswer(error.details() or error.code().name) from None
+            raise error_of(error) from None
         except asyncio.CancelledError:
             raise_if_cancelled()
             raise NoAnswer("the connection was closed") from None
@@ -63,13 +66,6 @@ class Calls:
         if self.channel is None:
             raise NoAnswer("there is no connection")
         return self.channel
-
-
-def _error(error: grpc.aio.AioRpcError) -> Exception:
-    answered = any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-    if error.code() in _CUT and not answered:
-        return NoAnswer(error.details() or error.code().name)
-    return error_of(error)
 
 
 def raise_if_cancelled() -> None:

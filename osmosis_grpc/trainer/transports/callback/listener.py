@@ -34,7 +34,7 @@ class Receiver(Protocol):
         """Handle a completion that cannot be read. Its server sends no other one."""
 
 
-class CallbackListener:
+class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     """Listens for callbacks, from listen() to stop().
 
     Calls have to show a credential made by `keys`, or a token of `security`.
@@ -55,7 +55,7 @@ class CallbackListener:
         """Take the port and count the calls in `calls`. Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
-        services_pb2_grpc.add_TrainerServiceServicer_to_server(_Servicer(self._receiver), services)
+        services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
         self.address = listen(self._server, self.address, self._security)
 
     async def start(self) -> None:
@@ -96,12 +96,7 @@ class CallbackListener:
             target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id
         )
 
-
-class _Servicer(services_pb2_grpc.TrainerServiceServicer):
-    """The RPCs: from the wire, ask the receiver, to the wire."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    # The RPCs.
 
     async def Chat(self, request: pb.ChatRequest, context: Any) -> Any:
         credential = bearer(metadata_value(context, "authorization"))

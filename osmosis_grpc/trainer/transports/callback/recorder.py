@@ -83,18 +83,17 @@ class CallbackRecorder(Receiver):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.supervisor.close)
             await stack.enter_async_context(entered(self._policy))
+            stack.callback(self.cache.close)
             self._listener.listen(self.cache.metrics.answered_calls)
+            stack.push_async_callback(self._listener.stop)
             await self._listener.start()
-            self.supervisor.every(SWEEP, min(60.0, self._ttl / 4), self._sweep)
+            ttl = self._ttl
+            self.supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: self.cache.sweep(time.monotonic() - ttl))
             self._resources = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
-        try:
-            await self._listener.stop()
-        finally:
-            self.cache.close()
-            await self._resources.aclose()
+        await self._resources.aclose()
         for task in list(self._recording.values()):
             task.cancel()
 
@@ -130,6 +129,3 @@ class CallbackRecorder(Receiver):
         if task.cancelled():
             raise Unavailable("the trainer is closing")
         task.result()
-
-    def _sweep(self) -> None:
-        self.cache.sweep(time.monotonic() - self._ttl)
