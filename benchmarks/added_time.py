@@ -14,10 +14,9 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.flight import Work, new_names
+from benchmarks.figures import progress
+from benchmarks.flight import Work, new_names, run_work
 from benchmarks.measure import TRAINERS, Watch, finish
-from benchmarks.options import add_work, work_of
 from benchmarks.policy import Policy, scripted
 from benchmarks.processes import server
 from benchmarks.tap import straight
@@ -75,12 +74,5 @@ async def measure(work: Work) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, mode="attach", rollouts=1024, without=("in_flight", "latency"))
-    given = parser.parse_args()
-    show(measured(measure(work_of(parser, given))), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", rollouts=1024, without=("in_flight", "latency"))

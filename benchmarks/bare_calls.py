@@ -21,7 +21,7 @@ from benchmarks.figures import Parser, measured, show
 from benchmarks.flight import in_flight as run_all
 from benchmarks.flight import new_names
 from benchmarks.measure import Watch
-from benchmarks.processes import Server, ready_record, start, stop, take_core
+from benchmarks.processes import Server, ready_record, running, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
@@ -112,19 +112,14 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
     """Measure with both sides, one core each."""
-    process = start(["-m", "benchmarks.bare_calls", "--serve"], core=0)
-    take_core(1)
-    try:
+    with running(["-m", "benchmarks.bare_calls", "--serve"], core=0) as process:
+        take_core(1)
         return await trainer_side(Server(process.pid, ready_record(process)["grpc"], ""), rollouts, turns, in_flight)
-    finally:
-        stop(process)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=800)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.amounts(rollouts=800, turns=8, in_flight=64)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

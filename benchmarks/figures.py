@@ -7,11 +7,13 @@ import argparse
 import asyncio
 import gc
 import json
+import os
+import platform
 import sys
-from collections.abc import Awaitable
+from collections.abc import Callable, Coroutine
+from importlib import metadata
 from typing import Any
 
-from benchmarks.machine import machine
 from osmosis_grpc.errors import CallError
 
 
@@ -26,24 +28,41 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.add_argument("--json", action="store_true", help="print one JSON line")
 
+    def amounts(self, **defaults: float) -> None:
+        """Add an option for each amount. Its value is greater than 0, and of its default's type."""
+        for name, default in defaults.items():
+            self.add_argument(
+                f"--{name.replace('_', '-')}",
+                type=_positive(type(default)),
+                default=default,
+                metavar="N",
+                help=f"[{default:g}]",
+            )
+
+
+def _positive(kind: type[float]) -> Callable[[str], float]:
+    def positive(text: str) -> float:
+        value = kind(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    return positive
+
 
 def progress(text: str) -> None:
     """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+def measured(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     """Run `work` and return its figures. A failed run, or a refused call, ends the process with exit code 1."""
-
-    async def run() -> dict[str, Any]:
-        return await work
-
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     problems: set[str] = set()
     figures: dict[str, Any] = {}
     try:
-        figures = asyncio.run(run())
+        figures = asyncio.run(work)
     except* (Broken, CallError) as broken:
         problems = {f"{type(error).__name__}: {error}" for error in _leaves(broken)}
     for problem in sorted(problems):
@@ -51,6 +70,26 @@ def measured(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
     if problems:
         sys.exit(1)
     return figures
+
+
+def machine() -> dict[str, Any]:
+    """Return the machine and the relevant versions."""
+    versions = {found.name: found.version for found in metadata.distributions()}
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "processor": _processor(),
+        "packages": {name: versions.get(name) for name in ("grpcio", "protobuf", "aiohttp", "uvicorn", "numpy")},
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:

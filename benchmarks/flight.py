@@ -1,11 +1,14 @@
-"""The parameters of a run, and a pool of workers that runs rollouts."""
+"""The parameters of a run with their options, and a pool of workers that runs rollouts."""
 
+import argparse
 import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.figures import Parser, measured, show
 from benchmarks.script import IDS_PER_MESSAGE
 
 Done = Callable[[], None]
@@ -58,3 +61,44 @@ async def in_flight(names: Iterable[str], limit: int, one: Callable[[str], Await
     async with asyncio.TaskGroup() as group:
         for _ in range(limit):
             group.create_task(worker())
+
+
+MODES = ("attach", "callback", "http", "sdk", "tuned")
+NAMES = ("rollouts", "turns", "tokens", "in_flight", "latency")
+
+
+def add_work(
+    parser: argparse.ArgumentParser,
+    *,
+    modes: Sequence[str] = MODES,
+    mode: str | None = None,
+    without: Sequence[str] = (),
+    **work: Any,
+) -> None:
+    """Add an option for every parameter of the work except those in `without`. Without `mode`, --mode is required."""
+    parser.add_argument(
+        "--mode", choices=modes, default=mode, required=mode is None, help=f"[{mode}]" if mode else None
+    )
+    defaults = Work(mode=mode or "", **work)
+    for name in NAMES:
+        default = getattr(defaults, name)
+        if name in without:
+            parser.set_defaults(**{name: default})
+            continue
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, metavar="N", help=f"[{default:g}]")
+
+
+def work_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Work:
+    """Return the work of the options. A bad value ends the process with exit code 2."""
+    if given.rollouts < 1 or given.turns < 1 or given.in_flight < 1 or given.tokens < 0 or given.latency < 0:
+        parser.error("--rollouts, --turns and --in-flight are at least 1, --tokens and --latency at least 0")
+    return Work(mode=given.mode, **{name: getattr(given, name) for name in NAMES})
+
+
+def run_work(doc: str | None, measure: Callable[[Work], Coroutine[Any, Any, dict[str, Any]]], **defaults: Any) -> None:
+    """Run a benchmark whose options are those of its work, and print its figures. See add_work for `defaults`."""
+    parser = Parser(doc)
+    add_work(parser, **defaults)
+    given = parser.parse_args()
+    show(measured(measure(work_of(parser, given))), given.json)

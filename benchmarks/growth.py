@@ -9,10 +9,9 @@ Counts the bytes of rollouts of 8, 32 and 128 turns, both directions, without th
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.flight import Work
+from benchmarks.figures import progress
+from benchmarks.flight import Work, run_work
 from benchmarks.measure import wire_bytes
-from benchmarks.options import add_work, work_of
 from benchmarks.processes import server
 
 TURNS = (8, 32, 128)
@@ -40,12 +39,5 @@ async def measure(work: Work) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, mode="attach", tokens=2048, rollouts=64, without=("turns",))
-    given = parser.parse_args()
-    show(measured(measure(work_of(parser, given))), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", tokens=2048, rollouts=64, without=("turns",))

@@ -14,9 +14,7 @@ from osmosis_grpc.trainer import Completion, Credentials, RolloutRequest, Traine
 
 
 class GrpcTrainer:
-    """Runs rollouts over one transport. An async context."""
-
-    transport: TransportName
+    """Runs rollouts over the transport that is the work's mode, attach or callback. An async context."""
 
     def __init__(
         self, work: Work, server: Server, route: Route, policy: Policy | None = None, *, token: str = ""
@@ -26,7 +24,11 @@ class GrpcTrainer:
         self._route = route
         self._policy = policy or scripted(work.tokens, work.latency)
         self._credentials = Credentials(token=token)
-        self._listen = f"127.0.0.1:{free_port()}" if self.transport == "callback" else ""
+        self._transport: TransportName = "callback" if work.mode == "callback" else "attach"
+        self._listen = ""
+        if self._transport == "callback":
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                self._listen = f"127.0.0.1:{probe.getsockname()[1]}"
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -34,7 +36,7 @@ class GrpcTrainer:
             Trainer(
                 await self._route(self._server.grpc),
                 self._policy,
-                transport=self.transport,
+                transport=self._transport,
                 listen=self._listen,
                 credentials=self._credentials,
                 ledger=self._work.ledger or None,
@@ -48,38 +50,12 @@ class GrpcTrainer:
 
     async def run(self, names: Iterable[str], done: Done) -> None:
         """Run rollouts to their end, `in_flight` at a time."""
-        requests = (rollout(name, self._work) for name in names)
+        turns = self._work.turns
+        requests = (RolloutRequest(rollout_id=name, messages=begin(), max_turns=turns) for name in names)
         async for completion in self.trainer.run(requests, max_in_flight=self._work.in_flight):
             check(completion, self._work)
             await completion.confirm()
             done()
-
-
-class CallbackTrainer(GrpcTrainer):
-    """A trainer with callbacks."""
-
-    transport = "callback"
-
-
-class AttachTrainer(GrpcTrainer):
-    """A trainer with an attachment."""
-
-    transport = "attach"
-
-
-TRAINERS = {"attach": AttachTrainer, "callback": CallbackTrainer}
-
-
-def free_port() -> int:
-    """Returns a port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def rollout(name: str, work: Work) -> RolloutRequest:
-    """Return the request of a rollout."""
-    return RolloutRequest(rollout_id=name, messages=begin(), max_turns=work.turns)
 
 
 def check(completion: Completion, work: Work) -> None:

@@ -8,19 +8,18 @@ trainer took time. `server_rss_mb` is the peak memory of the server.
 
 import itertools
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.figures import Parser, measured, show
-from benchmarks.flight import Work, new_names
+from benchmarks.flight import Work, new_names, run_work
 from benchmarks.measure import TRAINERS, Watch, finish
-from benchmarks.options import add_work, work_of
 from benchmarks.processes import server
 from benchmarks.tap import straight
 
 
 async def measure(work: Work) -> dict[str, Any]:
     """Measure one wave of rollouts."""
+    work = replace(work, in_flight=work.rollouts)
     with server(work.mode, work.in_flight) as started:
         idle = started.peak_rss_mb
         async with TRAINERS[work.mode](work, started, straight) as trainer:
@@ -40,13 +39,5 @@ async def measure(work: Work) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    add_work(parser, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
-    given = parser.parse_args()
-    given.in_flight = given.rollouts
-    show(measured(measure(work_of(parser, given))), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_work(__doc__, measure, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import grpc_trainers
 from benchmarks.figures import Broken, progress
 from benchmarks.flight import Work, new_names
 from benchmarks.grpc_trainers import GrpcTrainer
@@ -21,10 +20,8 @@ from benchmarks.tap import Tap, straight
 Trainer = GrpcTrainer | HttpTrainer
 
 TRAINERS: dict[str, Callable[..., Trainer]] = {
-    **grpc_trainers.TRAINERS,
-    "http": HttpTrainer,
-    "sdk": HttpTrainer,
-    "tuned": HttpTrainer,
+    **dict.fromkeys(("attach", "callback"), GrpcTrainer),
+    **dict.fromkeys(("http", "sdk", "tuned"), HttpTrainer),
 }
 
 LEAST_WARM_UP = 32

@@ -30,9 +30,9 @@ from typing import Any
 
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.flight import Work, new_names
-from benchmarks.grpc_trainers import TRAINERS
+from benchmarks.grpc_trainers import GrpcTrainer
 from benchmarks.policy import never, scripted
-from benchmarks.processes import Server, ready_record, server, start, stop
+from benchmarks.processes import Server, ready_record, running, server
 from benchmarks.tap import straight
 
 TOKEN = "BENCHMARK_TOKEN"
@@ -99,7 +99,7 @@ async def side(setup: Setup, target: str, burden: bool) -> dict[str, Any]:
         os.nice(19)  # what it takes from others at the server is measured, not what it takes from this machine
     async with AsyncExitStack() as stack:
         new = [
-            TRAINERS[setup.mode](
+            GrpcTrainer(
                 work,
                 Server(0, target, ""),
                 straight,
@@ -141,8 +141,7 @@ def phase(setup: Setup, burdened: bool) -> float:
         def spawn(name: str) -> "subprocess.Popen[str]":
             given = json.dumps([asdict(setup), target, name == "burden"])
             command = ["-m", "benchmarks.neighbours", "--side", given]
-            process = start(command, core=1, environment={TOKEN: tokens[name]})
-            stack.callback(stop, process)
+            process = stack.enter_context(running(command, core=1, environment={TOKEN: tokens[name]}))
             ready_record(process)
             return process
 
@@ -192,7 +191,7 @@ def _count(process: "subprocess.Popen[str]") -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--burden", choices=tuple(BURDENS), default="stalled", help="[stalled]")
-    parser.add_argument("--mode", choices=tuple(TRAINERS), help="[attach]")
+    parser.add_argument("--mode", choices=("attach", "callback"), help="[attach]")
     for name in ("trainers", "in-flight", "max-concurrent", "attachments", "hanging", "alternations"):
         parser.add_argument(f"--{name}", type=int, metavar="N")
     parser.add_argument("--seconds", type=float)

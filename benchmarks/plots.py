@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
-from benchmarks.processes import ROOT
-from benchmarks.programs import run
+from benchmarks.figures import machine, progress
+from benchmarks.processes import ROOT, run_program
 
 MODES = ("attach", "callback", "tuned", "sdk")
 SWEEPS = {"turns": (8, 32, 128), "tokens": (0, 256, 2048), "in_flight": (1, 32, 256, 2048)}
@@ -47,7 +45,7 @@ def collect(modes: Sequence[str], scale: float) -> list[dict[str, Any]]:
                 work = BASE | {sweep: value}
                 rollouts = max(int(CHATS[mode] * scale) // work["turns"], 2 * work["in_flight"])
                 options = [part for name, given in work.items() for part in (f"--{name.replace('_', '-')}", given)]
-                figures = run("rollouts", "--mode", mode, "--rollouts", rollouts, *options)
+                figures = run_program("rollouts", "--mode", mode, "--rollouts", rollouts, *options)
                 if "missing" in figures:
                     progress(f"{figures['missing']}: {mode} at {value} {LABELS[sweep]}")
                 else:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.figures import Broken
-from benchmarks.machine import cpu_seconds, peak_rss_mb
+from benchmarks.figures import Broken, progress
 
 ROOT = Path(__file__).parent.parent
 BASELINES = ("sdk", "tuned")
@@ -29,13 +29,15 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """Its processor time so far."""
-        return cpu_seconds(self.pid)
+        """Its processor time so far, user and system."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def peak_rss_mb(self) -> float:
-        """Its peak memory."""
-        return peak_rss_mb(self.pid)
+        """Its peak memory, in MB of 1,000,000 bytes."""
+        rows = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
@@ -68,36 +70,65 @@ def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Pa
     profiled = ["cProfile", "-o", str(profile.resolve()), "-m"] if profile else []
     limits = {"MAX_CONNECTIONS", "MAX_KEEPALIVE_CONNECTIONS"}  # of the HTTP gateway towards trainers
     settings = {f"OSMOSIS_ROLLOUT_CLIENT_{name}": str(max_concurrent) for name in limits}
-    with tempfile.TemporaryDirectory() as folder:
-        process = start(["-m", *profiled, *command], core=0, folder=folder, environment=settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(["-m", *profiled, *command], core=0, folder=folder, environment=settings) as process,
+    ):
         take_core(1)
-        try:
-            ready = ready_record(process)
-            yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
-            if process.poll() is not None:
-                raise Broken(f"the server ended by itself with code {process.returncode}")
-        finally:
-            stop(process)
+        ready = ready_record(process)
+        yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
+        if process.poll() is not None:
+            raise Broken(f"the server ended by itself with code {process.returncode}")
 
 
-def start(
+@contextmanager
+def running(
     arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    """Start Python with these arguments on the given core, with pipes for stdin and stdout."""
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start Python with these arguments on the given core, with pipes for stdin and stdout.
+
+    At its exit the context ends the process, by force after 60 s.
+    """
     before = os.sched_getaffinity(0)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     take_core(core)  # inherited, so that every thread of the child has it
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
+            env=environment_with(environment or {}),
         )
     finally:
         os.sched_setaffinity(0, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for a process that imports from the repository."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def run_program(name: str, *arguments: object) -> dict[str, Any]:
+    """Return the figures of `python -m benchmarks.NAME ARGUMENTS --json`, run in a separate process.
+
+    A run that goes wrong gives {"missing": "failed"}; its stderr, which passes through, says why.
+    """
+    command = ["-m", f"benchmarks.{name}", *map(str, arguments), "--json"]
+    progress(" ".join(command[1:-1]))
+    ran = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    figures: dict[str, Any] = {"missing": "failed"} if ran.returncode else json.loads(ran.stdout)
+    return figures
 
 
 def take_core(number: int) -> None:
@@ -114,19 +145,6 @@ def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
         raise Broken(f"{process.args!r} did not start")
     record: dict[str, str] = json.loads(line)
     return record
-
-
-def stop(process: "subprocess.Popen[str]") -> None:
-    """End a process, by force after 60 s."""
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.figures import Parser, measured, progress, show
-from benchmarks.processes import ROOT, ready_record, serve_command, start, stop
+from benchmarks.processes import ROOT, ready_record, running, serve_command
 
 
 async def measure(starts: int) -> dict[str, Any]:
@@ -37,12 +37,9 @@ async def measure(starts: int) -> dict[str, Any]:
 def _ready() -> float:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        process = start(["-m", *serve_command(100, http=True)], core=0, folder=folder)
-        try:
+        with running(["-m", *serve_command(100, http=True)], core=0, folder=folder) as process:
             ready_record(process)
             return time.perf_counter() - began
-        finally:
-            stop(process)
 
 
 def _help() -> float:
@@ -53,10 +50,8 @@ def _help() -> float:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--starts", type=int, default=5)
+    parser.amounts(starts=5)
     given = parser.parse_args()
-    if given.starts < 1:
-        parser.error("--starts is at least 1")
     show(measured(measure(given.starts)), given.json)
 
 

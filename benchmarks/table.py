@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import progress
-from benchmarks.machine import machine
-from benchmarks.programs import run
+from benchmarks.figures import machine, progress
+from benchmarks.processes import run_program
 
 BARE = "bare calls"
 MODES = {
@@ -121,7 +120,7 @@ def collect(alternations: int, quick: bool) -> Results:
         for mode, rollouts in MODES.items():
             some = ["--rollouts", max(rollouts // 20, 32) if quick else rollouts]
             program = ("bare_calls",) if mode == BARE else ("rollouts", "--mode", *mode.split(), "--no-bytes")
-            results[mode].append(run(*program, *some))
+            results[mode].append(run_program(*program, *some))
     small = {"--rollouts": 64} if quick else {}
     for name, kind, options in (
         ("growth", "growth", small),
@@ -132,7 +131,7 @@ def collect(alternations: int, quick: bool) -> Results:
         ("startup", "startup", {"--starts": 1} if quick else {}),
         ("stalled", "neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
     ):
-        results[name] = run(kind, *[part for option in options.items() for part in option])
+        results[name] = run_program(kind, *[part for option in options.items() for part in option])
     return results
 
 

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.figures import Parser, show
-from benchmarks.machine import machine
+from benchmarks.figures import Parser, machine, show
 from benchmarks.policy import made_up_tokens
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
@@ -51,8 +50,7 @@ def _microseconds(call: Callable[[], object], repeat: int) -> float:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--repeat", type=int, default=20_000)
+    parser.amounts(tokens=4096, repeat=20_000)
     given = parser.parse_args()
     show(measure(given.tokens, given.repeat), given.json)
 

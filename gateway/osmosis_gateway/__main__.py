@@ -113,7 +113,8 @@ def _callback_key(path: Path) -> str:
     """Return the secret in a file, and create the file if it is missing; empty if the file cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), open(path, "x", opener=_for_its_owner) as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contextlib.suppress(FileExistsError), open(os.open(path, flags, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(32))
         return check_token(path.read_text().strip())
     except (OSError, ValueError) as error:
@@ -126,12 +127,7 @@ def _callback_key(path: Path) -> str:
         return ""
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
-"""The command `python -m osmosis_gateway`."""
 
 if __name__ == "__main__":
     sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, "osmosis_gateway.__main__", "gateway")))

@@ -73,17 +73,19 @@ class Base:
             port = parts.port
         except ValueError as error:
             raise InvalidArgument(field, f"is not a URL: {error}") from None
-        if parts.scheme not in _PORTS or not parts.hostname:
-            raise InvalidArgument(field, "is not an http:// or https:// URL with a host")
-        if parts.username is not None or parts.password is not None:
-            raise InvalidArgument(field, "holds a user name or a password; use api_key")
-        if parts.query or parts.fragment or "?" in text or "#" in text:
-            raise InvalidArgument(field, "has a query or a fragment; pass a base URL, to which paths are appended")
-        if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
-            raise InvalidArgument(field, "holds a character that cannot stand in a URL")
-        if port == 0:
-            raise InvalidArgument(field, "0 is not a port")
-        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
+        problems = {
+            "is not an http:// or https:// URL with a host": parts.scheme not in _PORTS or not parts.hostname,
+            "holds a user name or a password; use api_key": "@" in parts.netloc,
+            "has a query or a fragment; pass a base URL, to which paths are appended": "?" in text or "#" in text,
+            "holds a character that cannot stand in a URL": (
+                not text.isascii() or not text.isprintable() or " " in text or "\\" in text
+            ),
+            "0 is not a port": port == 0,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise InvalidArgument(field, problem)
+        return cls(parts.scheme, parts.hostname or "", port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
     @property
     def authority(self) -> str:
@@ -96,7 +98,11 @@ class Base:
 
 
 class Calls:
-    """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs."""
+    """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs.
+
+    With `checked_only` it refuses to dial a host whose address was not checked. `tls` says which certificates it
+    trusts, by default those of the public CAs. Entering it again changes nothing.
+    """
 
     def __init__(
         self,
@@ -108,16 +114,14 @@ class Calls:
     ) -> None:
         self._settings = settings
         self._whom = whom
-        self.checked_only = checked_only
-        """Whether hosts that nobody checked are refused."""
-        self.tls = tls
-        """Whose certificates are believed; the public CAs' where nothing is said."""
+        self._checked_only = checked_only
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Calls":
         settings = self._settings
-        self._session = aiohttp.ClientSession(
-            connector=_Connector(self, settings),
+        self._session = self._session or aiohttp.ClientSession(
+            connector=_Connector(settings, self._tls, _Resolver(self._checked_only)),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_seconds, sock_connect=CONNECT_TIMEOUT),
@@ -193,13 +197,13 @@ class Calls:
         if 200 <= status < 300:
             return raw
         text = clip(f"{self._whom} answered {status}: {redacted(raw.decode(errors='replace'), key)[:_SHOWN]}")
-        failed: CallError
-        if status in (408, 429) or not 400 <= status < 500:
-            failed = OsmosisServerError(text, retry_after=_seconds(retry_after))
-            failed.status_code = status
-            return failed
-        failed = _REFUSED.get(status, FailedPrecondition)(text)
+        may_help = status in (408, 429) or not 400 <= status < 500
+        failed: CallError = OsmosisServerError(text, retry_after=_seconds(retry_after))
+        if not may_help:
+            failed = _REFUSED.get(status, FailedPrecondition)(text)
         failed.status_code = status
+        if may_help:
+            return failed
         raise failed
 
 
@@ -244,14 +248,14 @@ def _seconds(retry_after: str | None) -> float | None:
 class _Connector(aiohttp.TCPConnector):
     """A connection pool that bounds its idle connections and dials checked addresses."""
 
-    def __init__(self, calls: Calls, settings: RolloutClientSettings) -> None:
+    def __init__(self, settings: RolloutClientSettings, tls: ssl.SSLContext | None, resolver: AbstractResolver) -> None:
         super().__init__(
             limit=settings.max_connections,
             limit_per_host=0,
             keepalive_timeout=KEEPALIVE,
             use_dns_cache=False,
-            resolver=_Resolver(calls),
-            ssl=calls.tls or True,
+            resolver=resolver,
+            ssl=tls or True,
         )
         self._keepalive = settings.max_keepalive_connections
 
@@ -263,8 +267,8 @@ class _Connector(aiohttp.TCPConnector):
 class _Resolver(AbstractResolver):
     """Resolves a host to its checked addresses."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, checked_only: bool) -> None:
+        self._checked_only = checked_only
         self._plain = aiohttp.ThreadedResolver()
 
     async def resolve(
@@ -272,7 +276,7 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         address = _checked.get()
         if address is None:
-            if self._calls.checked_only:
+            if self._checked_only:
                 raise OSError(f"{host}:{port} was not checked")
             return await self._plain.resolve(host, port, family)
         return [

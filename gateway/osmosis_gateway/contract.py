@@ -6,7 +6,8 @@ contract and the engine need, and passes on all others.
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError
@@ -15,6 +16,7 @@ from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import (
     Callback,
+    Capacity,
     ChatRequest,
     ChatResponse,
     Completion,
@@ -65,7 +67,9 @@ _MAX_URL_CHARS = 4096
 
 _ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
 _Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
-_Advice = Annotated[int, BeforeValidator(lambda value: int(value) if _is_whole(value) else value)]
+_Advice = Annotated[
+    int, BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+]
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
@@ -134,6 +138,17 @@ class Health(_Body):
     undelivered: int = Field(description="Ended, and the trainer has not acknowledged the result.")
 
 
+def health(capacity: Capacity, agent_loops: Iterable[str], *, draining: bool) -> dict[str, Any]:
+    """Return the fields of Health."""
+    return {
+        "status": "draining" if draining else "healthy",
+        "agent_loop": ", ".join(agent_loops),
+        "active_rollouts": capacity.running + capacity.queued,
+        "completed_rollouts": capacity.completed,
+        "undelivered": capacity.undelivered,
+    }
+
+
 def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext | None = None) -> InitRequest:
     """Read a request to start a rollout. Raises InvalidArgument naming the field."""
     given = validated(InitBody, body)
@@ -197,8 +212,8 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
 def chat_body(request: ChatRequest) -> dict[str, Any]:
     """Return the body of a chat. It has tools only if they differ from the rollout's."""
     params = {name: value for name, value in request.params.items() if name not in _OWN}
-    if "stop" in params:
-        params["stop"] = _stops(params["stop"])
+    if isinstance(params.get("stop"), str):
+        params["stop"] = [params["stop"]]
     defaults = dict(_CHAT_DEFAULTS)
     if params.get("max_completion_tokens") is not None:
         del defaults["max_tokens"]
@@ -303,10 +318,8 @@ def completion_body(completion: Completion) -> dict[str, Any]:
 def _failure(failure: Failure) -> dict[str, Any]:
     """Return the kind of a failure, and the place in the agent's code."""
     reason = {"reason": str(failure.reason)} if failure.reason else {}
-    if not failure.file:
-        return reason
-    frames = [{"file": f.file, "line": f.line, "function": f.function, "code": f.code} for f in failure.frames]
-    return {**reason, "file": failure.file, "line": failure.line, "frames": frames}
+    frames = [asdict(frame) for frame in failure.frames]
+    return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})
 
 
 class CompletedBody(_Body):
@@ -347,29 +360,17 @@ def validated(model: type[Model], body: Any) -> Model:
         raise InvalidArgument(*rows[0], rows[1:]) from None
 
 
-def _is_whole(value: Any) -> bool:
-    """Return whether a value is a float without a fraction, such as 10.0."""
-    return isinstance(value, float) and value.is_integer()
-
-
 def _clamped(advice: int) -> int:
     """Return a number within the protocol's uint32; the contract sets no bounds."""
     return min(max(advice, 0), 2**32 - 1)
 
 
 def _path(location: Sequence[str | int]) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in body.items() if value is not None}
-
-
-def _stops(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else stop
 
 
 def _a(kind: type[Kind], value: Any) -> Kind:

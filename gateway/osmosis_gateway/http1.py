@@ -45,10 +45,7 @@ class BoundedProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _await_head(self) -> None:
-        self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self._close)
-
-    def _close(self) -> None:
-        self.transport.close()
+        self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self.transport.close)
 
     def _head_came(self) -> None:
         if self._waiting is not None:

@@ -21,7 +21,7 @@ from osmosis_gateway.calls import Base, Calls
 from osmosis_gateway.contract import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.relay import Relay, count_tool_messages
-from osmosis_gateway.request_body import BodyRefused, Bounds, bearer, read_json
+from osmosis_gateway.request_body import BodyRefused, Bounds, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
@@ -37,6 +37,7 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
+from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
 from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.types.requests import MAX_ID_CHARS
@@ -202,7 +203,7 @@ class HttpAgent:
 
     def _relay(self, request: Request) -> Relay | None:
         """Return the relay of a call's key; None if the run has ended. Raises Unauthenticated."""
-        key = bearer(request)
+        key = bearer(request.headers.get("authorization", ""))
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
             raise Unauthenticated("the key was not made for a rollout of this server")

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_gateway import contract
@@ -55,14 +54,10 @@ class OsmosisLLMClient:
         self.rollout_id = rollout_id
         self._key = check_header(api_key or "", "api_key")
         self._calls = Calls(self._settings)
-        self._stack = AsyncExitStack()
-        self._open = False
         self._metrics = RolloutMetrics()
 
     async def __aenter__(self) -> "OsmosisLLMClient":
-        if not self._open:
-            await self._stack.enter_async_context(self._calls)
-            self._open = True
+        await self._calls.__aenter__()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -70,8 +65,7 @@ class OsmosisLLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._open = False
-        await self._stack.aclose()
+        await self._calls.__aexit__()
 
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
         """Return the model's reply to the history. `params` are sampling parameters; unknown ones are forwarded.
@@ -148,7 +142,7 @@ class OsmosisLLMClient:
 
     def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
         before = self._metrics
-        prompt, reply = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, reply = (max(0, usage.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
         self._metrics = RolloutMetrics(
             llm_latency_ms=before.llm_latency_ms + milliseconds,
             num_llm_calls=before.num_llm_calls + 1,
@@ -156,8 +150,3 @@ class OsmosisLLMClient:
             response_tokens=before.response_tokens + reply,
             max_context_tokens=max(before.max_context_tokens, prompt + reply),
         )
-
-
-def count_of(value: object) -> int:
-    """Return a token count, or 0 for a value that is not a count."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0

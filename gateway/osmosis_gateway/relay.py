@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from osmosis_gateway.contract import CompletedBody
@@ -24,13 +25,13 @@ class LegacyAgentLost(OsmosisRolloutError):
     retryable = True
 
 
+@dataclass(slots=True, eq=False)
 class _PendingChat:
     """A chat request and the connection that waits for its reply."""
 
-    def __init__(self, body: str, gone: Gone, task: "asyncio.Task[CompletionsResult]") -> None:
-        self.body = body
-        self.gone = gone
-        self.task = task
+    body: str
+    gone: Gone
+    task: "asyncio.Task[CompletionsResult]"
 
 
 class Relay:

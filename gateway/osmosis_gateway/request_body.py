@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from osmosis_grpc.errors import CallError, InvalidArgument, Unauthenticated
-from osmosis_grpc.link import tokens
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.completion import clip, describe
 
@@ -74,11 +73,6 @@ async def _read(request: Request, bounds: Bounds) -> bytes:
     except TimeoutError:
         raise BodyRefused(408, f"the body did not arrive within {bounds.seconds:g} s") from None
     return b"".join(parts)
-
-
-def bearer(request: Request) -> str:
-    """Return the token of a request, whose header holds `Bearer TOKEN` or the token alone."""
-    return tokens.bearer(request.headers.get("authorization", ""))
 
 
 async def refusal(request: Request, error: Exception) -> JSONResponse:

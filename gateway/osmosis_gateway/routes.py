@@ -1,5 +1,7 @@
 """The HTTP routes of the legacy contract, for an engine in this process and for one behind gRPC."""
 
+import asyncio
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,12 +13,11 @@ from starlette.middleware import Middleware
 
 from osmosis_gateway import contract
 from osmosis_gateway.contract import Health, InitAnswer, InitBody
-from osmosis_gateway.guard import Guarded, Local, bound_to_loopback
+from osmosis_gateway.guard import Guard, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
-from osmosis_gateway.metrics import render
 from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
 from osmosis_grpc import __version__
-from osmosis_grpc.errors import CallError, NotFound
+from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, Unimplemented
 from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
@@ -143,10 +144,9 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
     """Add authentication and /metrics, which reads the Source `app.state.metrics`, to an application."""
-    if access.guarded:  # inside OneBody, which closes the connection after an unread body
-        app.user_middleware.append(Middleware(Guarded, tokens=access.tokens, certificates=access.certificates))
-    else:
-        app.user_middleware.append(Middleware(Local, loopback=access.loopback))
+    # Inside OneBody, which closes the connection after an unread body.
+    guard = Middleware(Guard, tokens=access.tokens, certificates=access.certificates, loopback=access.loopback)
+    app.user_middleware.append(guard)
     hidden: dict[int | str, dict[str, Any]] = {
         404: {"description": "This server has no token and is not on loopback.", "content": _JSON_DETAIL}
     }
@@ -161,8 +161,13 @@ def add_metrics(app: FastAPI, access: HttpAccess) -> None:
         """Metrics for Prometheus, for authenticated callers; without credentials on loopback only."""
         if not (access.guarded or bound_to_loopback(request.scope, access.loopback)):
             raise NotFound("this server has no token and is not on loopback, and so no /metrics")
-        page, content_type = await render(request.app.state.metrics, request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": content_type})
+        readings = list(request.app.state.metrics.read())
+        try:
+            exposition = await asyncio.to_thread(importlib.import_module, "osmosis_grpc.observability.exposition")
+            page, kind = await asyncio.to_thread(exposition.render, readings, request.headers.get("accept", ""))
+        except MissingExtraError as error:
+            raise Unimplemented(str(error)) from None
+        return Response(page, headers={"content-type": kind})
 
 
 def _bearer(access: HttpAccess) -> list[Any]:

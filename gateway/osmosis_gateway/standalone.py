@@ -8,20 +8,22 @@ same key for the credentials of its callbacks.
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from osmosis_gateway import contract
 from osmosis_gateway.calls import Calls
 from osmosis_gateway.http_server import HttpServer, tokens_of
-from osmosis_gateway.metrics import GatewayMetrics
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
 from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.observability import Reading, Source
+from osmosis_grpc.observability.process_metrics import ProcessMetrics
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, Completion, RolloutClient
@@ -29,6 +31,18 @@ from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _REMEMBERED = 100_000  # rollouts whose tools are cached
+
+
+class GatewayMetrics:
+    """A Source with the metrics of a standalone gateway, which is a trainer to its agent server."""
+
+    def __init__(self, trainer: Source) -> None:
+        self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        for source in self._sources:
+            yield from source.read()
 
 
 class RemoteRollouts:
@@ -51,9 +65,8 @@ class RemoteRollouts:
         assert init.callback is not None
         url, key = init.callback.target, init.callback.credential
         await self._trainers.trainer(url, key, field="server_url", authenticated=authenticated, loopback=loopback)
-        state: dict[str, Any] = {"server_url": url, "api_key": key}
-        if init.trace is not None:
-            state["trace"] = [init.trace.traceparent, init.trace.tracestate]
+        trace = [init.trace.traceparent, init.trace.tracestate] if init.trace is not None else None
+        state = {"server_url": url, "api_key": key, "trace": trace}
         callback = self.make_callback(json.dumps(state).encode())
         rollout_id = init.request.rollout_id
         begun = self._beginning[rollout_id] = asyncio.Event()
@@ -73,14 +86,7 @@ class RemoteRollouts:
             info = await self._client.info()
         except CallError as error:
             raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
-        left = info.capacity
-        return {
-            "status": "draining" if info.draining else "healthy",
-            "agent_loop": ", ".join(loop.name for loop in info.agent_loops),
-            "active_rollouts": left.running + left.queued,
-            "completed_rollouts": left.completed,
-            "undelivered": left.undelivered,
-        }
+        return contract.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""

@@ -1,5 +1,8 @@
 """The engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
 
+from dataclasses import dataclass
+from typing import Any
+
 from osmosis_gateway import contract
 from osmosis_gateway.calls import Base, Calls, redacted
 from osmosis_grpc.engine import Peer
@@ -35,57 +38,42 @@ class HttpTrainers:
         return HttpTrainer(self._calls, self._settings, base, address, api_key, trace)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class HttpTrainer:
     """One rollout's trainer."""
 
-    def __init__(
-        self,
-        calls: Calls,
-        settings: RolloutClientSettings,
-        base: Base,
-        address: Address,
-        api_key: str,
-        trace: TraceContext | None,
-    ) -> None:
-        self._calls = calls
-        self._address = address
-        self._chat_url = base.join(contract.CHAT_PATH)
-        self._completed_url = base.join(contract.COMPLETED_PATH)
-        self._settings = settings
-        self._key = api_key
-        self._headers = {}
-        if trace is not None:
-            self._headers = {"traceparent": trace.traceparent} | (
-                {"tracestate": trace.tracestate} if trace.tracestate else {}
-            )
+    calls: Calls
+    settings: RolloutClientSettings
+    base: Base
+    address: Address
+    api_key: str
+    trace: TraceContext | None
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        body = jsontext.render(contract.chat_body(request)).encode()
-        raw = await self._calls.post(
-            self._chat_url,
-            body,
-            key=self._key,
-            retries=self._settings.max_retries,
-            headers=self._headers,
-            address=self._address,
-        )
+        raw = await self._post(contract.CHAT_PATH, contract.chat_body(request), self.settings.max_retries)
         try:
             return contract.read_reply(raw)
         except Internal as error:
-            raise Internal(redacted(str(error), self._key)) from None
+            raise Internal(redacted(str(error), self.api_key)) from None
 
     async def complete(self, completion: Completion, /) -> Outcome:
-        body = jsontext.render(contract.completion_body(completion)).encode()
+        body, retries = contract.completion_body(completion), self.settings.complete_rollout_retries
         try:
-            await self._calls.post(
-                self._completed_url,
-                body,
-                key=self._key,
-                retries=self._settings.complete_rollout_retries,
-                headers=self._headers,
-                address=self._address,
-                answer=False,
-            )
+            await self._post(contract.COMPLETED_PATH, body, retries, answer=False)
         except OsmosisValidationError as error:
             raise InvalidArgument("", str(error)) from None
         return Outcome.RECORDED
+
+    async def _post(self, path: str, body: dict[str, Any], retries: int, *, answer: bool = True) -> bytes:
+        headers = {}
+        if self.trace is not None:
+            headers = {"traceparent": self.trace.traceparent, "tracestate": self.trace.tracestate}
+        return await self.calls.post(
+            self.base.join(path),
+            jsontext.render(body).encode(),
+            key=self.api_key,
+            retries=retries,
+            headers={name: value for name, value in headers.items() if value},
+            address=self.address,
+            answer=answer,
+        )

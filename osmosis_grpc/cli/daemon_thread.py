@@ -5,8 +5,9 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from osmosis_grpc.cli.jobs import DAEMON_THREAD
-from osmosis_grpc.supervise import thread
+from osmosis_grpc.supervise import OnFailure, job, thread
+
+DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 
 T = TypeVar("T")
 

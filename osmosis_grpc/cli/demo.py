@@ -1,6 +1,8 @@
 """The demo command: starts a server process and runs eight rollouts with this process as the trainer."""
 
+import asyncio
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -10,12 +12,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from osmosis_grpc.types import Completion
+from osmosis_grpc.errors import CallError
+from osmosis_grpc.serve.records import records, say_error
+from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.types import Completion
+
+TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
+WAIT = job("cli.demo_server", OnFailure.RAISE)
 
 TASKS = (
     ("What is 2 + 3?", "5"),
@@ -45,53 +54,47 @@ LIMIT = 60.0
 STOP_WITHIN = 10.0
 """Seconds that the server has to stop."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the demo."""
 
 
 class _DemoError(Exception):
     """The demo failed; the message is the reason."""
 
 
-def demo(json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False) -> None:
-    """Run eight rollouts of a calculator agent, with a mock for a model, over real sockets."""
-    from osmosis_grpc.serve.records import records
-
-    with records(json) as out:
-        if not json:
-            typer.echo("starting an agent server in a separate process ...", err=True)
+def run_demo(as_json: bool) -> int:
+    """Run the rollouts, print them, and return the exit code."""
+    with records(as_json) as out:
+        if not as_json:
+            say_error("starting an agent server in a separate process ...")
         try:
             completions = _completions()
         except _DemoError as error:
-            typer.echo(f"demo: {error}", err=True)
-            raise typer.Exit(1) from None
+            say_error(f"demo: {error}")
+            return 1
         for completion, (_, label) in zip(completions, TASKS, strict=True):
             out.write("completion", **_record(completion, label))
-    if not json:
-        _print_table(completions)
-    if not all(completion.status == "COMPLETED" for completion in completions):
-        raise typer.Exit(1)
+        done = sum(completion.status == "COMPLETED" for completion in completions)
+        if not as_json:
+            Console().print(_table(completions))
+        out.say(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
+        out.say(NEXT.format(program=_program()))
+    return 0 if done == len(completions) else 1
 
 
-def _completions() -> "list[Completion]":
+def _completions() -> list[Completion]:
     """Run the rollouts on a server with a temporary folder. The folder is always deleted."""
-    import asyncio
-
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     token = secrets.token_urlsafe()
-    with _folder() as folder, _server(folder, token) as server:
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
+    with temporary as folder, _server(folder, token) as server:
         return asyncio.run(_train(_address(server), token, server))
 
 
-def _folder() -> "tempfile.TemporaryDirectory[str]":
-    try:
-        return tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise _DemoError(f"no folder for the server's journal: {error.strerror}; set TMPDIR to one") from None
-
-
 @contextlib.contextmanager
-def _server(folder: str, token: str) -> "Iterator[subprocess.Popen[str]]":
+def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
     """Start the agent server. It sees no setting, no .env and no module of this folder.
 
     It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
@@ -155,10 +158,8 @@ def _signals_wait() -> Iterator[None]:
             signal.raise_signal(received)
 
 
-def _address(server: "subprocess.Popen[str]") -> str:
+def _address(server: subprocess.Popen[str]) -> str:
     """Return HOST:PORT of the server once it is ready. Raises _DemoError if the server ends first."""
-    import json
-
     assert server.stdout is not None
     line = server.stdout.readline()
     if not line:
@@ -170,14 +171,8 @@ def _end(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "list[Completion]":
+async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[Completion]:
     """Run the rollouts. Raises _DemoError if the server ends first, refuses a call, or the timeout is over."""
-    import asyncio
-
-    from osmosis_grpc.cli.jobs import TRAIN, WAIT
-    from osmosis_grpc.errors import CallError
-    from osmosis_grpc.supervise import child
-
     rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
@@ -201,19 +196,15 @@ async def _train(target: str, token: str, server: "subprocess.Popen[str]") -> "l
         await asyncio.gather(rollouts, end, return_exceptions=True)
 
 
-async def _ended(server: "subprocess.Popen[str]") -> int:
+async def _ended(server: subprocess.Popen[str]) -> int:
     """Wait for the end of the server and return its exit code."""
-    import asyncio
-
     while (code := server.poll()) is None:  # noqa: ASYNC110 - a waiting thread would keep the loop from ending
         await asyncio.sleep(0.1)
     return code
 
 
-async def _rollouts(target: str, token: str) -> "list[Completion]":
+async def _rollouts(target: str, token: str) -> list[Completion]:
     """Start the rollouts as the trainer, answer their chats, and return their completions."""
-    import asyncio
-
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
@@ -223,14 +214,14 @@ async def _rollouts(target: str, token: str) -> "list[Completion]":
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:
 
-        async def rollout(number: int, question: str, label: str) -> "Completion":
+        async def rollout(number: int, question: str, label: str) -> Completion:
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
             return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label)
 
         return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(TASKS, start=1))))
 
 
-def _record(completion: "Completion", label: str) -> dict[str, Any]:
+def _record(completion: Completion, label: str) -> dict[str, Any]:
     samples = {
         name: {
             "chats": [
@@ -258,11 +249,7 @@ def _record(completion: "Completion", label: str) -> dict[str, Any]:
     }
 
 
-def _print_table(completions: "list[Completion]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def _table(completions: list[Completion]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("rollout", "status", "reward", "turns", "tokens", "finish reason", "latency"):
         table.add_column(name, no_wrap=True, min_width=len(name))
@@ -277,10 +264,7 @@ def _print_table(completions: "list[Completion]") -> None:
             completion.finish_reason,
             f"{metrics.total_latency_ms:.0f} ms",
         )
-    Console().print(table)
-    done = sum(completion.status == "COMPLETED" for completion in completions)
-    typer.echo(f"{done} of {len(completions)} rollouts COMPLETED. The mock rounds, so 7 / 2 earns nothing.")
-    typer.echo(NEXT.format(program=_program()))
+    return table
 
 
 def _program() -> str:

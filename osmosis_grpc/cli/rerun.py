@@ -1,26 +1,35 @@
 """Runs an agent loop on a recording in this process, and finds the differences from the recording.
 
-It uses the real engine, with the recording as the model: nothing is sampled. Heavy imports are in the functions.
+It uses the real engine, with the recording as the model: nothing is sampled.
 """
 
+import asyncio
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import zip_longest
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent import RolloutAgentLoop
-    from osmosis_grpc.types import (
-        ChatRequest,
-        ChatResponse,
-        Completion,
-        EventKind,
-        JournaledRollout,
-        Outcome,
-        TrajectoryEvent,
-        events,
-    )
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.errors import Aborted
+from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.types import (
+    ChatRequest,
+    ChatResponse,
+    Completion,
+    CompletionStatus,
+    EventKind,
+    InitRequest,
+    JournaledRollout,
+    Outcome,
+    TrajectoryEvent,
+    events,
+    jsontext,
+)
+from osmosis_grpc.wire.status import from_code
 
 WIDTH = 100
 """Characters of a line of a difference."""
@@ -36,7 +45,7 @@ class Difference:
     """The first difference: its place, and a diff of both texts."""
 
     where: str
-    lines: list[str]
+    diff: list[str]
 
     @classmethod
     def of(cls, where: str, recorded: Any, now: Any) -> "Difference":
@@ -53,52 +62,30 @@ class Row:
     number: int
     difference: Difference | None = None
     tools: list[str] = field(default_factory=list)
-    """Names of the tools that its reply called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rerun:
-    """The result of a replay."""
-
-    chats: int
-    stopped: str
-    """Why the run stopped early: until_turn, recording_ended, or empty."""
-    completion: "Completion | None"
 
 
 class Recorded:
     """Holds the journal's record of a rollout, over all its runs. The last entry of each chat counts."""
 
-    def __init__(
-        self, entry: "JournaledRollout", trajectory: "Callable[[str, int], Iterable[TrajectoryEvent]]"
-    ) -> None:
-        from osmosis_grpc.engine.resolve_references import resolve_references
-        from osmosis_grpc.types import events
-
+    def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
         self.entry = entry
         self.completion = entry.completion and resolve_references(entry.completion, trajectory)
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
-        self._ends: dict[tuple[str, int], EventKind] = {}
+        self.ends: dict[tuple[str, int], EventKind] = {}
         request = entry.init.request
         for event in trajectory(request.rollout_id, request.attempt):
             kind = event.kind
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
-                isinstance(kind, events.ChatFailed) and not kind.will_retry and _raised_in_agent(kind)
+                # An aborted chat ends its rollout unseen by the agent; other failures raise in the agent.
+                isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
             ):
-                self._ends[kind.sample, kind.number] = kind
+                self.ends[kind.sample, kind.number] = kind
 
-    def ended(self, sample: str, number: int) -> bool:
-        """Return whether the end of this chat is recorded."""
-        return (sample, number) in self._ends
-
-    def reply(self, sample: str, number: int) -> "ChatResponse":
+    def reply(self, sample: str, number: int) -> ChatResponse:
         """Return the recorded reply of a chat, or raise its recorded error."""
-        from osmosis_grpc.types import events
-        from osmosis_grpc.wire.status import from_code
-
-        end = self._ends[sample, number]
+        end = self.ends[sample, number]
         if isinstance(end, events.ChatFailed):
             raise from_code(end.code, end.message)
         assert isinstance(end, events.ChatAnswered)
@@ -107,8 +94,6 @@ class Recorded:
     @property
     def cut(self) -> str:
         """Return why the agent did not end by itself; empty if it did."""
-        from osmosis_grpc.types import CompletionStatus
-
         completion = self.completion
         if completion is None:
             return "it has not ended"
@@ -126,8 +111,6 @@ class _Replaying:
     """The trainer of the replay: answers from the recording and compares each chat with it."""
 
     def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
-        import asyncio
-
         self._recorded = recorded
         self._until = until_turn
         self._show = show
@@ -137,10 +120,8 @@ class _Replaying:
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
         self.over: asyncio.Future[tuple[str, Completion | None]] = asyncio.get_running_loop().create_future()
 
-    def see(self, event: "TrajectoryEvent") -> None:
+    def see(self, event: TrajectoryEvent) -> None:
         """Receive the events of the replay."""
-        from osmosis_grpc.types import events
-
         kind = event.kind
         if isinstance(kind, events.ChatRequested):
             self.asked[kind.sample, kind.number] = kind
@@ -148,7 +129,7 @@ class _Replaying:
             row = self._callers.get(str(kind.call.get("id")), self.rows[-1])
             row.tools.append(str((kind.call.get("function") or {}).get("name")))
 
-    async def chat(self, request: "ChatRequest", /) -> "ChatResponse":
+    async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Compare the question and return the recorded reply. A chat that is not recorded is never answered."""
         name = request.sample, request.number
         if len(self.rows) == self._until:
@@ -156,7 +137,7 @@ class _Replaying:
         self.flush()
         row = Row(*name, difference=question_difference(self._recorded.questions.get(name), self.asked[name]))
         self.rows.append(row)
-        if not self._recorded.ended(*name) or (
+        if name not in self._recorded.ends or (
             self._recorded.cut and self._recorded.questions.keys() <= self.asked.keys()
         ):
             await self._stop("recording_ended")
@@ -165,10 +146,8 @@ class _Replaying:
             self._callers[str(call.get("id"))] = row
         return response
 
-    async def complete(self, completion: "Completion", /) -> "Outcome":
+    async def complete(self, completion: Completion, /) -> Outcome:
         """Record that the agent has ended."""
-        from osmosis_grpc.types import Outcome
-
         if not self.over.done():
             self.over.set_result(("", completion))
         return Outcome.RECORDED
@@ -181,8 +160,6 @@ class _Replaying:
 
     async def _stop(self, why: str) -> NoReturn:
         """Report the stop, and wait until the end of the engine cancels the agent."""
-        import asyncio
-
         if not self.over.done():
             self.over.set_result((why, None))
         while True:
@@ -190,13 +167,12 @@ class _Replaying:
 
 
 async def rerun(
-    agent_loop: "RolloutAgentLoop", recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
-) -> Rerun:
-    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails."""
-    from osmosis_grpc.engine import Engine, EngineConfig, Peer
-    from osmosis_grpc.storage import MemoryJournal
-    from osmosis_grpc.types import InitRequest
+    agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
+) -> tuple[str, Completion | None]:
+    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails.
 
+    Return why the run stopped early (until_turn, recording_ended, or empty), and the completion of a run that did not.
+    """
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
     init = InitRequest(request=recorded.entry.init.request)
@@ -204,19 +180,11 @@ async def rerun(
         await engine.init(init, owner="", peer=Peer(replaying.chat, replaying.complete, has_tokens=True))
         stopped, completion = await replaying.over
     replaying.flush()
-    return Rerun(len(replaying.rows), stopped, completion)
+    return stopped, completion
 
 
-def unasked(recorded: Recorded, rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return the recorded chats that the agent did not ask for."""
-    asked = {(row.sample, row.number) for row in rows}
-    return [name for name in recorded.questions if name not in asked]
-
-
-def question_difference(recorded: "events.ChatRequested | None", now: "events.ChatRequested") -> Difference | None:
+def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
     """Return the first difference of two questions; None if they are equal."""
-    from osmosis_grpc.types import jsontext
-
     if recorded is None:
         return Difference("chat", ["it was not asked when the rollout was recorded"])
     for where, before, after in _parts(recorded, now):
@@ -225,19 +193,18 @@ def question_difference(recorded: "events.ChatRequested | None", now: "events.Ch
     return None
 
 
-def _parts(recorded: "events.ChatRequested", now: "events.ChatRequested") -> Iterator[tuple[str, Any, Any]]:
+def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterator[tuple[str, Any, Any]]:
     """Yield the parts of both questions by name, and each message."""
     yield "continues", recorded.continues, now.continues
     yield "purpose", recorded.purpose.value, now.purpose.value
-    for index in range(max(len(recorded.messages), len(now.messages))):
-        both = [chat.messages[index] if index < len(chat.messages) else _ABSENT for chat in (recorded, now)]
-        yield f"message {index + 1} of the new ones", both[0], both[1]
+    for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
+        yield f"message {number} of the new ones", *both
     yield "params", dict(recorded.params), dict(now.params)
     tools = [None if chat.tools is None else list(chat.tools) for chat in (recorded, now)]
     yield "tools", tools[0], tools[1]
 
 
-def result_differences(recorded: "Completion", now: "Completion") -> list[Difference]:
+def result_differences(recorded: Completion, now: Completion) -> list[Difference]:
     """Return the differences of two results: status, reward, messages, tokens."""
     found = []
     for where, before, after in (
@@ -256,19 +223,7 @@ def result_differences(recorded: "Completion", now: "Completion") -> list[Differ
     return found
 
 
-def tokens(completion: "Completion") -> int:
-    """Return the number of tokens of a result."""
-    return sum(len(segment.ids) for sample in completion.samples.values() for segment in sample.segments)
-
-
-def _raised_in_agent(kind: "events.ChatFailed") -> bool:
-    """Return whether a failed chat raised in the agent. An aborted chat ends its rollout unseen by the agent."""
-    from osmosis_grpc.errors import Aborted
-
-    return kind.code != Aborted.code
-
-
-def _status(completion: "Completion") -> dict[str, Any]:
+def _status(completion: Completion) -> dict[str, Any]:
     failure = completion.failure
     return {
         "status": str(completion.status),
@@ -291,7 +246,8 @@ def _lines(value: Any) -> list[str]:
     if value is _ABSENT:
         return []
     if isinstance(value, str):
-        return [piece for line in value.splitlines() or [""] for piece in _pieces(line)]
+        lines = value.splitlines() or [""]
+        return [line[start : start + WIDTH] for line in lines for start in range(0, len(line) or 1, WIDTH)]
     if isinstance(value, dict):
         found = []
         for key in sorted(value):
@@ -313,7 +269,3 @@ def _message(item: Any) -> list[str]:
         return []
     text = json.dumps(item, ensure_ascii=False, sort_keys=True)
     return [text] if len(text) <= MESSAGE else []
-
-
-def _pieces(line: str) -> list[str]:
-    return [line[start : start + WIDTH] for start in range(0, len(line), WIDTH)] or [""]

@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
+from pydantic import ValidationError
 
-def state_folder(state_dir: str | None) -> Path:
-    """Return the folder of the option, or without it that of the settings. Raises ValueError."""
-    if state_dir is None:
-        from pydantic import ValidationError
+from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.settings import get_settings, problems
 
-        from osmosis_grpc.settings import get_settings, problems
 
-        try:
-            state_dir = get_settings().server.state_dir
-        except ValidationError as error:
-            raise ValueError(problems(error)) from None
-    if state_dir == ":memory:":
-        raise ValueError("a journal in memory is gone with its server; --state-dir DIR names one on disk")
-    return Path(state_dir)
+def state_folder(command: str, state_dir: str | None) -> Path:
+    """Return the folder of the option, or without it that of the settings. A bad one ends the command with code 2."""
+    try:
+        chosen = get_settings().server.state_dir if state_dir is None else state_dir
+    except ValidationError as error:
+        usage_error(command, problems(error))
+    if chosen == ":memory:":
+        usage_error(command, "a journal in memory is gone with its server; --state-dir DIR names one on disk")
+    return Path(chosen)

@@ -6,24 +6,22 @@ Control characters in the texts are escaped.
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.current import ToolRun
-    from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.agent.current import ToolRun
+from osmosis_grpc.types import ChatRequest, Completion, Message
+from osmosis_grpc.types.completion import printable
 
-    Chats = Sequence[tuple[ChatRequest, Message]]
-    Part = tuple[int, Sequence[Mapping[str, Any]]]
+Chats = Sequence[tuple[ChatRequest, Message]]
+Part = tuple[int, Sequence[Mapping[str, Any]]]
 
 MOST_MESSAGES = 30
 """Messages of a conversation that are shown."""
 MOST_LINES = 8
-"""Lines of a text."""
 MOST_CHARS = 200
-"""Characters of a line."""
 
 
-def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chats" = ()) -> Iterator[str]:
+def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
     """Yield the lines of a completion's samples, and of how it ended.
 
     `chats` are the requests with their replies: a sample whose chats branch is shown branch by branch.
@@ -40,7 +38,7 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chat
             for line in _conversation(part, latencies, number):
                 yield f"  {line}"
     metrics = completion.metrics
-    counts = f"{_count(metrics.num_llm_calls, 'turn')}, {_count(metrics.num_tool_calls, 'tool call')}"
+    counts = f"{counted(metrics.num_llm_calls, 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}"
     reward = "no reward" if completion.reward is None else f"reward {completion.reward:g}"
     yield f"{completion.status}: {counts}, {reward}, {metrics.total_latency_ms / 1000:.2f} s"
     if completion.failure:
@@ -48,7 +46,7 @@ def transcript(completion: "Completion", runs: "Sequence[ToolRun]", chats: "Chat
             yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
-def _branches(chats: "Chats", messages: Sequence[Mapping[str, Any]]) -> Sequence["Part"]:
+def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[Part]:
     """Return each branch of a conversation: the chat that begins it, and its messages from there on.
 
     `messages` is what the agent reported; it replaces the branch that it continues.
@@ -85,7 +83,7 @@ def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str,
             yield f"... {len(messages) - seen - MOST_MESSAGES + shown - len(turn)} more messages"
             return
         if times > 1:
-            yield f"... and the same {_count(times - 1, 'more time')}"
+            yield f"... and the same {counted(times - 1, 'more time')}"
         number += times - 1
         seen += len(turn) * times
 
@@ -104,7 +102,7 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping
 
 def _what(message: Mapping[str, Any]) -> str:
     """Return a key that is equal for messages that differ in call ids only."""
-    functions = [call.get("function") for call in _dicts(message.get("tool_calls"))]
+    functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
     return json.dumps([message.get("role"), message.get("content"), functions], default=str)
 
 
@@ -124,8 +122,8 @@ def _message(
     label = f"{number} assistant" if role == "assistant" else str(role)
     if message.get("content") or not message.get("tool_calls"):
         yield from _text(label, message.get("content"))
-    for call in _dicts(message.get("tool_calls")):
-        function = _dict(call.get("function"))
+    for call in mappings(message.get("tool_calls")):
+        function = mapping(call.get("function"))
         yield _line(f"{label} calls {function.get('name')} {function.get('arguments')}")
         wanted = call.get("id")
         result = next((r for r in results if r.get("tool_call_id") == wanted and id(r) not in paired), None)
@@ -150,19 +148,20 @@ def _text(label: str, content: Any) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    from osmosis_grpc.types.completion import printable
-
     cut = text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 4] + " ..."
     return printable(cut)
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _dicts(value: Any) -> list[Mapping[str, Any]]:
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in a list; an empty list for anything else."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def _dict(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

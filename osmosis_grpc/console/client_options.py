@@ -84,4 +84,3 @@ class ClientOptions(Declared):
 
 
 CLIENT = fields_of("client", ClientOptions)
-"""All options of the gateway as a client."""

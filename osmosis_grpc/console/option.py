@@ -62,7 +62,6 @@ class Option:
     """As --help shows it: `-p, --http-port PORT`. A switch has no placeholder. Empty if only the variable exists."""
     help: str
     commands: tuple[str, ...] = ("serve",)
-    """The commands that have this option."""
     bounds: tuple[float, float] | None = None
     """The least and the greatest value."""
     check: Callable[[str], str] | None = None
@@ -112,7 +111,6 @@ class Field:
     kind: type
     """str, int, float, bool, Path, Secret, or tuple for a list."""
     value: Any
-    """The default."""
 
     @property
     def variable(self) -> str:

@@ -278,4 +278,3 @@ class ServerOptions(Declared):
 
 
 SERVER = fields_of("server", ServerOptions)
-"""All options of a server."""

@@ -82,13 +82,9 @@ class OutgoingFrames:
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)
 
-    def add(self, frame: bytes) -> None:
-        """Queues a frame before all events."""
-        self._frames.append((frame, 0))
-
-    def add_answer(self, frame: bytes) -> None:
-        """Queues a frame like add(), and counts its bytes in `answer_bytes`."""
-        size = len(frame) + _ANSWER_OVERHEAD
+    def add(self, frame: bytes, *, answer: bool = False) -> None:
+        """Queues a frame before all events. The bytes of an answer count in `answer_bytes`."""
+        size = len(frame) + _ANSWER_OVERHEAD if answer else 0
         self._frames.append((frame, size))
         self.answer_bytes += size
 
@@ -140,7 +136,7 @@ class FrameStream:
 
     def answer(self, frame: bytes) -> None:
         """Sends a frame that the other side asked for. Such frames are bounded: see ANSWER_LIMIT and MAX_ANSWERS."""
-        self._outgoing.add_answer(frame)
+        self._outgoing.add(frame, answer=True)
         self._frames_added.set()
 
     def send_event(self, frame: bytes) -> None:

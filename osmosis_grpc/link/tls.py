@@ -109,8 +109,11 @@ def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
-    if pems.cert is not None:
-        _check_kind(pems.cert, cert)
+    if pems.cert is not None:  # gRPC would print lines to stderr for a key of another kind
+        body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pems.cert, re.DOTALL)
+        der = base64.b64decode(body[1]) if body else b""
+        if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
+            raise ValueError(f"{cert} has a key of a kind that gRPC does not accept; it accepts {', '.join(_KINDS)}")
     return pems
 
 
@@ -122,14 +125,6 @@ _KINDS = {
     "Ed25519": "300506032b6570032100",
 }
 """The kinds of keys that gRPC accepts, and the identifier of each in a certificate, in DER. OpenSSL accepts more."""
-
-
-def _check_kind(pem: bytes, file: File | None) -> None:
-    """Raises ValueError for a certificate that gRPC refuses. gRPC would print lines to stderr."""
-    body = re.search(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----(.*?)-----END", pem, re.DOTALL)
-    der = base64.b64decode(body[1]) if body else b""
-    if not any(bytes.fromhex(kind) in der for kind in _KINDS.values()):
-        raise ValueError(f"{file} has a key of a kind that gRPC does not accept; it accepts {', '.join(_KINDS)}")
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:

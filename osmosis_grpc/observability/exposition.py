@@ -1,6 +1,6 @@
 """Converts readings for Prometheus. Only this file imports prometheus_client, of the extra `server`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
@@ -65,17 +65,13 @@ def _metric(reading: Reading) -> Metric:
     metric: Any = _MAKE[family.kind](family.name, family.help, labels=family.labels)
     for labels, value in values:
         if isinstance(value, Histogram):
-            metric.add_metric(labels, _buckets(value), value.total)
+            bounds = [*map(floatToGoString, value.bounds), "+Inf"]
+            metric.add_metric(labels, list(zip(bounds, accumulate(value.counts), strict=True)), value.total)
         elif isinstance(value, Summary):
             metric.add_metric(labels, value.count, value.total)
         else:
             metric.add_metric(labels, value)
     return cast("Metric", metric)
-
-
-def _buckets(histogram: Histogram) -> Sequence[tuple[str, float]]:
-    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 _MAKE: dict[str, Any] = {

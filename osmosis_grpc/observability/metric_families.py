@@ -60,7 +60,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         """One count for each bound, and one for the values above the last bound."""
         self.total = 0.0
-        """The sum of all values."""
 
     def observe(self, value: float) -> None:
         """Counts a value."""

@@ -24,7 +24,7 @@ from osmosis_grpc.observability.metric_families import (
     by_name,
     single,
 )
-from osmosis_grpc.types import Capacity, RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.types import Capacity, RolloutInfo, events
 from osmosis_grpc.types.tools import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -114,19 +114,16 @@ class EngineMetrics:
         engine.end_sinks.append(self._ended)
         engine.watchdog.on_lag = self._lag.observe
 
-    def _accepted(self, event: TrajectoryEvent, /) -> None:
-        accepted: Any = event.kind
-        for tool in accepted.tools:
+    def _accepted(self, event: Any, /) -> None:
+        for tool in event.kind.tools:
             self._tool_names.add(_name(tool))
 
-    def _answered(self, event: TrajectoryEvent, /) -> None:
-        answered: Any = event.kind
-        if not answered.recorded_number:  # otherwise the reply was read from the journal
-            self._observe_chat(answered.latency)
+    def _answered(self, event: Any, /) -> None:
+        if not event.kind.recorded_number:  # otherwise the reply was read from the journal
+            self._observe_chat(event.kind.latency)
 
-    def _returned(self, event: TrajectoryEvent, /) -> None:
-        returned: Any = event.kind
-        self._tools.of(self._tool_names.label(returned.name)).observe(returned.latency)
+    def _returned(self, event: Any, /) -> None:
+        self._tools.of(self._tool_names.label(event.kind.name)).observe(event.kind.latency)
 
     def _ended(self, rollout: RolloutInfo, /) -> None:
         completion = rollout.completion

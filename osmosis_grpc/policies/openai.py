@@ -102,7 +102,8 @@ class OpenAIPolicy:
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self._at}") from None
         if status != 200:
-            raise _refused(status, self._without_key(raw.decode(errors="replace")[:500]), self._at, retry_after)
+            text = raw.decode(errors="replace")[:500]
+            raise _refused(status, text.replace(self._key, "[key]") if self._key else text, self._at, retry_after)
         try:
             body = jsontext.parse(raw.decode(), "body")
             if body["choices"][0].get("finish_reason") == "abort":
@@ -127,9 +128,6 @@ class OpenAIPolicy:
             connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
         )
         return self._session
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         body: dict[str, Any] = {"logprobs": True, **request.params, "model": self._model, "stream": False}

@@ -24,10 +24,9 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 class DaemonThreads:
     """Runs up to `count` threads. Each waiting caller has one job in the queue."""
 
-    def __init__(self, name: str, count: int = 1) -> None:
+    def __init__(self, count: int = 1) -> None:
         if count < 1:
             raise ValueError(f"threads: {count} is less than 1")
-        self._name = name
         self._count = count
         self._threads: list[Thread] = []
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -61,7 +60,7 @@ class ThreadedPolicy:
     ) -> None:
         check_policy(policy)
         self._policy = policy
-        self._threads = DaemonThreads("osmosis-policy", threads)
+        self._threads = DaemonThreads(threads)
         self._users = 0
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:

@@ -58,14 +58,13 @@ def run(line: Line) -> None:
 
 
 serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
-"""The command `serve`."""
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return what callers must show and what trainers are shown. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import credentials_from_options
+    from osmosis_grpc.serve.security_options import credentials_from_options, naming
 
     options = settings.server
     if not options.module and not options.legacy_agent:
@@ -74,10 +73,8 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
         same_place = line.has("server", switch) == line.has("server", name)
         if getattr(options, switch) and name in options.model_fields_set and (same_place or line.has("server", name)):
             raise ValueError(f"--{switch.replace('_', '-')} does not go with --{name.replace('_', '-')}")
-    try:
+    with naming("--allow-target: "):
         TargetPolicy(loopback=True, allow=options.allow_target)
-    except ValueError as error:
-        raise ValueError(f"--allow-target: {error}") from None
     security = server_security(options, admin=options.secrets("admin_token"))
     options.secret("legacy_agent_token")  # raises for a bad file before the start
     credentials = credentials_from_options(
@@ -89,11 +86,9 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
         insecure=options.insecure,
         names=("--connect-token", "--trainer"),
     )
-    for target in options.connect:
-        try:
+    with naming("--connect ", ": --connect-tls, or --insecure"):
+        for target in options.connect:
             credentials.check_target(target)
-        except ValueError as error:
-            raise ValueError(f"--connect {error}: --connect-tls, or --insecure") from None
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
         raise ValueError(
             f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "

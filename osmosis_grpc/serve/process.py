@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.console.option import split_host_port
@@ -93,8 +91,7 @@ async def run_process(
             )
         server.engine.watchdog.paused = False
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
-        if not options.json_records:
-            _banner(names, addresses, security)
+        out.say(_banner(names, addresses, security))
         state = _state_dir(options)
         log.info(
             "serving %s",
@@ -259,17 +256,16 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> None:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
     scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
     if security.tokens:
         more += '-H "Authorization: Bearer $TOKEN" '
-    typer.echo(f"serving {', '.join(names)}")
-    typer.echo(f"  gRPC    {addresses['grpc']}")
-    typer.echo(
+    lines = [
+        f"serving {', '.join(names)}",
+        f"  gRPC    {addresses['grpc']}",
         f"  try     buf curl --protocol grpc {more}"
-        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
-    )
-    if "http" in addresses:
-        typer.echo(f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init")
-    if "metrics" in addresses:
-        typer.echo(f"  metrics http://{addresses['metrics']}/metrics")
+        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo",
+        f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init" if "http" in addresses else "",
+        f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
+    ]
+    return "\n".join(filter(None, lines))

@@ -1,4 +1,7 @@
-"""Writes records to stdout, one JSON object a line. The output of agents goes to stderr."""
+"""Writes the output of a command to stdout: records, one JSON object a line, or text.
+
+Among records, the output of agents goes to stderr.
+"""
 
 import contextlib
 import json
@@ -7,9 +10,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+import typer
+
 
 class Records:
-    """Writes records, or nothing when `stream` is None."""
+    """Writes records to a stream; without one, text to stdout."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -20,6 +25,20 @@ class Records:
             with contextlib.suppress(BrokenPipeError):
                 self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
                 self._stream.flush()
+
+    def say(self, text: str) -> None:
+        """Print text, unless stdout has records."""
+        if self._stream is None:
+            typer.echo(_encodable(text))
+
+
+def say_error(text: str) -> None:
+    """Print text to stderr."""
+    typer.echo(_encodable(text), err=True)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.types import Capacity, CompletionStatus, Failure, RolloutInfo
@@ -39,32 +38,31 @@ class RolloutLog:
         if completion.reward is not None:
             self._rewarded += 1
             self._rewards += completion.reward
-        fields: dict[str, Any] = {"rollout_id": rollout.rollout_id, "agent_loop": rollout.agent_loop}
-        if rollout.attempt > 1:
-            fields["attempt"] = rollout.attempt
-        fields["status"] = completion.status.value
-        if completion.reward is not None:
-            fields["reward"] = completion.reward
-        fields["turns"] = completion.metrics.num_llm_calls
-        fields["tokens"] = completion.metrics.response_tokens
-        fields["seconds"] = round(completion.metrics.total_latency_ms / 1000, 3)
-        if completion.failure is not None:
-            fields |= _why(completion.failure)
-        log.info("rollout ended", extra=fields)
+        fields = {
+            "rollout_id": rollout.rollout_id,
+            "agent_loop": rollout.agent_loop,
+            "attempt": rollout.attempt if rollout.attempt > 1 else None,
+            "status": completion.status.value,
+            "reward": completion.reward,
+            "turns": completion.metrics.num_llm_calls,
+            "tokens": completion.metrics.response_tokens,
+            "seconds": round(completion.metrics.total_latency_ms / 1000, 3),
+            **(_why(completion.failure) if completion.failure is not None else {}),
+        }
+        log.info("rollout ended", extra={name: value for name, value in fields.items() if value is not None})
 
     def summary(self, capacity: Capacity, seconds: float) -> None:
         """Log the counts of the last seconds, unless nothing ended, runs or waits."""
         if not (self._ended or capacity.running or capacity.queued):
             return
-        fields: dict[str, Any] = {
+        fields = {
             "running": capacity.running,
             "queued": capacity.queued,
             "ended": self._ended,
             "failed": self._failed,
             "rollouts_per_second": round(self._ended / seconds, 2),
+            **({"mean_reward": round(self._rewards / self._rewarded, 4)} if self._rewarded else {}),
         }
-        if self._rewarded:
-            fields["mean_reward"] = round(self._rewards / self._rewarded, 4)
         self._ended = self._failed = self._rewarded = 0
         self._rewards = 0.0
         log.info("summary", extra=fields)

@@ -1,6 +1,7 @@
 """Turns the security options into ServerSecurity and Credentials. Raises ValueError naming the option."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from osmosis_grpc.link.credentials import Credentials
@@ -24,6 +25,15 @@ HARMLESS_TRACERS = frozenset(
 """Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata, `tcp` prints every byte."""
 
 
+@contextmanager
+def naming(before: str, after: str = "") -> Iterator[None]:
+    """Put the names of options before and after the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{before}{error}{after}") from None
+
+
 def server_security_from_options(
     tokens: Sequence[str],
     cert: Path | None,
@@ -40,15 +50,11 @@ def server_security_from_options(
         raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
     tls = None
     if cert is not None and key is not None:
-        try:
+        with naming("--tls-cert, --tls-key, --tls-client-ca: "):
             read_pems(cert, key, client_ca)
-        except ValueError as error:
-            raise ValueError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from None
         tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
-    try:
+    with naming("--token: "):
         return ServerSecurity(tokens, tls=tls, insecure=insecure, admin_tokens=admin)
-    except ValueError as error:
-        raise ValueError(f"--token: {error}") from None
 
 
 def credentials_from_options(
@@ -62,18 +68,13 @@ def credentials_from_options(
     names: tuple[str, str],
 ) -> Credentials:
     """Return how others are dialled. `names` holds the token's option and the prefix of the files' options."""
-    files_of = f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key"
     if (cert is None) != (key is None):
         raise ValueError(f"{names[1]}-cert and {names[1]}-key go together")
-    try:
+    with naming(f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key: "):
         read_pems(cert, key, ca)
-    except ValueError as error:
-        raise ValueError(f"{files_of}: {error}") from None
     files = ClientTls(ca=ca, cert=cert, key=key) if tls or ca or cert else None
-    try:
+    with naming(f"{names[0]}: "):
         return Credentials(token=token, tls=files, insecure=insecure)
-    except ValueError as error:
-        raise ValueError(f"{names[0]}: {error}") from None
 
 
 def check_trace(tracers: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.serve.records import say_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.server_security import ServerSecurity
@@ -44,13 +45,13 @@ def usage_errors(
 
 def usage_error(command: str, problem: str) -> NoReturn:
     """Print a problem of the command line and end with exit code 2."""
-    typer.echo(f"{command}: {problem}", err=True)
+    say_error(f"{command}: {problem}")
     raise typer.Exit(2)
 
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
     """Return what callers must show, checked against the address. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import check_trace, server_security_from_options
+    from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
     if not options.unsafe_trace:
@@ -58,10 +59,8 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
     security = server_security_from_options(
         options.tokens, options.tls_cert, options.tls_key, options.tls_client_ca, insecure=options.insecure, admin=admin
     )
-    try:
+    with naming("--host "):
         security.check_host(options.host)
-    except ValueError as error:
-        raise ValueError(f"--host {error}") from None
     return security
 
 

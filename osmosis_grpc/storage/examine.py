@@ -80,8 +80,13 @@ def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None
             else:
                 found.sound[table.name] += 1
         found.sound[table.name] += 0
-    if schema.kind == "journal":
-        _trails(database, found)
+    if schema.kind == "journal":  # the events of each rollout have the numbers from 1 on
+        reader = Reader(database)
+        known = {(one.rollout_id, one.attempt) for one in found.damaged}
+        for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
+            what = reader.damage(row)
+            if what and (row.rollout_id, row.attempt) not in known:
+                found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))
 
 
 def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) -> Finding:
@@ -98,13 +103,3 @@ def _finding(database: sqlite3.Connection, table: Table, row: Row, what: str) ->
         " ".join(str(row[at]) for at in table.key),
         what,
     )
-
-
-def _trails(database: sqlite3.Connection, found: Examined) -> None:
-    """Find missing events: the events of each rollout have the numbers from 1 on."""
-    reader = Reader(database)
-    known = {(one.rollout_id, one.attempt) for one in found.damaged}
-    for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):
-        what = reader.damage(row)
-        if what and (row.rollout_id, row.attempt) not in known:
-            found.damaged.append(Finding(row.rollout_id, row.attempt, "events", "", what))

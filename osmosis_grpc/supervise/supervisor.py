@@ -130,14 +130,14 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
 
-        def call_on_loop(call: Callable[..., None], *args: Any) -> None:
+        def on_error(error: BaseException, pause: float | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(call, *args)
+                if pause is None:
+                    loop.call_soon_threadsafe(self.failed, job, error, report)
+                else:
+                    loop.call_soon_threadsafe(self._count, job, error, f"runs again in {pause:.1f} s")
 
-        def rerun(error: BaseException, pause: float) -> None:
-            call_on_loop(self._count, job, error, f"runs again in {pause:.1f} s")
-
-        return run_thread(job, step, rerun, lambda error: call_on_loop(self.failed, job, error, report))
+        return run_thread(job, step, on_error)
 
     # Failures.
 

@@ -51,26 +51,26 @@ def thread(
     its thread, and calls `failed` with the error, on the thread.
     """
 
-    def rerun(error: BaseException, pause: float) -> None:
-        failures[job.name] += 1
-        log.error("%s failed; runs again in %.1f s", job.name, pause, exc_info=error)
-
-    def ended(error: BaseException) -> None:
-        failures[job.name] += 1
-        log.error("%s failed", job.name, exc_info=error)
-        if failed is not None:
+    def on_error(error: BaseException, pause: float | None) -> None:
+        _count(job, error, "" if pause is None else f"; runs again in {pause:.1f} s")
+        if pause is None and failed is not None:
             failed(error)
 
-    return run_thread(job, step, rerun, ended)
+    return run_thread(job, step, on_error)
+
+
+def _count(job: Job, error: BaseException, consequence: str = "") -> None:
+    failures[job.name] += 1
+    log.error("%s failed%s", job.name, consequence, exc_info=error)
 
 
 def run_thread(
-    job: Job,
-    step: Callable[[], bool],
-    rerun: Callable[[BaseException, float], None],
-    ended: Callable[[BaseException], None],
+    job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None]
 ) -> threading.Thread:
-    """Start a thread that calls `step()`. After an error the thread calls `rerun` and continues, or calls `ended`."""
+    """Start a thread that calls `step()`.
+
+    After an error the thread calls `on_error` with the seconds before its next step, or with None, and then it ends.
+    """
 
     def run() -> None:
         backoff = Backoff(*BACKOFF)
@@ -81,11 +81,10 @@ def run_thread(
                     return
                 backoff.reset()
             except BaseException as error:
-                if job.on_failure is not OnFailure.RESTART:
-                    ended(error)
+                pause = backoff.next() if job.on_failure is OnFailure.RESTART else None
+                on_error(error, pause)
+                if pause is None:
                     return
-                pause = backoff.next()
-                rerun(error, pause)
                 time.sleep(pause)
 
     made = threading.Thread(target=run, name=job.name, daemon=True)
@@ -101,8 +100,7 @@ def call_later(job: Job, seconds: float, callback: Callable[..., None], *args: A
             raise_injected(job)
             callback(*args)
         except Exception as error:
-            failures[job.name] += 1
-            log.error("%s failed", job.name, exc_info=error)
+            _count(job, error)
 
     return asyncio.get_running_loop().call_later(max(0.0, seconds), fire)
 

@@ -229,7 +229,10 @@ def _of_rows(
     """Returns the advantage of each row."""
     if advantages is None:
         return None
-    listed = [advantages] if isinstance(advantages, Advantages) else _list(advantages)
+    try:
+        listed: list[Any] = [advantages] if isinstance(advantages, Advantages) else list(advantages)
+    except TypeError:
+        raise InvalidArgument("advantages", f"is a {type(advantages).__name__}; {_WANTED}") from None
     if listed and not all(isinstance(each, Advantages) for each in listed):
         return _numbers(listed, outcomes)[[row.outcome for row in rows]]
     known = dict(chain.from_iterable(zip(each.keys, each.values, strict=True) for each in listed))
@@ -244,13 +247,6 @@ def _of_rows(
 
 
 _WANTED = "pass advantages(group) for every group in the batch, or one number for each outcome"
-
-
-def _list(advantages: Iterable[Any]) -> list[Any]:
-    try:
-        return list(advantages)
-    except TypeError:
-        raise InvalidArgument("advantages", f"is a {type(advantages).__name__}; {_WANTED}") from None
 
 
 def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:

@@ -194,7 +194,7 @@ class _Reader(Generic[T]):
 
     def __init__(self, values: Iterable[T]) -> None:
         self._values = values
-        self._thread = DaemonThreads("osmosis-requests")
+        self._thread = DaemonThreads()
 
     def __length_hint__(self) -> int:
         return length_hint(self._values, 0)

@@ -69,7 +69,13 @@ def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None
     damage = kept.damage
     if not damage:
         if request is not None and kept.init is not None:
-            check_same(kept.init, request, kept.attempt)
+            sent = rollout_pb2.InitRequest.FromString(kept.init)
+            if init_bytes(replace(request, attempt=sent.attempt)) != kept.init:
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} was started with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=kept.attempt,
+                )
         try:
             return assembled(kept)
         except Exception as error:
@@ -92,14 +98,3 @@ def assembled(kept: LedgerRollout) -> Completion:
     if entry.refers_beyond(completion):
         raise LedgerError("a chat that it refers to is missing")
     return entry.complete(completion)
-
-
-def check_same(init: bytes, request: RolloutRequest, attempt: int) -> None:
-    """Raise AlreadyExists unless a request is the recorded one, except for the attempt."""
-    kept = rollout_pb2.InitRequest.FromString(init)
-    if init_bytes(replace(request, attempt=kept.attempt)) != init:
-        raise AlreadyExists(
-            f"rollout {request.rollout_id} was started with another request",
-            rollout_id=request.rollout_id,
-            attempt=attempt,
-        )

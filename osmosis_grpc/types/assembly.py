@@ -7,7 +7,6 @@ chat is not the newest (a branch), a new segment begins: all tokens before the r
 So no sampled token gets mask 1 twice.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -164,7 +163,9 @@ class Assembler:
         logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
         segment.logprobs.append(logprobs)
         if response.versions:
-            segment.versions.extend(_spans(response.versions, len(tokens.ids)))
+            one = len(response.versions) == 1  # a single span counts for all tokens
+            spans = [VersionSpan(response.versions[0].version, len(tokens.ids))] if one else response.versions
+            segment.versions.extend(spans)
         else:
             segment.versioned = False
         segment.chats.append(number)
@@ -188,12 +189,6 @@ def _lacks(response: ChatResponse) -> str:
     if not response.tokens.complete:
         return "the reply came without all of its logprobs"
     return ""
-
-
-def _spans(versions: Sequence[VersionSpan], count: int) -> list[VersionSpan]:
-    if len(versions) == 1:
-        return [VersionSpan(versions[0].version, count)]
-    return list(versions)
 
 
 def _common(one: Ids, other: Ids) -> int:

@@ -26,7 +26,7 @@ class ChatRequest(ArrayEquality):
     """Asks for one reply. A policy is called with it.
 
     `messages` is the whole history and `tools` the tools to offer, both in OpenAI's format;
-    `params` are the sampling parameters. `rollout_id`, `attempt`, `sample` and `number` name the
+    `params` are the sampling parameters, under OpenAI's names. `rollout_id`, `attempt`, `sample` and `number` name the
     chat. The first `prefix_len` messages are known from chat `continues`; `known_ids` are that
     chat's tokens, prompt and reply. A policy must not change any of it.
     """
@@ -37,9 +37,7 @@ class ChatRequest(ArrayEquality):
     number: int = 1
     """From 1 within the sample."""
     messages: Sequence[Message]
-    """The whole history. A policy must not change it."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters, under OpenAI's names."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """The tools to offer; None for the tools of the rollout."""
     tools_overridden: bool = True
@@ -76,7 +74,6 @@ class ChatResponse(ArrayEquality):
     """
 
     message: Message
-    """The reply, with the role assistant."""
     finish_reason: str = "stop"
     usage: Mapping[str, Any] | None = None
     """Token counts under OpenAI's names."""

@@ -1,6 +1,5 @@
 """The end of a rollout as a value, also if it failed."""
 
-import math
 import numbers
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from osmosis_grpc.errors import Boundary, OsmosisRolloutError
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.types.jsontext import is_finite
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import ChatRef, Sample
@@ -170,7 +170,6 @@ class Completion:
     omitted: tuple[str, ...] = ()
     """Paths of the fields that were left out because of their size."""
     group: Group | None = None
-    """The group its rollout belongs to."""
     evaluation: bool = False
     """Whether its rollout was an evaluation, which is never trained on."""
     agent_version: str = ""
@@ -235,12 +234,7 @@ def lacks(sample: Sample) -> str:
 
 def is_reward(value: object) -> bool:
     """Returns whether a value can be a reward: a finite number and not a bool."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except (OverflowError, ValueError):
-        return False
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and is_finite(value)
 
 
 def describe(error: BaseException) -> str:

@@ -42,6 +42,5 @@ class EndedBy:
     """The server process that ended a rollout, and the run of the trainer that it worked for."""
 
     process_uuid: str = ""
-    """The server process."""
     trainer_run: str = ""
     """A digest of the run's name; empty if the run has no name."""

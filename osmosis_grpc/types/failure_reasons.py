@@ -4,7 +4,6 @@ import re
 from enum import StrEnum
 
 from osmosis_grpc.errors import (
-    CallError,
     InvalidArgument,
     OsmosisRolloutError,
     OsmosisTimeoutError,
@@ -66,7 +65,6 @@ _BY_BOUNDARY = {
     "grader": FailureReason.GRADER_EXCEPTION,
     "server": FailureReason.SERVER_ERROR,
 }
-_UNREACHABLE = OsmosisTransportError, OsmosisTimeoutError, ResourceExhausted
 
 
 def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
@@ -75,7 +73,7 @@ def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
         return FailureReason.AGENT_EXCEPTION
     if isinstance(error, ReplyUnreadable):
         return FailureReason.REPLY_UNREADABLE
-    if isinstance(error, CallError) and isinstance(error, _UNREACHABLE):
+    if isinstance(error, OsmosisTransportError | OsmosisTimeoutError | ResourceExhausted):
         return FailureReason.TRAINER_UNREACHABLE
     return _BY_BOUNDARY.get(error.boundary, FailureReason.AGENT_EXCEPTION)
 

@@ -158,6 +158,14 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
     return value
 
 
+def is_finite(number: Any) -> bool:
+    """Returns whether a number can be sent as a float; False if it is too large for one."""
+    try:
+        return math.isfinite(number)
+    except (OverflowError, ValueError):
+        return False
+
+
 def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 

@@ -174,11 +174,11 @@ def check_header(value: str, name: str) -> str:
     return value
 
 
-def check_run_id(value: str, name: str) -> None:
-    """Raises InvalidArgument for a name of a trainer's run that is too long or cannot be printed."""
+def check_run_id(value: str, name: str) -> str:
+    """Returns the text. Raises InvalidArgument for a name of a trainer's run that is too long or cannot be printed."""
     if len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
-    check_header(value, name)
+    return check_header(value, name)
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:
@@ -187,7 +187,7 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
         value = params.get(key)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not jsontext.is_finite(value):
             raise InvalidArgument(f"{name}.{key}", f"{reprlib.repr(value)} is not a finite number")
         if not low <= value <= high:
             raise InvalidArgument(f"{name}.{key}", f"{value} is " + ("negative" if value < low else f"above {high}"))
@@ -201,10 +201,3 @@ def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     own: dict[str, Any] = jsontext.copy(dict(params), name)
     check_params(own, name)
     return own | {key: float(own[key]) for key in ("temperature", "top_p") if own.get(key) is not None}
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

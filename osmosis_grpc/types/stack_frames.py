@@ -3,6 +3,7 @@
 Own code is all code except the standard library, this project and installed packages.
 """
 
+import contextlib
 import linecache
 import os
 import sys
@@ -77,18 +78,12 @@ def short_path(file: str) -> str:
     file = os.path.abspath(file)
     roots = sorted({os.path.abspath(folder) for folder in sys.path if folder}, key=len, reverse=True)
     if not is_installed(file):
-        roots = [*_working_folder(), *roots]
+        with contextlib.suppress(OSError):  # the folder was deleted
+            roots.insert(0, os.getcwd())
     for root in roots:
         if len(root) > 1 and file.startswith(root + os.sep):
             return file[len(root) + 1 :]
     return os.path.join("...", *file.split(os.sep)[-2:])
-
-
-def _working_folder() -> list[str]:
-    try:
-        return [os.getcwd()]
-    except OSError:  # the folder was deleted
-        return []
 
 
 def _lines(error: BaseException) -> Iterator[Line]:

@@ -26,12 +26,12 @@ _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.field
 
 def trainer_frame(kind: str, message: Message) -> bytes:
     """Returns the bytes of a trainer's frame, to be joined with others."""
-    return _frame(_TRAINER[kind], message)
+    return _joined(_TRAINER[kind], message.SerializeToString())
 
 
 def server_frame(kind: str, message: Message) -> bytes:
     """Returns the bytes of an agent server's frame, to be joined with others."""
-    return _frame(_SERVER[kind], message)
+    return _joined(_SERVER[kind], message.SerializeToString())
 
 
 def chat_frame(chat: bytes) -> bytes:
@@ -45,10 +45,6 @@ def complete_frame(completion: Completion) -> bytes:
     if len(report) > MAX_COMPLETION_BYTES:
         report = fit(rollout_pb2.Completion.FromString(report)).SerializeToString()
     return _joined(_SERVER["complete"], head(_COMPLETION, len(report)) + report)
-
-
-def _frame(number: int, message: Message) -> bytes:
-    return _joined(number, message.SerializeToString())
 
 
 def _joined(number: int, body: bytes) -> bytes:

@@ -50,15 +50,16 @@ _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBound
 _GROUP = Mirror(Group, pb.Group)
 _HEADER = Codec(str, check_header)
 _TRACE = Mirror(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
-_TLS = Mirror(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+# The messages within those below: a mirror knows the ones that were made before it.
+Mirror(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+Mirror(Cause, pb.Cause)
+Mirror(StackFrame, pb.StackFrame)
 ACTIVITY = Mirror(Activity, pb.Activity)
 EARLIER_RUN = Mirror(
     EarlierRun,
     pb.EarlierRun,
     changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
 )
-_CAUSE = Mirror(Cause, pb.Cause)
-_FRAME = Mirror(StackFrame, pb.StackFrame)
 FAILURE = Mirror(
     Failure,
     pb.Failure,
@@ -115,7 +116,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
         idempotency_key=message.idempotency_key or None,
         evaluation=message.evaluation,
     )
-    callback = _callback_from_wire(message.callback) if message.HasField("callback") else None
+    callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=_digest(message), size=message.ByteSize()
@@ -175,41 +176,6 @@ def _checked_group(message: pb.Group, path: str = "group") -> Group:
     return _GROUP.from_wire(message)
 
 
-def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
-    """Returns a callback as a serialized message; without its credential and state if `secrets` is False."""
-    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
-
-
-def callback_from_bytes(data: bytes) -> Callback:
-    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
-    return _callback_from_wire(pb.Callback.FromString(data))
-
-
-def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
-    return pb.Callback(
-        target=callback.target,
-        credential=callback.credential if secrets else "",
-        state=callback.state if secrets else b"",
-        history=pb.HISTORY_FORM_DELTA if callback.delta else pb.HISTORY_FORM_UNSPECIFIED,
-        tls=_TLS.to_wire(callback.tls) if callback.tls else None,
-        run_id=callback.run_id,
-    )
-
-
-def _callback_from_wire(callback: pb.Callback) -> Callback:
-    if not callback.target:
-        raise InvalidArgument("callback.target", "is empty")
-    check_run_id(callback.run_id, "callback.run_id")
-    return Callback(
-        target=callback.target,
-        credential=check_header(callback.credential, "callback.credential"),
-        state=callback.state,
-        delta=wants_delta(callback.history, "callback.history", default=False),
-        tls=_TLS.field_of(callback, "tls", "callback."),
-        run_id=callback.run_id,
-    )
-
-
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
     """Returns whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
     forms = {
@@ -220,6 +186,40 @@ def wants_delta(form: int, field: str, *, default: bool) -> bool:
     if form not in forms:
         raise InvalidArgument(field, f"{form} is not a form of histories")
     return forms[form]
+
+
+def _target(target: str, path: str) -> str:
+    if not target:
+        raise InvalidArgument(path, "is empty")
+    return target
+
+
+_CALLBACK = Mirror(
+    Callback,
+    pb.Callback,
+    target=Codec(str, _target),
+    credential=_HEADER,
+    delta=Codec(
+        lambda delta: pb.HISTORY_FORM_DELTA if delta else pb.HISTORY_FORM_UNSPECIFIED,
+        lambda form, path: wants_delta(form, path, default=False),
+        "history",
+    ),
+    run_id=Codec(str, check_run_id),
+)
+
+
+def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
+    return _CALLBACK.to_wire(callback if secrets else replace(callback, credential="", state=b""))
+
+
+def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
+    """Returns a callback as a serialized message; without its credential and state if `secrets` is False."""
+    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
+
+
+def callback_from_bytes(data: bytes) -> Callback:
+    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
+    return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
 def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:

@@ -11,6 +11,7 @@ from tests.cli.forked import Forked
 def forked() -> Iterator[Forked]:
     """Runs commands that start no gRPC; see tests/cli/forked.py."""
     with Forked(
+        "osmosis_grpc.cli.commands",
         "osmosis_grpc.cli.demo",
         "osmosis_grpc.cli.validate",
         "osmosis_grpc.cli.trial",

@@ -38,7 +38,7 @@ class Good(RolloutAgentLoop):
 COMMAND = """
 import typer
 import osmosis_grpc.cli.trial as trial
-import osmosis_grpc.cli.validate as command
+import osmosis_grpc.cli.commands as command
 {before}
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(command.validate)
@@ -590,6 +590,6 @@ def test_an_agent_that_is_not_valid_is_not_run(here):
 
 
 def test_importing_the_command_imports_nothing_heavy():
-    check = "import sys, osmosis_grpc.cli.validate; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
+    check = "import sys, osmosis_grpc.cli.commands; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

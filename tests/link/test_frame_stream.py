@@ -124,7 +124,7 @@ def test_batches(case):
     for item in frames:
         kind, frame = item if isinstance(item, tuple) else ("", item)
         frame = frame if isinstance(frame, bytes) else frame.encode()
-        {"": queue.add, "event": queue.add_event, "answer": queue.add_answer}[kind](frame)
+        queue.add_event(frame) if kind == "event" else queue.add(frame, answer=kind == "answer")
     batches = []
     while queue:
         batches.append(queue.batch())
@@ -135,7 +135,7 @@ def test_batches(case):
 def test_bytes_that_wait_are_counted_until_they_are_taken():
     queue = OutgoingFrames()
     queue.add(BIG)
-    queue.add_answer(BIG)
+    queue.add(BIG, answer=True)
     queue.add_event(b"event")
     waiting = queue.answer_bytes
     assert waiting > len(BIG)

@@ -33,7 +33,7 @@ async def tool_call(h, fail):
 
 async def demo(h, fail, name):
     source = (
-        "import osmosis_grpc.cli.jobs, sys\nfrom osmosis_grpc import supervise\n"
+        "import osmosis_grpc.cli.demo, sys\nfrom osmosis_grpc import supervise\n"
         f"supervise.inject({name!r}, OSError('injected'))\nsys.argv[1:] = ['demo']\n"
         "import runpy; runpy.run_module('osmosis_grpc', run_name='__main__')\n"
     )
@@ -98,7 +98,7 @@ async def serve_http(h, fail):
 
 
 async def work(h, fail):
-    threads = DaemonThreads("test")
+    threads = DaemonThreads()
     fail()
     assert await asyncio.wait_for(threads.run(lambda: 5), PATIENCE) == 5
     threads.close()

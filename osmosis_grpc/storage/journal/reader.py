@@ -36,8 +36,6 @@ READ_BYTES = 1024 * 1024
 """One call returns no further events after so many bytes: the event loop waits for it."""
 CHECKED_BYTES = 4 * 1024 * 1024
 """Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
-_NUMBERS = """SELECT position, number FROM events WHERE position IN (SELECT value FROM json_each(?)) AND sequence = ?
-    ORDER BY position"""
 WINDOW = 4096
 """Positions that one call of all_events looks at."""
 _SELECT = "SELECT * FROM rollouts "
@@ -243,20 +241,19 @@ class Reader:
     def _trail(self, row: RolloutRow) -> Trail:
         """Return the positions of a rollout's events, and whether all events are there."""
         trail = Trail()
-        if row.positions is not None and row.size > CHECKED_BYTES:
-            positions = json.dumps(array("Q", row.positions).tolist())
-            for position, number in self._database.execute(_NUMBERS, (positions, row.sequence)):
-                trail.put(position, number)
-            return trail
+        where = "position >= ? AND sequence = ?"
+        values: tuple[Any, ...] = row.accepted, row.sequence
         if row.positions is not None:
-            for at in array("Q", row.positions):
-                if (found := self._database.execute(_EVENT, (at,)).fetchone()) is not None:
-                    trail.add(EventRow._make(found))
-            return trail
-        events_of = "SELECT * FROM events WHERE position >= ? AND sequence = ? ORDER BY position"
-        with closing(self._database.execute(events_of, (row.accepted, row.sequence))) as rows:
+            where = "position IN (SELECT value FROM json_each(?))"
+            values = (json.dumps(array("Q", row.positions).tolist()),)
+        unchecked = row.positions is not None and row.size > CHECKED_BYTES
+        query = f"SELECT {'position, number' if unchecked else '*'} FROM events WHERE {where} ORDER BY position"  # noqa: S608
+        with closing(self._database.execute(query, values)) as rows:
             for found in rows:
-                trail.add(EventRow._make(found))
+                if unchecked:
+                    trail.put(*found)
+                else:
+                    trail.add(EventRow._make(found))
         return trail
 
     def entry(self, row: RolloutRow, damage: str, *, completion: bool = True) -> JournaledRollout:

@@ -58,12 +58,10 @@ class Ledger(Protocol):
     Writes are committed in the order of the calls. `then` is called after the commit.
     """
 
+    name: str
+    """Names the ledger in error messages."""
     unconfirmed: dict[str, int]
     """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
-
-    @property
-    def name(self) -> str:
-        """Names the ledger in error messages."""
 
     def take_restored(self) -> list[LedgerRollout]:
         """Returns, once, the rollouts of an earlier process: unfinished ones with their chats, others without."""

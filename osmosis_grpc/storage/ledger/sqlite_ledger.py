@@ -66,7 +66,7 @@ class SqliteLedger(Ledger):
     """Belongs to one process and its event loop, from open() to close()."""
 
     def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
-        self.path = file.path
+        self.name = str(file.path)
         self._rollouts, self._attachments = found.rollouts, found.attachments
         self._position = found.last_position
         """The position of the newest chat."""
@@ -78,10 +78,6 @@ class SqliteLedger(Ledger):
         """Open a ledger file, or create it. Raises LedgerError, also if another process has it open."""
         file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
         return cls(file, found, supervisor or Supervisor("the ledger"))
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
 
     def take_restored(self) -> list[LedgerRollout]:
         taken, self._rollouts = self._rollouts, []
