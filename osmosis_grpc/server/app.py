@@ -107,7 +107,7 @@ class AgentServer:
         try:
             self.engine = Engine(agent_loops, config, journal=self._journal, supervisor=self.supervisor)
             self.attachments = Attachments(self.engine, config.max_metadata_bytes)
-            self.metrics = ServerMetrics(self.engine, attached=lambda: self.attachments.attached)
+            self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
         except BaseException:
             self._journal.close()

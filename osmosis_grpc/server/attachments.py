@@ -103,25 +103,20 @@ class Attachments:
         """How many trainers are within their grace period."""
         return len(self._graces)
 
-    @property
-    def attached(self) -> int:
-        """How many trainers are attached now."""
-        return len(self._open())
-
     def drain(self) -> None:
         """Close the windows, and send all trainers that the server drains."""
         self.grant()
-        for attachment in self._open():
+        for attachment in self.attached:
             attachment.notify_draining()
 
     async def close(self) -> None:
         """Send all trainers that the server ends, and end their streams."""
         parked = self._engine.shutdown.parked
-        for attachment in self._open():
+        for attachment in self.attached:
             attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
         for timer in self._graces.values():
             timer.cancel()
-        if self._open():
+        if self.attached:
             await asyncio.sleep(0.05)
         for task in self._dialling:
             task.cancel()
@@ -195,12 +190,14 @@ class Attachments:
 
         self._graces[attachment.attachment_id] = self._engine.supervisor.start(GRACE, wait)
 
-    def _open(self) -> list[Attachment]:
+    @property
+    def attached(self) -> list[Attachment]:
+        """The trainers that are attached now."""
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
         """Return the window of one more attachment of an owner."""
-        attached = Counter(attachment.owner for attachment in self._open() if attachment is not joining)
+        attached = Counter(attachment.owner for attachment in self.attached if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)
 
@@ -213,8 +210,8 @@ class Attachments:
 
     def grant(self) -> None:
         """Send each trainer its window, if that changed."""
-        owners = Counter(attachment.owner for attachment in self._open())
-        for attachment in self._open():
+        owners = Counter(attachment.owner for attachment in self.attached)
+        for attachment in self.attached:
             attachment.grant(self._window(owners, attachment.owner))
 
     def limits(self) -> ServerLimits:
