@@ -20,7 +20,7 @@ else:
 
             return osmosis_reward
         if not name.startswith("_"):
-            from osmosis_grpc.agent.renamed import missing_name
+            from osmosis_grpc.agent.missing_names import missing_name
 
             known = name in importlib.import_module("osmosis_grpc.rollout").__all__
             text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)

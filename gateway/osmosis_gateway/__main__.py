@@ -18,7 +18,7 @@ import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
-from osmosis_grpc.link.tokens import check_token
+from osmosis_grpc.link.bearer_tokens import check_token
 from osmosis_grpc.serve import entrypoint
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 

@@ -7,18 +7,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.link.bearer_tokens import check_token
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
-from osmosis_grpc.link.tokens import check_token
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.server.tracelog import TraceLog
 from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings, forget_secrets, get_settings

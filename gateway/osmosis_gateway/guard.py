@@ -12,10 +12,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from osmosis_grpc.link.bearer_tokens import WRONG, Tokens
 from osmosis_grpc.link.server_security import refusal_text, token_problem
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.throttled_log import Throttled
-from osmosis_grpc.link.tokens import WRONG, Tokens
 
 log = logging.getLogger(__name__)
 

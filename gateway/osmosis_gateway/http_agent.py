@@ -17,9 +17,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls
 from osmosis_gateway.contract import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
+from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.request_body import BodyRefused, Bounds, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
@@ -37,7 +37,7 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.link.tokens import bearer
+from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.settings import RolloutClientSettings, get_settings
 from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.types.requests import MAX_ID_CHARS

@@ -11,15 +11,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.legacy_trainers import HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainers
 from osmosis_grpc.link import fork_safety
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
-from osmosis_grpc.link.tokens import Tokens
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, job

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls
+from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.settings import RolloutClientSettings, get_settings

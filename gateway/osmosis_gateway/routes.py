@@ -18,7 +18,7 @@ from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, Unimplemented
-from osmosis_grpc.link.tokens import Tokens
+from osmosis_grpc.link.bearer_tokens import Tokens
 from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_gateway import contract
-from osmosis_gateway.calls import Calls
 from osmosis_gateway.http_server import HttpServer, tokens_of
+from osmosis_gateway.legacy_trainers import HttpTrainer, HttpTrainers
+from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_gateway.trainers import HttpTrainer, HttpTrainers
 from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity

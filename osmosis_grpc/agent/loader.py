@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.renamed import missing_module, of_the_sdk
+from osmosis_grpc.agent.missing_names import missing_module, of_the_sdk
 from osmosis_grpc.agent.validator import one_line, place_of_error
 
 

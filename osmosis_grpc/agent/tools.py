@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.agent.current import ToolRun, current_run, current_session, tool_watcher
+from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.errors import InvalidArgument, RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message, events, jsontext

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.serve.records import records, say_error
+from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Completion
 
@@ -209,7 +209,7 @@ async def _rollouts(target: str, token: str) -> list[Completion]:
     from osmosis_grpc.trainer import Credentials, Trainer
 
     # The demo itself says when its server ends.
-    logging.getLogger("osmosis_grpc.trainer.unreachable").setLevel(logging.ERROR)
+    logging.getLogger("osmosis_grpc.trainer.unreachable_servers").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
     async with Trainer(target, ToolCallingMock(), transport="callback", credentials=credentials) as trainer:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from osmosis_grpc.cli.state import state_folder
 from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.serve.records import Records, records, say_error
+from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.examine import Examined, Finding, examine
 from osmosis_grpc.storage.journal.schema import FILE, JOURNAL

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.agent.current import ToolRun
+from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.types import ChatRequest, Completion, Message
 from osmosis_grpc.types.completion import printable
 

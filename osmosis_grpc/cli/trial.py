@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_grpc.agent.current import ToolRun, tool_watcher
+from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.runnable import RunOutcome, outcome_of
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.engine.watchdog import Watchdog
+from osmosis_grpc.engine import Engine, EngineConfig, Peer, loop_watchdog, runner, session
+from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.storage import MemoryJournal
@@ -148,8 +148,8 @@ def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
     """Run one rollout of a valid agent loop. It returns whatever the agent does."""
-    for module in ("runner", "watchdog", "session"):  # findings say what these would log
-        logging.getLogger(f"osmosis_grpc.engine.{module}").disabled = True
+    for module in (runner, loop_watchdog, session):  # findings say what these would log
+        logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)
     seen: list[Watchdog] = []

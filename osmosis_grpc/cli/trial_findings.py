@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_grpc.agent.current import ToolRun
+from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward import BadRewardError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError

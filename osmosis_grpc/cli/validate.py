@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
-from osmosis_grpc.agent.renamed import of_the_sdk
+from osmosis_grpc.agent.missing_names import of_the_sdk
 from osmosis_grpc.agent.validator import (
     HINTS,
     Finding,
@@ -27,7 +27,7 @@ from osmosis_grpc.agent.validator import (
     validate_agent_loop,
 )
 from osmosis_grpc.cli.transcript import counted, transcript
-from osmosis_grpc.serve.records import Records, records, say_error
+from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types.completion import printable
 

@@ -3,8 +3,8 @@
 import heapq
 from collections import Counter
 
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.record import Record, Tenant
-from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0

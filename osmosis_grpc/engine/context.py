@@ -11,13 +11,13 @@ from osmosis_grpc.agent.ports import Clock, EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.destination import Destinations
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Record, Tenant
-from osmosis_grpc.engine.table import RecordTable
+from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.supervise import Supervisor
 
 

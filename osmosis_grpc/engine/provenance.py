@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.agent.version import AgentVersion, changes
+from osmosis_grpc.agent.source_version import AgentVersion, changes
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.errors import Unavailable

@@ -6,7 +6,7 @@ from dataclasses import replace
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recording import ChatName
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
-from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.segment_assembly import Assembler
 
 
 def resolve_references(

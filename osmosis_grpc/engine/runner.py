@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.current import current_session
+from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.completion import bare_completion, build_completion

@@ -5,8 +5,8 @@ from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, Sample
-from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, count_tool_message, path
+from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tools import dump_model
 
 ConversationStart = tuple[list[Message], ChatRef | None]

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from osmosis_grpc.link.bearer_tokens import check_token
 from osmosis_grpc.link.channel_options import Options
 from osmosis_grpc.link.client_calls import Metadata
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ClientTls, read_pems
-from osmosis_grpc.link.tokens import check_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from osmosis_grpc.errors import PermissionDenied, Unauthenticated
+from osmosis_grpc.link.bearer_tokens import WRONG, Tokens, bearer
 from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.link.tls import ServerTls
-from osmosis_grpc.link.tokens import WRONG, Tokens, bearer
 from osmosis_grpc.types.completion import clip, printable
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.agent.renamed import missing_name
+from osmosis_grpc.agent.missing_names import missing_name
 from osmosis_grpc.errors import MissingExtraError
 
 _NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings")

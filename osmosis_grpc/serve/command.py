@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run(line: Line) -> None:
     """Host agent loops over gRPC, and over the legacy HTTP contract."""
     from osmosis_grpc.console import logs
-    from osmosis_grpc.serve.records import records
+    from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.settings import forget_secrets, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()

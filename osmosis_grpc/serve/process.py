@@ -23,7 +23,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.listen import check_free
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.serve.records import Records
+from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import TraceLog

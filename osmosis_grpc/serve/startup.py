@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from osmosis_grpc.console.line import Line
-from osmosis_grpc.serve.records import say_error
+from osmosis_grpc.serve.json_output import say_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.link.server_security import ServerSecurity

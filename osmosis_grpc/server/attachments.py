@@ -11,7 +11,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
-from osmosis_grpc.engine.shares import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES

@@ -71,12 +71,26 @@ class LoopThread:
         async def run() -> T:
             return await work()
 
+        def begin(loop: asyncio.AbstractEventLoop) -> None:
+            # The coroutine is made on the loop: a KeyboardInterrupt does not come between making and awaiting it.
+            running = asyncio.run_coroutine_threadsafe(run(), loop)
+            future.add_done_callback(lambda _: running.cancel())
+            running.add_done_callback(report)
+
+        def report(done: "concurrent.futures.Future[T]") -> None:
+            if done.cancelled():
+                future.cancel()
+            elif future.set_running_or_notify_cancel():
+                error = done.exception()
+                future.set_result(done.result()) if error is None else future.set_exception(error)
+
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._submitting:
             if self._failure is not None:
                 raise self._failure
             if self._loop is None:
                 raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
-            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+            self._loop.call_soon_threadsafe(begin, self._loop)
         try:
             return future.result(timeout)
         except concurrent.futures.CancelledError:

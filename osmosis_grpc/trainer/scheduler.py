@@ -22,7 +22,7 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.servers import LOST, Servers
-from osmosis_grpc.trainer.unconfirmed import UnconfirmedOutcomes
+from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.types import Completion, CompletionStatus, RolloutRequest
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.engine.destination import AT_ONCE
+from osmosis_grpc.engine.unreachable_trainers import AT_ONCE
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.types import Outcome, events
 from tests.engine.conftest import Trainer

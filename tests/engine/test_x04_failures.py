@@ -9,12 +9,12 @@ import osmosis_grpc.storage.journal.sqlite_journal
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import runner
 from osmosis_grpc.engine.config import EngineConfig
-from osmosis_grpc.engine.destination import Destinations
 from osmosis_grpc.engine.engine import Engine
+from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.runner import Runner
-from osmosis_grpc.engine.table import RecordTable
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.types import CompletionStatus, events

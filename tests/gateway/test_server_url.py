@@ -12,7 +12,7 @@ import zlib
 import pytest
 
 from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls
+from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.errors import InvalidArgument, OsmosisTransportError
 from osmosis_grpc.link.target_policy import TargetPolicy
 from osmosis_grpc.rollout import RolloutClientSettings

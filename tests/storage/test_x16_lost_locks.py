@@ -9,7 +9,7 @@ import pytest
 from osmosis_grpc.errors import LedgerError, TrainerFailed
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.storage.lock import Lock, LockLost
+from osmosis_grpc.storage.lock_file import Lock, LockLost
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Trainer
 

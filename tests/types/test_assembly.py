@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatResponse, Segment, TokenBlock, VersionSpan
-from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.segment_assembly import Assembler
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatResponse, TokenBlock
-from osmosis_grpc.types.assembly import Assembler
+from osmosis_grpc.types.segment_assembly import Assembler
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 IDS = st.lists(st.integers(0, 3), max_size=6)

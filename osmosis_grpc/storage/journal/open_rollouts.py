@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from osmosis_grpc.engine.shares import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 
 Key = tuple[str, int]
 """A rollout's id and attempt."""

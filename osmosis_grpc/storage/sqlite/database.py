@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from osmosis_grpc.storage.lock import Lock, Locked
+from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
 from osmosis_grpc.storage.sqlite.pages import Pages
 from osmosis_grpc.storage.sqlite.salvage import finish, salvage

@@ -22,8 +22,8 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.assembly import Assembler
 from osmosis_grpc.types.conversation import Conversation, Node, Position, path
+from osmosis_grpc.types.segment_assembly import Assembler
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow

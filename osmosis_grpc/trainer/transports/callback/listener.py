@@ -7,13 +7,13 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument, Unimplemented
+from osmosis_grpc.link.bearer_tokens import bearer
 from osmosis_grpc.link.call_metrics import CallSink
 from osmosis_grpc.link.callback_credentials import CallbackKeys
 from osmosis_grpc.link.channel_options import server_options
 from osmosis_grpc.link.handlers import Registrar, metadata_value
 from osmosis_grpc.link.listen import listen, start
 from osmosis_grpc.link.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
-from osmosis_grpc.link.tokens import bearer
 from osmosis_grpc.types import Callback, CallbackTls, ChatRequest, Completion, Outcome
 from osmosis_grpc.wire.rollout import completion_from_wire
 from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire

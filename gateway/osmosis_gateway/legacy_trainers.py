@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_gateway import contract
-from osmosis_gateway.calls import Base, Calls, redacted
+from osmosis_gateway.outgoing_calls import Base, Calls, redacted
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
 from osmosis_grpc.link.target_policy import Address, TargetPolicy

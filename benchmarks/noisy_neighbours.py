@@ -1,6 +1,6 @@
 """Two trainers' rate at one server, without a burden and with it.
 
-python -m benchmarks.neighbours [--burden stalled|hostile] [--mode attach|callback] [--trainers N] [--in-flight N]
+python -m benchmarks.noisy_neighbours [--burden stalled|hostile] [--mode attach|callback] [--trainers N] [--in-flight N]
     [--max-concurrent N] [--attachments N] [--hanging N] [--alternations N] [--seconds S] [--json]
 
 stalled: one trainer each; the burden is a third trainer that never answers a chat.
@@ -140,7 +140,7 @@ def phase(setup: Setup, burdened: bool) -> float:
 
         def spawn(name: str) -> "subprocess.Popen[str]":
             given = json.dumps([asdict(setup), target, name == "burden"])
-            command = ["-m", "benchmarks.neighbours", "--side", given]
+            command = ["-m", "benchmarks.noisy_neighbours", "--side", given]
             process = stack.enter_context(running(command, core=1, environment={TOKEN: tokens[name]}))
             ready_record(process)
             return process

@@ -9,9 +9,9 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import Clock
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.journal_port import EVERY, Journal, RolloutFilter
 from osmosis_grpc.engine.record import Peer, Record, Tenant
-from osmosis_grpc.engine.shares import Shares
 from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import JournaledRollout, RolloutRequest
 
