@@ -135,6 +135,20 @@ async def draw_progress(tools, name):
         await until(lambda: "1 of 1 done" in file.getvalue())
 
 
+@scenario("trainer.answer_chat")
+async def answer_chat(tools, name):
+    """The stream ends, and the server sends the chat again on the next one."""
+
+    async def later(request):
+        await asyncio.sleep(0)  # a turn of the loop: the chat is open until then
+        return reply(request)
+
+    trainer = await tools.attach_to(later, await tools.serve(talker()))
+    inject(name)
+    assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
+    assert f"{name} failed" in tools.text()
+
+
 # Jobs whose failure one rollout, one call, gets.
 
 

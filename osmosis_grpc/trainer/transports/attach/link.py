@@ -41,7 +41,7 @@ class AttachedServer(AgentServerLink):
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while there is none."""
-        self.chats = OpenChats(self.cache, self._unopened)
+        self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
         self.handlers: dict[str, Callable[[Any], None]] = {

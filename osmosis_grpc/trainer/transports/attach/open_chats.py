@@ -3,7 +3,6 @@
 An open chat belongs to a stream. After a break the server sends the chat again, and the cache joins or repeats it.
 """
 
-import asyncio
 import copy
 import time
 from collections.abc import Callable
@@ -11,14 +10,17 @@ from functools import partial
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
-from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.attempt import reply_of
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.wire.trainer import chat_from_wire
+
+ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
 MAX_PARKED = 64
 """Chats of a rollout that may wait for the answer to its Init. The server sends others again."""
@@ -29,8 +31,9 @@ ChatKey = tuple[str, int, str, int]
 class OpenChats:
     """The open chats of one agent server. `unopened` returns whether a rollout waits for the answer to its Init."""
 
-    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool]) -> None:
+    def __init__(self, cache: ChatCache, unopened: Callable[[RolloutKey], bool], supervisor: Supervisor) -> None:
         self._cache = cache
+        self._supervisor = supervisor
         self._unopened = unopened
         self._stream: FrameStream | None = None
         self._granted = self._largest_granted = 0
@@ -89,14 +92,19 @@ class OpenChats:
             self._answer(key, asked, request.continues)
             return
         self._open.add(key)
-        asked.done.add_done_callback(partial(self._answered, self._stream, key, asked, request.continues))
+        call, stream, failed = self._supervisor.call, self._stream, partial(self._failed, self._stream)
+        answer = partial(self._answered, stream, key, asked, request.continues)
+        asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
-    def _answered(
-        self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int, _: "asyncio.Future[None]"
-    ) -> None:
+    def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int) -> None:
         if stream is self._stream:  # on another stream the server sends the chat again
             self._open.discard(key)
             self._answer(key, asked, continues)
+
+    def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
+        """End a stream on which an answer was not sent. The server sends the chat again on the next stream."""
+        if stream is not None:
+            stream.end(Internal("the answer to a chat was not sent; the trainer's log says why"))
 
     def _answer(self, key: ChatKey, asked: PendingChat, continues: int) -> None:
         try:
