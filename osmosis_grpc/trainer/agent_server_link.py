@@ -15,7 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import CallError, Internal, LedgerError
 from osmosis_grpc.storage.ledger import Ledger
-from osmosis_grpc.supervise import Backoff, Job, Supervisor
+from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.types import CancelResult, Completion, Outcome, RolloutRequest, TrajectoryEvent
@@ -24,6 +24,8 @@ from osmosis_grpc.wire.message import tools_from_wire
 
 LOST_PAUSES = 0.25, 10.0
 """Seconds before a lost rollout runs again: after its first loss, and at most."""
+
+ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 RolloutKey = tuple[str, int]
 """A rollout's id and attempt."""
@@ -245,7 +247,9 @@ class AgentServerLink(ABC):
             self.send_init(rollout)
             return
         rollout.written = False
-        committed = partial(self._committed, rollout, rollout.key)
+        key, call = rollout.key, self.owner.supervisor.call
+        failed = partial(self._assignment_failed, rollout, key)
+        committed = partial(call, ASSIGNED, self._committed, rollout, key, report=failed)
         init = init_bytes(rollout.request)
         self.ledger.record_assignment(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
 
@@ -259,6 +263,11 @@ class AgentServerLink(ABC):
         reach("ledger.init.committed")
         rollout.written = rollout.begun = True
         self.send_init(rollout)
+
+    def _assignment_failed(self, rollout: Rollout, key: RolloutKey, error: BaseException) -> None:
+        if self.rollouts.get(key) is rollout:
+            self.release(rollout)
+            self.owner.refused(rollout, job_failed(ASSIGNED, error))
 
     def adopt(self, rollout: Rollout) -> None:
         """Assign a rollout to this server without sending it."""

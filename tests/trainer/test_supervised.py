@@ -152,6 +152,15 @@ async def answer_chat(tools, name):
 # Jobs whose failure one rollout, one call, gets.
 
 
+@scenario("trainer.assigned")
+async def assigned(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()), ledger=tools.path / "ledger")
+    inject(name)
+    with reported(name):
+        await within(trainer.rollout(rollout_id="r"))
+    assert (await within(trainer.rollout(rollout_id="s"))).status is COMPLETED
+
+
 @scenario("trainer.take_outcome")
 async def take_outcome(tools, name):
     trainer = await tools.attach_to(reply, await tools.serve(talker()))
