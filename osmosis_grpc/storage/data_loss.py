@@ -10,7 +10,10 @@ from osmosis_grpc.types.failure_reasons import DATA_LOSS
 def data_loss(
     file: Literal["journal", "ledger"], rollout_id: str, attempt: int, damage: str, *, result_id: str | None = None
 ) -> Completion:
-    """Return a FAILED completion with the reason DATA_LOSS. Without a result id, it makes the same one each time."""
+    """Return a FAILED completion with the reason DATA_LOSS.
+
+    If `result_id` is None, the result id depends only on the rollout id and the attempt.
+    """
     name = f"{rollout_id}/{attempt}".encode("utf-8", "replace")
     message = f"the {file}'s record of the rollout is damaged: {damage}"
     return Completion(

@@ -1,4 +1,4 @@
-"""Examines a journal or a ledger without changing it: counts sound rows, and lists damaged ones."""
+"""Counts the sound rows of a journal or a ledger, and lists the damaged rows. The file is not changed."""
 
 import sqlite3
 import tempfile
@@ -35,10 +35,10 @@ class Examined:
     kind: str
     path: Path
     structure: str = ""
-    """What is damaged in the structure of the file; empty if nothing is."""
+    """A description of the damage in the file's structure, or empty if there is no damage."""
     lost: int = 0
     sound: Counter[str] = field(default_factory=Counter)
-    """How many rows are sound, by table."""
+    """The number of sound rows, by table."""
     damaged: list[Finding] = field(default_factory=list)
 
     @property
@@ -48,7 +48,7 @@ class Examined:
 
 
 def examine(path: Path, schema: Schema) -> Examined:
-    """Examine a file, also while a process has it open. Raises schema.error, OSError, sqlite3.Error."""
+    """Examine a file. A process can have the file open meanwhile. Raises schema.error, OSError, sqlite3.Error."""
     found = Examined(schema.kind, path)
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -61,7 +61,7 @@ def examine(path: Path, schema: Schema) -> Examined:
                 if not found.structure:
                     _rows(database, schema, found)
                     return found
-        with tempfile.TemporaryDirectory() as folder:  # the next start reads the same rows
+        with tempfile.TemporaryDirectory() as folder:  # the next start of the program reads the same rows
             fresh = Path(folder) / path.name
             salvaged = read_out(pages, fresh, schema)
             found.lost = pages.lost
@@ -80,7 +80,7 @@ def _rows(database: sqlite3.Connection, schema: Schema, found: Examined) -> None
             else:
                 found.sound[table.name] += 1
         found.sound[table.name] += 0
-    if schema.kind == "journal":  # the events of each rollout have the numbers from 1 on
+    if schema.kind == "journal":  # the events of a rollout have the numbers 1, 2, 3 and so on
         reader = Reader(database)
         known = {(one.rollout_id, one.attempt) for one in found.damaged}
         for row in map(RolloutRow._make, database.execute("SELECT * FROM rollouts NOT INDEXED")):

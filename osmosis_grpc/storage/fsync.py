@@ -1,11 +1,11 @@
-"""Writes a file or a folder through to the disk."""
+"""Writes a file or a folder to the disk."""
 
 import os
 from pathlib import Path
 
 
 def fsync(path: Path) -> None:
-    """Return when the content of a file, or the names in a folder, survive a power cut. Raises OSError."""
+    """Make the content of a file, or the names in a folder, survive a power cut. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)

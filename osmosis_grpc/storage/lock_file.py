@@ -1,4 +1,7 @@
-"""A lock file that allows one process at a time. It contains the id of its holder, and ends with the holder."""
+"""A lock file that allows one process at a time.
+
+The file contains the id of the process that holds the lock. The lock ends with this process.
+"""
 
 import fcntl
 import os
@@ -8,17 +11,17 @@ from pathlib import Path
 
 
 class Locked(Exception):
-    """Another holder has the lock. The text completes "in use by process": an id, or "of unknown id"."""
+    """Another holder has the lock. The text follows "in use by process", and is a process id or "of unknown id"."""
 
 
 class LockLost(Exception):
-    """The lock's file was removed or replaced, so another process may have a lock of the same name."""
+    """The lock's file was removed or replaced, so another process can hold a lock of the same name."""
 
 
 class Lock:
     """Holds the lock until close() or the end of the process. Raises Locked, OSError.
 
-    A forked child of the process does not hold it.
+    A forked child of the process does not hold the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,11 +52,11 @@ class Lock:
     def close(self) -> None:
         """Release the lock. Idempotent."""
         if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked child may still have the file open
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # necessary if a forked child still has the file open
             self.leave()
 
     def leave(self) -> None:
-        """Close the file without a release: called in a forked child, whose parent holds the lock."""
+        """Close the file, but do not release the lock. A forked child calls this, because its parent holds the lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)

@@ -1,4 +1,4 @@
-"""A Journal in memory: it ends with its process."""
+"""A Journal in memory. Its content is lost when the process ends."""
 
 import asyncio
 import sys
@@ -15,11 +15,11 @@ from osmosis_grpc.types import JournaledRollout, TrajectoryEvent, events
 T = TypeVar("T")
 
 PAGE = 1024
-"""Events of a page."""
+"""The number of events in a page."""
 STEP = 1000
-"""Rollouts or events that are looked at before the event loop runs other tasks."""
+"""After this many rollouts or events, a search lets the event loop run other tasks."""
 _FREED: list[TrajectoryEvent | None] = [None] * PAGE
-"""What a page looks like whose events are all forgotten."""
+"""A page after all its events were forgotten."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class MemoryJournal(Journal):
         super().__init__(uuid.uuid4().hex)
         self._newest: list[TrajectoryEvent | None] = [None] * PAGE
         self._pages = {0: self._newest}
-        self._left = {0: PAGE - 1}  # positions count from 1
-        """How many events of each page are kept or still to come."""
+        self._left = {0: PAGE - 1}  # positions begin with 1, so page 0 has one event fewer
+        """The number of events in each page that are kept, or not appended yet."""
         self._rollouts: dict[tuple[str, int], _Rollout] = {}
         self._entries: dict[int, JournaledRollout] = {}
-        """By sequence, in order of acceptance."""
+        """The entries by sequence, in the order of acceptance."""
 
-    # Writing: each append is committed at once.
+    # Writing. Each append is committed at once.
 
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
         self.last_position = position = self.last_position + 1
@@ -109,7 +109,7 @@ class MemoryJournal(Journal):
         return found, reached
 
     async def read_apart(self, read: Callable[[Trajectories], T]) -> T:
-        """Call `read` at once: there is nothing to decode."""
+        """Call `read` at once, because no event must be decoded."""
         return read(lambda rollout_id, attempt: self.events(rollout_id, attempt, 0, sys.maxsize))
 
     def size(self, rollout_id: str, attempt: int) -> int:
@@ -119,7 +119,7 @@ class MemoryJournal(Journal):
     async def entries(
         self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY
     ) -> Sequence[JournaledRollout]:
-        """Return all rollouts of the owner and the group; this journal does not know their states."""
+        """Return rollouts of the owner and the group, in all states, because this journal does not know the states."""
         found: list[JournaledRollout] = []
         sequences = list(self._entries)
         for count, sequence in enumerate(sequences[bisect_right(sequences, after) :], 1):

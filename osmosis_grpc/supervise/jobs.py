@@ -13,8 +13,8 @@ class OnFailure(StrEnum):
     RESTART = "restart"
     """The failure is logged and counted. The job runs again after a backoff."""
     FAIL_OWNER = "fail_owner"
-    """The owner fails: health is NOT_SERVING, and the process ends with exit code 1. `report` gets the error, too, and
-    gives it to the waiting callers."""
+    """The owner fails. Its health becomes NOT_SERVING, and the process ends with exit code 1. `report` gets the error,
+    too, and gives the error to the waiting callers."""
     REPORT = "report"
     """The error goes to the one rollout, stream or call that the job works for. Nothing else fails."""
     RAISE = "raise"
@@ -26,10 +26,10 @@ Kind = Literal["task", "thread", "timer", "callback"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kind of background work. job() makes it."""
+    """A kind of background work. job() makes a Job."""
 
     name: str
-    """PACKAGE.WORK, for example engine.sweep. It is in the log lines and is the label of the counter."""
+    """PACKAGE.WORK, for example engine.sweep. Log lines contain the name. The counter of failures has it as a label."""
     on_failure: OnFailure
     kind: Kind = "task"
 
@@ -39,7 +39,7 @@ _faults: dict[str, BaseException] = {}
 
 
 def job(name: str, on_failure: OnFailure, kind: Kind = "task") -> Job:
-    """Declare a kind of background work, at import. Raises ValueError if the name is in use."""
+    """Declare a kind of background work. Call it at import. Raises ValueError if the name is in use."""
     if name in _declared:
         raise ValueError(f"job {name} is declared twice")
     made = _declared[name] = Job(name, on_failure, kind)
@@ -52,18 +52,18 @@ def declared() -> Mapping[str, Job]:
 
 
 def inject(name: str, error: BaseException) -> None:
-    """Make a job raise `error` once, the next time it runs. For tests."""
+    """Make the next run of a job raise `error`. For tests."""
     if name not in _declared:
         raise KeyError(f"no job is called {name}")
     _faults[name] = error
 
 
 def injected(ran: Job) -> BaseException | None:
-    """Return the error that inject() has set for this job, once; None if there is none."""
+    """Remove and return the error that inject() has set for this job. Returns None if there is no error."""
     return _faults.pop(ran.name, None) if _faults else None
 
 
 def raise_injected(ran: Job) -> None:
-    """Raise the error that inject() has set for this job, once."""
+    """Remove and raise the error that inject() has set for this job, if there is an error."""
     if _faults and ran.name in _faults:
         raise _faults.pop(ran.name)

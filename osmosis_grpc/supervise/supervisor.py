@@ -1,4 +1,4 @@
-"""The owner of background work: starts it, handles its failures, and ends it."""
+"""Starts background work, handles its failures, and ends it."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 log = logging.getLogger(__name__)
 
 STABLE = 30.0
-"""Seconds after which a restarted job counts as stable. Its next pause is the first one again."""
+"""When a job fails after more than this many seconds, its backoff begins with the first pause again."""
 
 T = TypeVar("T")
 Report = Callable[[BaseException], None]
@@ -24,23 +24,24 @@ Report = Callable[[BaseException], None]
 class Supervisor:
     """Owns the background work of one server, trainer or gateway. Belongs to one event loop.
 
-    `owner` is its name in log lines. `on_failed` is called on the event loop, once, when the owner fails.
+    `owner` is the name of the server, trainer or gateway in log lines. When the owner fails, the supervisor calls
+    `on_failed` once on the event loop.
     """
 
     def __init__(self, owner: str, on_failed: Report | None = None) -> None:
         self.owner = owner
         self.failures: Counter[str] = Counter()
-        """How often each job has failed, by its name."""
+        """The number of failures of each job, by the job's name."""
         self.failure: BaseException | None = None
-        """The error that made the owner fail; None if it has not failed."""
+        """The error that made the owner fail, or None if the owner has not failed."""
         self.failed_job = ""
-        """The name of the job that raised it."""
+        """The name of the job that raised `failure`."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     def add_listener(self, on_failed: Report) -> None:
-        """Call `on_failed` when the owner fails; at once if it has failed already."""
+        """Call `on_failed` when the owner fails. Calls it at once if the owner has failed already."""
         self._on_failed.append(on_failed)
         if self.failure is not None:
             on_failed(self.failure)
@@ -52,7 +53,7 @@ class Supervisor:
     ) -> "asyncio.Task[T | None]":
         """Run `work()` in a task. An error has the consequence that the job declares.
 
-        `report` gets the error of a job with OnFailure.REPORT. The task itself never raises, except CancelledError.
+        `report` gets the error unless the job runs again. The task itself raises only CancelledError.
         """
         task = asyncio.get_running_loop().create_task(self._run(job, work, report), name=job.name)
         self._tasks.add(task)
@@ -60,9 +61,9 @@ class Supervisor:
         return task
 
     def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":
-        """Call `work()` every `seconds` seconds, and await its result if that is a coroutine.
+        """Call `work()` every `seconds` seconds, and await its result if the result is a coroutine.
 
-        A call that raises is logged and counted; the next call comes after the same pause.
+        If a call raises, the error is logged and counted. The next call comes after the same pause.
         """
 
         async def rerun() -> None:
@@ -102,7 +103,7 @@ class Supervisor:
     def call_later(
         self, job: Job, seconds: float, callback: Callable[..., None], *args: Any, report: Report | None = None
     ) -> asyncio.TimerHandle:
-        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent it."""
+        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent the call."""
 
         def fire() -> None:
             if not self._closed:
@@ -123,10 +124,10 @@ class Supervisor:
     # Threads.
 
     def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> threading.Thread:
-        """Call `step()` on a thread of its own until it returns False.
+        """Start a thread that calls `step()` until `step()` returns False.
 
-        A step that raises has the consequence that the job declares, on the event loop: RESTART calls the next step
-        after a backoff, anything else ends the thread.
+        An error of a step has the consequence that the job declares. This consequence happens on the event loop. With
+        OnFailure.RESTART, the thread calls the next step after a backoff. Otherwise the thread ends.
         """
         loop = asyncio.get_running_loop()
 
@@ -168,7 +169,10 @@ class Supervisor:
         log.error("%s: %s failed%s", self.owner, job.name, f"; {consequence}" if consequence else "", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for them. Timers do nothing any more. A thread ends when its step returns False."""
+        """Cancel all tasks, and wait until they end. Later timers do nothing.
+
+        A thread ends only when its step returns False.
+        """
         self._closed = True
         mine = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not mine]

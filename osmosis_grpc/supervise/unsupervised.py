@@ -1,4 +1,7 @@
-"""Background work without a Supervisor: tasks that their caller awaits, and work outside of a server or trainer."""
+"""Starts background work without a Supervisor.
+
+Such work is a task that its caller awaits, or work outside of a server or trainer.
+"""
 
 import asyncio
 import logging
@@ -14,18 +17,18 @@ from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
 log = logging.getLogger(__name__)
 
 BACKOFF = 0.1, 10.0
-"""Seconds before a failed job runs again: the first pause, and the longest."""
+"""The first and the longest pause, in seconds, before a failed job runs again."""
 
 failures: Counter[str] = Counter()
-"""How often each job without a Supervisor has failed, by its name. Jobs with OnFailure.RAISE are not counted."""
+"""The number of failures of each job without a Supervisor, by name. Jobs with OnFailure.RAISE are not counted."""
 
 T = TypeVar("T")
 
 
 def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-    """Return a task that the caller awaits. The caller gets its error (OnFailure.RAISE).
+    """Return a task that the caller awaits. The caller gets the task's error (OnFailure.RAISE).
 
-    `options` are those of create_task. Without a name the task has the job's name.
+    `options` are the options of create_task. If they contain no name, the task has the job's name.
     """
     error = injected(job)
     if error is not None:
@@ -36,7 +39,7 @@ def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Ta
 
 
 def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
-    """Return a future that the caller awaits: `work` itself if it is a future, else a child() that awaits it."""
+    """Return a future that the caller awaits. If `work` is a future, return `work`. Otherwise return a child()."""
     if asyncio.isfuture(work):
         return work
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
@@ -47,8 +50,8 @@ def thread(
 ) -> threading.Thread:
     """Call `step()` on a daemon thread until it returns False.
 
-    If a step raises, a job with OnFailure.RESTART logs it and calls the next step after a backoff. Any other job ends
-    its thread, and calls `failed` with the error, on the thread.
+    If a step raises, the error is logged and counted. With OnFailure.RESTART, the thread calls the next step after a
+    backoff. Otherwise the thread calls `failed` with the error, and ends.
     """
 
     def on_error(error: BaseException, pause: float | None) -> None:
@@ -67,9 +70,10 @@ def _count(job: Job, error: BaseException, consequence: str = "") -> None:
 def run_thread(
     job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None]
 ) -> threading.Thread:
-    """Start a thread that calls `step()`.
+    """Start a thread that calls `step()` until `step()` returns False.
 
-    After an error the thread calls `on_error` with the seconds before its next step, or with None, and then it ends.
+    After an error, the thread calls `on_error` with the error and the seconds before the next step. If `on_error` gets
+    None instead of seconds, the thread ends.
     """
 
     def run() -> None:

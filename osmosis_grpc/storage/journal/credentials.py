@@ -1,6 +1,7 @@
-"""Credentials of rollouts: one file for each rollout that has any, readable by the user of the process only.
+"""Stores the credentials of rollouts. Each rollout with credentials has one file.
 
-They are stored nowhere else. The file is deleted when the rollout is settled.
+Only the user of the process can read the file. Credentials are stored nowhere else. The file is deleted when the
+rollout is settled.
 """
 
 import hashlib
@@ -40,10 +41,10 @@ class Secrets:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        fsync(self._folder)  # or a power cut could undo the new name after the commit of the row that needs it
+        fsync(self._folder)  # otherwise a power cut after the commit of the rollout's row can undo the new name
 
     def add_to(self, init: InitRequest) -> InitRequest:
-        """Return an Init with its stored credentials; without them if there are none, or if they are damaged."""
+        """Return an Init with its stored credentials. Returns the Init unchanged if these are missing or damaged."""
         path = self.path(init.request.rollout_id, init.request.attempt)
         try:
             text = path.read_text()
@@ -61,12 +62,12 @@ class Secrets:
         return replace(init, request=request)
 
     def drop(self, rollout_id: str, attempt: int) -> None:
-        """Delete the credentials of a rollout. If that fails, the next start deletes them."""
+        """Delete the credentials of a rollout. If the deletion fails, the next start deletes them."""
         with suppress(OSError):
             self.path(rollout_id, attempt).unlink()
 
     def keep(self, rollouts: Iterable[tuple[str, int]]) -> None:
-        """Delete the credentials of all other rollouts."""
+        """Delete the credentials of all rollouts except these."""
         kept = {self.path(*rollout) for rollout in rollouts}
         for path in self._folder.iterdir():
             if path not in kept:
@@ -83,12 +84,15 @@ def has_secrets(init: InitRequest) -> bool:
 
 
 def _signed(text: str) -> str:
-    """Return a text behind its checksum."""
+    """Return a checksum followed by its text."""
     return f"{zlib.crc32(text.encode()):08x} {text}"
 
 
 def _credentials(init: InitRequest) -> dict[str, str | None] | None:
-    """Return the credentials of an Init, with its callback if that has any; None if there are none."""
+    """Return the credentials of an Init, or None if it has no credentials.
+
+    The result includes the callback if the callback has credentials.
+    """
     request, callback = init.request, b""
     if init.callback is not None:
         callback = callback_to_bytes(init.callback, secrets=True)

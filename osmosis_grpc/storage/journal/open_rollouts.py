@@ -1,4 +1,4 @@
-"""The unsettled rollouts of a journal, in memory: the positions of their events, and their sizes."""
+"""Keeps the positions of the events, and the sizes, of a journal's unsettled rollouts in memory."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from osmosis_grpc.engine.fair_shares import Shares
 Key = tuple[str, int]
 """A rollout's id and attempt."""
 End = tuple[str, float | None, float | None, int | None, float | None]
-"""State, start time, end time, position of the event Ended, and the end by the journal's clock."""
+"""State, start time, end time, position of the event Ended, and the time of the end by the journal's clock."""
 
 
 @dataclass(slots=True)
 class OpenRollout:
-    """A rollout to which events may be appended."""
+    """A rollout to which events can be appended."""
 
     sequence: int
     key: Key
@@ -29,7 +29,7 @@ class OpenRollout:
     """About how many bytes its events take in the file."""
     start_time: float | None = None
     end: End = ("ACCEPTED", None, None, None, None)
-    """These values of its row."""
+    """The values in the rollout's row that describe its end."""
     ended: bool = False
     settled: bool = False
     """Whether its last event was appended."""
@@ -40,7 +40,7 @@ class OpenRollouts:
 
     def __init__(self, budget: int) -> None:
         self.live_size = 0
-        """Bytes in the file of all rollouts that have not ended."""
+        """The bytes that all rollouts without an end take in the file."""
         self._budget = budget
         self.by_key: dict[Key, OpenRollout] = {}
         self._sizes = Shares(budget)
@@ -57,12 +57,12 @@ class OpenRollouts:
         self.live_size -= rollout.size
 
     def close(self, rollout: OpenRollout) -> None:
-        """Drop a rollout that gets no further events. Idempotent."""
+        """Remove a rollout that gets no further events. Idempotent."""
         if self.by_key.get(rollout.key) is rollout:
             del self.by_key[rollout.key]
             self._sizes.add(rollout.owner, -rollout.size)
             self.live_size -= 0 if rollout.ended else rollout.size
 
     def has_room(self, owner: str) -> bool:
-        """Return whether the budget is not full, or the owner uses less than an even share of it."""
+        """Return True if the total is within the budget, or if the owner uses less than an even share."""
         return self._sizes.total <= self._budget or not self._sizes.has_even_share(owner)

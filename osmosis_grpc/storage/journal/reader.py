@@ -1,4 +1,4 @@
-"""Reads rollouts and events from the journal's file: for the server, and for commands that inspect it."""
+"""Reads rollouts and events from the journal's file, for the server and for commands that inspect the journal."""
 
 import asyncio
 import json
@@ -33,11 +33,14 @@ from osmosis_grpc.wire.rollout import callback_from_bytes
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-"""One call returns no further events after so many bytes: the event loop waits for it."""
+"""A call stops to read events after this many bytes, because the event loop waits for the call."""
 CHECKED_BYTES = 4 * 1024 * 1024
-"""Checksums of a larger rollout's events are not checked before each event is read: that would block the event loop."""
+"""If an ended rollout has more bytes, an event's checksum is checked only when this event is read.
+
+A check of all these events at once would block the event loop.
+"""
 WINDOW = 4096
-"""Positions that one call of all_events looks at."""
+"""One call of all_events looks at this many positions at most."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM events WHERE position = ?"
 _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
@@ -48,9 +51,9 @@ _OPEN = """SELECT * FROM events
 
 
 SLICE = 200
-"""Rollouts dropped in one transaction."""
+"""One transaction drops this many rollouts at most."""
 ROLLOUT_BYTES = 1024
-"""About how many bytes a rollout takes in the file besides its events."""
+"""About how many bytes a rollout takes in the file in addition to its events."""
 
 _OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
     WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
@@ -60,7 +63,7 @@ R = TypeVar("R")
 
 @contextmanager
 def unavailable() -> Iterator[None]:
-    """Raise Unavailable for an error of reading, so that the caller may retry."""
+    """Turn an error of reading into Unavailable, which allows the caller to retry."""
     try:
         yield
     except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
@@ -68,14 +71,17 @@ def unavailable() -> Iterator[None]:
 
 
 class Reader:
-    """Reads rollouts and events over a connection. Its entries have no credentials."""
+    """Reads rollouts and events over a connection. The entries that it returns contain no credentials."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
     @classmethod
     def look(cls, folder: Path) -> "Reader":
-        """Read the journal in a folder as it is now, also while a server has it open. Raises JournalError."""
+        """Return a Reader that sees the present content of the journal in a folder. Raises JournalError.
+
+        A server can have the journal open at the same time.
+        """
         path = folder / schema.FILE
         if not path.exists():
             raise schema.JournalError(f"there is no journal {path}")
@@ -86,7 +92,7 @@ class Reader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Make all reads inside see the same commit."""
+        """Make all reads in the block see the same commit."""
         if self._database.in_transaction:
             yield
             return
@@ -94,7 +100,7 @@ class Reader:
         try:
             yield
         finally:
-            if self._database.in_transaction:  # SQLite ends it after an error of the disk
+            if self._database.in_transaction:  # SQLite ends the transaction after an error of the disk
                 self._database.execute("COMMIT")
 
     def close(self) -> None:
@@ -120,19 +126,19 @@ class Reader:
         return found
 
     def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        """Return the id of the rollout with a key; an empty text if there is none."""
+        """Return the id of the rollout with an idempotency key, or an empty text if there is no such rollout."""
         row = self._database.execute(
             "SELECT rollout_id FROM rollouts WHERE owner = ? AND idempotency_key = ?", (owner, idempotency_key)
         ).fetchone()
         return str(row[0]) if row else ""
 
     def newest(self, limit: int) -> list[str]:
-        """Return the ids of the rollouts that were accepted last, the newest first."""
+        """Return the ids of the newest rollouts. The rollout that was accepted last comes first."""
         rows = self._database.execute("SELECT rollout_id FROM rollouts ORDER BY sequence DESC LIMIT ?", (limit,))
         return list(dict.fromkeys(row[0] for row in rows.fetchall()))
 
     def entries(self, owner: str, after: int, limit: int, where: RolloutFilter) -> list[JournaledRollout]:
-        """See Journal.entries. The filter is a condition of the query. Call it in a snapshot()."""
+        """Return rollouts as Journal.entries does. The query applies the filter. Call this method in a snapshot()."""
         conditions: list[str] = ["sequence > ?", "owner = ?"]
         values: list[Any] = [after, owner]
         if where.unsettled:
@@ -158,7 +164,10 @@ class Reader:
         return list(found.values())
 
     def overdue(self, before: float, beyond: int) -> list[Dropped]:
-        """Return up to SLICE rollouts to drop: those that ended before a time, and the oldest of `beyond` bytes."""
+        """Return up to SLICE settled rollouts to drop. The rollout that ended first comes first.
+
+        Includes each rollout that ended before `before`. Adds later rollouts until all of them have `beyond` bytes.
+        """
         found: list[Dropped] = []
         with closing(self._database.execute(_OLDEST, (SLICE,))) as rows:
             for *row, ended_at in rows:
@@ -179,9 +188,9 @@ class Reader:
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
-        """Return a rollout's events at these positions; the first ones if all of them have too many bytes.
+        """Return a rollout's events at these positions. Stops after READ_BYTES.
 
-        Stops before a damaged event. Raises Damaged if that is the first one.
+        Stops before a damaged event. Raises Damaged if the first event is damaged.
         """
         found: list[TrajectoryEvent] = []
         size = 0
@@ -208,9 +217,9 @@ class Reader:
     def all_events(
         self, owner: str, after: int, last: int, limit: int
     ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
-        """Return an owner's events with positions above `after`, up to `last`, and where the next call starts.
+        """Return an owner's events with positions above `after` and up to `last`, and the `after` of the next call.
 
-        Logs damaged events and leaves them out.
+        Logs damaged events, and leaves them out.
         """
         reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -230,16 +239,16 @@ class Reader:
         return found, row.position if count == limit else reached
 
     def fact(self, name: str) -> Any:
-        """Return a fact's value; None if there is none."""
+        """Return the value of a fact, or None if there is no such fact."""
         row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
     def damage(self, row: RolloutRow) -> str:
-        """Return what is damaged in a rollout's row or events; an empty text if nothing is."""
+        """Describe the damage in a rollout's row or events. Returns an empty text if there is no damage."""
         return row.wrong() or self._trail(row).wrong(row)
 
     def _trail(self, row: RolloutRow) -> Trail:
-        """Return the positions of a rollout's events, and whether all events are there."""
+        """Return the Trail of a rollout's events. Reads only positions and numbers if the rollout is large."""
         trail = Trail()
         where = "position >= ? AND sequence = ?"
         values: tuple[Any, ...] = row.accepted, row.sequence
@@ -257,7 +266,10 @@ class Reader:
         return trail
 
     def entry(self, row: RolloutRow, damage: str, *, completion: bool = True) -> JournaledRollout:
-        """Return the rollout of a row, with or without completion. `damage` is empty for a sound rollout."""
+        """Return the rollout of a row. `damage` is empty for a sound rollout.
+
+        If `completion` is False, the result has no completion.
+        """
         row = row.usable() if damage else row
         first: events.Accepted | None = None
         ended: events.Ended | None = None
@@ -269,7 +281,7 @@ class Reader:
                 ended = kind if isinstance(kind, events.Ended) else None
         except schema.Damaged as error:
             damage = damage or str(error)
-        if ended is not None and ended.completion.finish_reason == DATA_LOSS:  # its end already reports the damage
+        if ended is not None and ended.completion.finish_reason == DATA_LOSS:  # the end already reports the damage
             damage = ""
         entry = JournaledRollout(
             init=_init(row, first),
@@ -308,7 +320,7 @@ class Reader:
         )
 
     def _event(self, position: int) -> EventRow:
-        """Return an event. Raises Damaged."""
+        """Return the event at a position. Raises Damaged."""
         found = self._database.execute(_EVENT, (position,)).fetchone()
         if found is None:
             raise schema.Damaged(f"event {position} is not in the journal")
@@ -319,10 +331,10 @@ class Reader:
 
 
 def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """Return a rollout's Init without secrets; only its ids if the event that has the rest is damaged."""
+    """Return a rollout's Init without secrets. If its event Accepted is damaged, the Init has only the row's values."""
     callback: Callback | None = None
     if row.callback is not None:
-        with suppress(Exception):  # damaged bytes: the row's checksum does not match either
+        with suppress(Exception):  # the bytes are damaged, and the row's checksum reports this
             callback = callback_from_bytes(row.callback)
     if first is not None:
         return replace(first.init, callback=callback, digest=row.digest)
@@ -331,7 +343,10 @@ def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
 
 
 async def read_on_thread(path: Path, read: Callable[[Reader], R]) -> R:
-    """Return read(reader), called on another thread with its own connection. Raises Unavailable."""
+    """Call `read` on another thread, and return its result. Raises Unavailable.
+
+    `read` gets a Reader with a connection of its own.
+    """
 
     def reading() -> R:
         with closing(connect(path)) as database:

@@ -1,7 +1,7 @@
-"""Repairs the rows of a journal when it is opened, and logs each repair.
+"""Repairs damaged rows when a journal is opened, and logs most repairs.
 
-The columns about the end of a rollout repeat its events, so they are computed again from the events. A rollout that has
-lost anything else stays damaged.
+The columns with the ids and the end of a rollout repeat values of its events. A repair computes these columns from the
+events again. A damaged number of deaths becomes 0. A rollout with other damage stays damaged.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _END = """UPDATE rollouts SET state = ?, start_time = ?, end_time = ?, ended = ?, ended_at = ?, positions = ?,
     last_number = ?, size = ?, settled = ?, end_sum = ? WHERE sequence = ?"""
 _COPY = "copy of journal_id"
-"""A second row with the journal's id, on which all cursors and attachments depend."""
+"""The name of the fact that repeats the journal's id. All cursors and attachments depend on this id."""
 
 
 def mend(database: sqlite3.Connection, path: Path) -> bool:
@@ -44,7 +44,7 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
                 row.rollout_id,
                 path,
             )
-        elif wrong.startswith("end_sum"):  # its positions may be wrong: events are found without them
+        elif wrong.startswith("end_sum"):  # the positions are perhaps wrong, and the reader finds events without them
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
             log.error("the settled rollout %s is damaged in the journal %s: %s", row.rollout_id, path, wrong)
@@ -54,7 +54,7 @@ def mend(database: sqlite3.Connection, path: Path) -> bool:
 
 
 def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
-    """Insert the facts that every journal has. Returns whether the journal is new."""
+    """Insert missing facts that every journal needs. Returns whether the journal is new."""
     known = dict(database.execute("SELECT name, value FROM facts"))
     journal_id = known.get("journal_id") or known.get(_COPY) or uuid.uuid4().hex
     (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
@@ -72,7 +72,7 @@ def _defaults(database: sqlite3.Connection, *, lost: bool) -> bool:
 
 
 def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
-    """Return the row of a rollout with the ids of its first event, also written to the file."""
+    """Write the ids in a rollout's first event to its row. Returns the new row, or the old row if this fails."""
     found = database.execute("SELECT * FROM events WHERE position IS ?", (row.accepted,)).fetchone()
     event = EventRow._make(found) if found is not None else None
     kind = event.read() if event is not None and event.sequence == row.sequence and event.sound else None
@@ -87,7 +87,10 @@ def _name(database: sqlite3.Connection, row: RolloutRow) -> RolloutRow:
 
 
 def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
-    """Compute the columns about a rollout's end from its events. Returns False if an event is damaged."""
+    """Compute the columns about a rollout's end from its events, and write them.
+
+    Returns False, and writes nothing, if an event is damaged or missing.
+    """
     trail = Trail()
     start_time = end_time = ended = None
     state, settled = "ACCEPTED", False
@@ -107,7 +110,7 @@ def _remake(database: sqlite3.Connection, row: RolloutRow) -> bool:
     if trail.wrong(row._replace(positions=None, ended=None)):
         return False
     if ended is None:
-        start_time = None  # the end writes it
+        start_time = None  # the column is empty until the rollout ends
     positions = None if ended is None else trail.positions.tobytes()
     last_number, size = (1, 0) if ended is None else (len(trail.positions), trail.size)
     (clock,) = database.execute("SELECT value FROM facts WHERE name = 'clock'").fetchone() or (row.accepted_at,)

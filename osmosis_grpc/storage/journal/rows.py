@@ -1,4 +1,4 @@
-"""The rows of rollouts and events: how they are made, and whether they are damaged."""
+"""Makes the rows of rollouts and events, and detects damaged rows."""
 
 from array import array
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from osmosis_grpc.wire.event import kind_from_bytes
 from osmosis_grpc.wire.rollout import callback_to_bytes
 
 EVENT_BYTES = 48
-"""About how many bytes an event takes in the file besides its body."""
+"""About how many bytes an event takes in the file in addition to its body."""
 
 
 class EventRow(NamedTuple):
@@ -27,10 +27,10 @@ class EventRow(NamedTuple):
 
     @property
     def sound(self) -> bool:
-        """Whether its checksum matches."""
+        """Whether the row matches its checksum."""
         try:
             return event_sum(*self[:6]) == self.checksum
-        except Exception:  # a damaged value may be of any type
+        except Exception:  # a damaged value can have any type
             return False
 
     def read(self) -> EventKind:
@@ -69,12 +69,12 @@ class RolloutRow(NamedTuple):
     deaths_sum: int
 
     def wrong(self) -> str:
-        """Return which checksum does not match, in words; an empty text if all match."""
+        """Describe the first checksum that does not match. Returns an empty text if all checksums match."""
         found = schema.JOURNAL.tables["rollouts"].wrong(self)
         return f"{found} does not match in its row of rollouts" if found else ""
 
     def usable(self) -> "RolloutRow":
-        """Return the row with a default for each value of a wrong type; a damaged row may have such values."""
+        """Return the row with defaults in place of values of a wrong type. A damaged row can have such values."""
         columns = ((value, *_TYPES.get(name, (int, 0))) for name, value in zip(self._fields, self, strict=True))
         return RolloutRow._make(value if isinstance(value, kind) else default for value, kind, default in columns)
 
@@ -98,8 +98,10 @@ _TYPES: dict[str, tuple[type, object]] = {
     "accepted_at": (float, 0.0),
     "ended_at": (float, None),
 }
-"""The type of each column, and the value that replaces one of another type. Columns without an entry are whole numbers
-with 0 as replacement."""
+"""The type of each column, and its default, which replaces a value of another type.
+
+A column without an entry here has whole numbers and the default 0.
+"""
 
 
 class Dropped(NamedTuple):
@@ -109,12 +111,12 @@ class Dropped(NamedTuple):
     rollout_id: str
     attempt: int
     positions: bytes | None
-    """Positions of its events; None if it has not ended."""
+    """The positions of the rollout's events, or None if the rollout has not ended."""
     size: int
 
 
 class Trail:
-    """The positions of a rollout's events in the order of their numbers, with 0 for each lost event."""
+    """The positions of a rollout's events, in the order of the events' numbers. A lost event has the position 0."""
 
     def __init__(self) -> None:
         self.positions: array[int] = array("Q")
@@ -122,7 +124,7 @@ class Trail:
         self._problem = ""
 
     def add(self, row: EventRow) -> None:
-        """Add the next event. Events come in the order of their positions."""
+        """Add the next event. Call it in the order of the events' positions."""
         if row.sound:
             self.put(row.position, row.number, len(row.body))
             return
@@ -133,7 +135,7 @@ class Trail:
         self.size += EVENT_BYTES
 
     def put(self, position: int, number: int, size: int = 0) -> None:
-        """Add the next event without its row, whose checksum was checked before or is not checked."""
+        """Add the next event without its row. Does not check its checksum."""
         expected = len(self.positions) + 1
         if number != expected:
             self._problem = self._problem or f"event {expected} is missing"
@@ -144,7 +146,7 @@ class Trail:
         self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
-        """Return what is damaged in the events of a rollout; an empty text if nothing is."""
+        """Describe the damage in the events of a rollout. Returns an empty text if there is no damage."""
         if self._problem:
             return self._problem
         if not self.positions or self.positions[0] != row.accepted:
@@ -157,7 +159,10 @@ class Trail:
 
 
 def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
-    """Return the columns of a rollout that its acceptance and a new destination write, with their checksum last."""
+    """Return the values that a rollout's acceptance writes. A new destination writes them again.
+
+    The last value is the checksum of the other values.
+    """
     init, request = entry.init, entry.init.request
     row = (
         entry.sequence,
@@ -178,7 +183,7 @@ def accepted_columns(entry: JournaledRollout, accepted: int, accepted_at: float)
 
 
 def accept_row(entry: JournaledRollout, accepted: int, accepted_at: float) -> tuple[Any, ...]:
-    """Return the values of schema.ACCEPT: the rollout is accepted, and has one event."""
+    """Return the values of schema.ACCEPT for a rollout that has only its first event."""
     rest = RolloutState.ACCEPTED.value, 1, 0, 0
     end = row_sum(b"rollouts.end_sum", (entry.sequence, rest[0], None, None, None, None, None, *rest[1:]))
     deaths = 0, schema.deaths_sum(entry.sequence, 0)
@@ -186,7 +191,7 @@ def accept_row(entry: JournaledRollout, accepted: int, accepted_at: float) -> tu
 
 
 def end_row(rollout: OpenRollout, number: int) -> tuple[Any, ...]:
-    """Return the values of schema.END for a rollout that has ended, or is settled, with the event of this number."""
+    """Return the values of schema.END. `number` is the number of the event that has ended or settled the rollout."""
     written = rollout.positions.tobytes(), number, rollout.size, int(rollout.settled)
     return with_sum(b"rollouts.end_sum", (rollout.sequence, *rollout.end, *written))
 

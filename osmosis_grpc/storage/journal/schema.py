@@ -12,7 +12,7 @@ from osmosis_grpc.wire.event import kind_from_bytes
 
 
 class JournalError(Exception):
-    """The journal cannot be opened; the message says why."""
+    """The journal cannot be opened. The message says why."""
 
 
 class Damaged(DataLoss):
@@ -114,15 +114,15 @@ SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_number 
 CALLBACK = 5
 """The index of the callback in a row of ACCEPT."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0}
-"""The statements for many rollouts, in the order of a rollout's life, with the index of the sequence in their rows."""
+"""The statements that write many rows, in the order of a rollout's life. The value is the index of a row's sequence."""
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
-    """Delete the events of rollouts without a row. Returns the names of these rollouts."""
+    """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
     orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
     names = []
     for kind, body in database.execute(f"SELECT kind, body {orphans} AND number = 1").fetchall():
-        with suppress(Exception):  # the event is damaged too
+        with suppress(Exception):  # the event is damaged, too
             first = kind_from_bytes(kind, body)
             assert isinstance(first, events.Accepted)
             names.append(f"rollout {first.init.request.rollout_id} attempt {first.init.request.attempt}")
@@ -139,8 +139,8 @@ JOURNAL = Schema(
     error=JournalError,
     instead="another folder",
     known_table="rollouts",
-    page_size=8192,
-    shrinks=True,  # three replies of 256 tokens fit in a page; of 4,096 bytes one would
+    page_size=8192,  # three replies of 256 tokens fit in this page, but only one reply fits in a page of 4,096 bytes
+    shrinks=True,
     legacy_id=0,
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
     rank={"rollouts": ("settled", "last_number")},
@@ -154,5 +154,5 @@ def deaths_sum(sequence: int, deaths: int) -> int:
 
 
 def fact(name: str, value: Any) -> tuple[Any, ...]:
-    """Return a row of facts."""
+    """Return a row of the table of facts."""
     return with_sum(b"facts.checksum", (name, value))

@@ -1,12 +1,13 @@
-"""The Journal in SQLite: appends become rows of the next commit, and settled rollouts are read from the file.
+"""The Journal in SQLite. An append becomes rows of the next commit. Settled rollouts are read from the file.
 
-The table of events is ordered by position and holds each event in its wire form. The row of an ended rollout has the
-positions of its events, so that the table of events needs no second index. Memory holds the positions of unsettled
-rollouts only.
+The table of events is ordered by position and contains each event in wire form. The row of an ended rollout contains
+the positions of the rollout's events, so the table of events needs no second index. Memory holds the positions of
+unsettled rollouts only.
 
-The journal's clock measures how long a rollout has run, and how long it is kept: it counts the seconds in which a
-process has the journal open, by the monotonic clock. So neither a jump of the wall clock nor time without a server
-makes a rollout older. The process writes its time to the journal; the next process continues from there.
+The journal's clock measures how long a rollout has run, and how long the journal has kept a rollout. The clock is
+monotonic, and it runs only while a process has the journal open. A jump of the wall clock does not make a rollout
+older. Time without a server does not make a rollout older, either. The process writes the clock's time to the journal,
+and the next process continues from this time.
 """
 
 import asyncio
@@ -38,15 +39,15 @@ from osmosis_grpc.types import CompletionStatus, JournaledRollout, TrajectoryEve
 from osmosis_grpc.wire.event import kind_to_bytes
 
 CLOCK_INTERVAL = 1.0
-"""Seconds after which the journal's time is written again, with the next event."""
+"""When the journal's time was written this many seconds ago, the next event writes the time again."""
 CACHED = 256
-"""The most rollouts whose result of `find` is cached."""
+"""The cache has the results of `find` for at most this many rollouts."""
 CACHED_BYTES = 64 * 1024
-"""The most bytes of the Inits of one of them."""
+"""The cache takes a result of `find` only if the Inits in this result have at most this many bytes."""
 VERSIONS = 64
-"""The most versions of agents that are stored."""
+"""The journal stores at most this many versions of agents."""
 _VERSION = "agent version "
-"""The prefix of the names of these facts."""
+"""The names of the facts about agent versions begin with this text."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 _DELETE = """DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))
@@ -66,7 +67,7 @@ def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Co
         with unavailable():
             try:
                 return method(self, *args, **named)
-            except schema.Damaged:  # or a sweep has deleted rows between two statements
+            except schema.Damaged:  # perhaps a sweep has deleted rows between two statements
                 with self._reader.snapshot():
                     return method(self, *args, **named)
 
@@ -105,7 +106,7 @@ class SqliteJournal(Journal):
             self.open_rollouts = OpenRollouts(budget)
             self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
             self._dropping: dict[int, str] = {}
-            """Rollouts whose deletion is not committed yet, by their sequence."""
+            """The ids of the rollouts whose deletion is not committed yet, by sequence."""
             self._record_ttl = record_ttl
             self._budget = budget
             self._used = 0
@@ -128,7 +129,7 @@ class SqliteJournal(Journal):
         self.last_sequence = max(sequence or 0, int(fact("last_sequence") or 0))
         self.crashed = not (created or fact("closed"))
         self._clock_written = float(fact("clock"))
-        """The time of the journal's clock that was written last."""
+        """The journal's time when the clock was last written."""
 
     def close(self) -> None:
         self._closed = True
@@ -147,7 +148,7 @@ class SqliteJournal(Journal):
         number, body = kind_to_bytes(event.kind)
         try:
             self._append(event, number, body, token, entry)
-        except Exception as error:  # rows and positions may disagree now: nothing more may be committed
+        except Exception as error:  # rows and positions perhaps disagree, so nothing more is committed
             self.writer.broken(error)
             self._loop.call_soon(self.on_commit, [token], False)
         return False
@@ -196,7 +197,7 @@ class SqliteJournal(Journal):
     def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
         rollout.settled = True
         batch.rows[schema.SETTLE].append(settle_row(rollout, event.number))
-        batch.after.append(lambda: self.secrets.drop(*rollout.key))  # the acknowledgement is on disk
+        batch.after.append(lambda: self.secrets.drop(*rollout.key))  # runs when the acknowledgement is on disk
 
     def repoint(self, entry: JournaledRollout) -> None:
         init = entry.init
@@ -258,9 +259,9 @@ class SqliteJournal(Journal):
             self._drop_overdue()
 
     def _drop_overdue(self) -> None:
-        """Drop until nothing is left to drop, each slice after the commit of the one before.
+        """Drop a slice of the overdue rollouts. After the commit, drop the next slice, until no rollout is overdue.
 
-        Leaves unreadable rows to a later sweep.
+        If the journal cannot be read, a later sweep drops the rollouts.
         """
         if self._sweeping or self._closed:
             return
@@ -284,7 +285,7 @@ class SqliteJournal(Journal):
         self.writer.batch().latest["clock"] = Latest(schema.FACT, schema.fact("clock", now))
 
     def _drop(self, rows: Sequence[Dropped]) -> None:
-        """Delete rollouts. The file shrinks some time after the commit."""
+        """Delete rollouts. The file shrinks later than the commit."""
         rows = [row for row in rows if row.sequence not in self._dropping]
         if not rows:
             return
@@ -309,12 +310,15 @@ class SqliteJournal(Journal):
         batch.shrinks = True
 
     def _dropped(self, sequences: Sequence[int]) -> None:
-        """Called on the writer's thread after the commit of their deletion."""
+        """Remove rollouts from `_dropping`. Called on the writer's thread after the commit of the deletion."""
         for sequence in sequences:
             self._dropping.pop(sequence, None)
 
     def _report(self, tokens: list[Token], ok: bool) -> None:
-        """Called on the event loop after a commit, or with False when these events cannot be committed."""
+        """Note and report whether events are committed. Called on the event loop.
+
+        `ok` is False if these events cannot be committed.
+        """
         try:
             self._note(tokens, ok)
         except Exception as error:
@@ -328,7 +332,7 @@ class SqliteJournal(Journal):
                 self.last_position = position
             else:
                 del rollout.positions[rollout.committed :]
-                if not rollout.committed:  # its acceptance was not committed
+                if not rollout.committed:  # the acceptance of the rollout was not committed
                     self.secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
                 self.open_rollouts.close(rollout)
@@ -337,7 +341,7 @@ class SqliteJournal(Journal):
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
-        self._dropping.clear()  # these rows may still be in the file: the next sweep drops them again
+        self._dropping.clear()  # the rows are perhaps still in the file, so the next sweep drops them again
         self.on_problem(problem)
 
     # Reading.
@@ -356,7 +360,7 @@ class SqliteJournal(Journal):
         return self._reader.all_events(owner, after, self.last_position, limit)
 
     def size(self, rollout_id: str, attempt: int) -> int:
-        """Return what the completion of an ended rollout takes while it waits for its delivery."""
+        """Return about how many bytes the completion of an ended rollout takes in memory until its delivery."""
         rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         return 2048 + (rollout.size // 4 if rollout else 0)
 
@@ -386,7 +390,7 @@ class SqliteJournal(Journal):
 
     @_reads
     def unsettled(self) -> Sequence[JournaledRollout]:
-        """Return the unsettled rollouts and open them again. Deletes the credentials of all others."""
+        """Return the unsettled rollouts, and open them again. Deletes the credentials of all other rollouts."""
         found: list[JournaledRollout] = []
         kept: list[Key] = []
         for row, trail in self._reader.unsettled():
@@ -433,7 +437,10 @@ class SqliteJournal(Journal):
 
     @property
     def live_size(self) -> int:
-        """Twice the bytes in the file: memory has a rollout's messages and tokens, and copies of them in a sample."""
+        """Twice the bytes that running rollouts take in the file.
+
+        Memory has the messages and tokens of a rollout twice, because a sample has copies of them.
+        """
         return 2 * self.open_rollouts.live_size
 
     def elapsed(self, entry: JournaledRollout) -> float:
@@ -443,7 +450,7 @@ class SqliteJournal(Journal):
         return self.open_rollouts.has_room(owner)
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
-        """Add the stored credentials to an unsettled rollout's entry."""
+        """Return an entry with its stored credentials. Returns the entry of a settled rollout unchanged."""
         return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
 
 

@@ -1,7 +1,8 @@
-"""The journal's thread: commits everything that waits in one transaction, and shrinks the file.
+"""The journal's thread. It commits all waiting writes in one transaction, and shrinks the file.
 
-While one transaction is on its way to the disk, the next batch grows. It follows as soon as the disk is free, but no
-sooner than GATHER after the one before: a commit costs the same for one event and for a hundred.
+While the thread commits one batch, new writes go to the next batch. The thread starts the next batch after this commit,
+but at least GATHER seconds after the start of this commit. Larger batches are better, because a commit costs the same
+for one event and for a hundred events.
 """
 
 import asyncio
@@ -27,24 +28,30 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""Seconds between tries to write, while writing fails."""
+"""While writing fails, the thread tries again after this many seconds."""
 GATHER = 0.004
-"""The least seconds between the starts of two transactions."""
+"""Two transactions start at least this many seconds apart."""
 MEASURE_INTERVAL = 0.05
-"""The least seconds between two measurements of the file."""
+"""Two measurements of the file are at least this many seconds apart, except after a batch that deletes rollouts."""
 IDLE = 0.25
-"""Seconds without a commit after which all free pages are released."""
+"""When there is no commit for this many seconds, the thread releases all free pages."""
 VACUUM_PAGES = 256
-"""Pages released at a time: new batches wait for it."""
+"""The thread releases this many pages at a time, because new batches wait meanwhile."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
-"""Rows of one statement. Python releases its lock at each statement, so a few large ones are faster."""
+"""The possible numbers of rows in one statement.
+
+Python releases the GIL at each statement, so a few large statements are faster than many small statements.
+"""
 Row = tuple[Any, ...]
 Token = tuple[OpenRollout, int, Any]
 """One queued append: its rollout, its position, and the token for `on_commit`."""
 
 
 class Latest(NamedTuple):
-    """A value that replaces earlier ones: a statement, and what to call before the transaction that contains it."""
+    """A statement that replaces an earlier statement of the same subject.
+
+    The thread calls `before` before the transaction that contains the statement.
+    """
 
     statement: str
     values: Row
@@ -53,32 +60,36 @@ class Latest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one transaction writes: rows, statements and latest, in this order."""
+    """The content of one transaction. The transaction writes `rows`, then `statements`, then `latest`."""
 
     rows: dict[str, list[Row]] = field(default_factory=lambda: {statement: [] for statement in SEQUENCES})
-    """Values of the statements that take many rows."""
+    """The rows to write, by statement. Each of these statements takes many rows."""
     statements: list[tuple[str, Row]] = field(default_factory=list)
     latest: dict[Hashable, Latest] = field(default_factory=dict)
-    """By what they are about, a rollout by its sequence. If the disk fails, they are written with the next batch."""
+    """Statements by their subject, for example a rollout's sequence. If the disk fails, the next batch writes them."""
     tokens: list[Token] = field(default_factory=list)
-    """Reported after the commit, or when the batch cannot be committed."""
+    """The appends in this batch. The writer reports them after the commit, or when the batch cannot be committed."""
     barriers: list[Callable[[bool], None]] = field(default_factory=list)
-    """Called on the event loop after the tokens; with False also if the batch before could not be committed."""
+    """Functions to call on the event loop after the report of the tokens.
+
+    They get True after the commit. They get False if this batch, or the batch before, cannot be committed.
+    """
     before: list[Callable[[], None]] = field(default_factory=list)
-    """Called on the thread before the transaction."""
+    """Functions to call on the thread before the transaction."""
     after: list[Callable[[], None]] = field(default_factory=list)
-    """Called on the thread after the commit."""
+    """Functions to call on the thread after the commit."""
     shrinks: bool = False
     done: bool = False
-    """Whether its tokens and barriers were called."""
+    """Whether the tokens were reported and the barriers were called."""
 
 
 class Writer(Committer[Batch]):
     """Commits one batch at a time, over the only connection that writes.
 
-    On the event loop it calls `report` with tokens and whether they are committed, `on_problem` with the reason why
-    writing fails, or with an empty text when it works again, and, before the report of a commit, `measured` with the
-    bytes of the file that are in use.
+    The writer calls three functions on the event loop. `report` gets tokens, and whether they are committed.
+    `on_problem` gets the reason why writing fails, or an empty text when writing works again. `measured` gets the
+    number of bytes that are in use in the file. After a batch that deletes rollouts, the writer calls `measured` before
+    `report`.
     """
 
     def __init__(
@@ -97,19 +108,19 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file may have free pages, or a write-ahead log that can be emptied."""
+        """Whether the file possibly has free pages, or a write-ahead log to empty."""
         self._idle = False
         self._batch = Batch()
         self._busy = False
         self._flushed = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
-        """Sequences of rollouts with an event that could not be committed: no later event of them is written."""
+        """The sequences of rollouts with an event that could not be committed. Their later events are not written."""
         self._owed: dict[Hashable, Latest] = {}
-        """What a failed transaction left for the next one."""
+        """The `latest` of a failed transaction. The next transaction writes it."""
         self.commits = 0
         self.commit_seconds = 0.0
-        """The time of all commits."""
+        """The time that all commits together took."""
         super().__init__(file, COMMIT, supervisor)
 
     @property
@@ -118,7 +129,7 @@ class Writer(Committer[Batch]):
         return not self._busy and self._timer is None
 
     def batch(self) -> Batch:
-        """Return the next batch. The caller adds to it at once."""
+        """Return the batch of the next transaction. The caller must add to this batch at once."""
         if self.idle:
             self._arm()
         return self._batch
@@ -131,7 +142,7 @@ class Writer(Committer[Batch]):
         self._end()
 
     def broken(self, error: BaseException) -> None:
-        """Commit nothing more, because the next batch is inconsistent. Its tokens and barriers get False."""
+        """Commit no further batch, because the next batch is inconsistent. Its tokens and barriers get False."""
         self._supervisor.failed(COMMIT, error, self._died)
 
     def _arm(self) -> None:
@@ -139,7 +150,7 @@ class Writer(Committer[Batch]):
         self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self._died)
 
     def flush(self) -> None:
-        """Give the batch to the thread now."""
+        """Give the waiting batch to the thread."""
         self._timer = None
         self._busy = True
         self._flushed = self._loop.time()
@@ -156,7 +167,7 @@ class Writer(Committer[Batch]):
             self._finish(batch, False)
 
     def _finish(self, batch: Batch, ok: bool) -> None:
-        """Call the tokens and barriers of a batch, on the event loop."""
+        """Report the tokens of a batch and call its barriers, on the event loop."""
         if batch.done:
             return
         batch.done = True
@@ -184,7 +195,7 @@ class Writer(Committer[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         for batch in items:
             self._write(batch)
-        if self.problem and not items:  # does writing work again?
+        if self.problem and not items:  # try whether writing works again
             self._write(Batch(statements=[(FACT, fact("tried", int(time.time())))], done=True))
         if self.problem:
             return
@@ -216,12 +227,12 @@ class Writer(Committer[Batch]):
             self.commits += 1
             self.commit_seconds += time.perf_counter() - began
             self._owed = {}
-        except Exception as error:  # of any kind: the batch has to be reported
+        except Exception as error:  # every error is caught, because the batch must be reported
             problem = str(error) or type(error).__name__
             self._broken.update(rollout.sequence for rollout, _, _ in batch.tokens)
             refused = {row[0] for row in batch.rows[ACCEPT]}
             self._owed = {about: it for about, it in latest.items() if about not in refused and disk_failed(error)}
-        wrote = batch.tokens or batch.statements or latest  # an empty transaction also succeeds on a full disk
+        wrote = batch.tokens or batch.statements or latest  # an empty transaction succeeds even on a full disk
         if (problem or wrote) and self._set_problem(problem):
             self._on_loop(self._report_problem, problem)
         self._unmeasured = not problem
@@ -234,11 +245,11 @@ class Writer(Committer[Batch]):
         try:
             for call in batch.after:
                 call()
-        except Exception:  # the batch is committed all the same
+        except Exception:  # the batch is already committed
             log.exception("the journal %s: a step after a commit failed", self._file.path)
 
     def _pages(self) -> tuple[int, int]:
-        """Return how many pages of the file are in use, and how many are free."""
+        """Return the number of pages in use, and the number of free pages."""
         (pages,), (free,) = (self._database.execute(f"PRAGMA {name}_count").fetchone() for name in ("page", "freelist"))
         return pages - free, free
 
@@ -248,14 +259,16 @@ class Writer(Committer[Batch]):
             self._on_loop(self._measured, self._pages()[0] * self._page)
 
     def _shrink(self) -> None:
-        """Release some free pages: while idle until none is left, else those beyond a quarter of the pages in use.
+        """Release up to VACUUM_PAGES free pages.
 
-        New rollouts use free pages again, which costs less than to release them.
+        When the thread is idle, repeated calls release all free pages. Otherwise a call releases pages only if there
+        are many: more than a quarter of the pages in use. New rollouts reuse free pages, which costs less than a
+        release.
         """
         try:
             used, free = self._pages()
             if free > (0 if self._idle else max(VACUUM_PAGES, used // 4)):
-                # execute() steps a statement once, and each step of this one releases one page.
+                # execute() runs only the first step of this PRAGMA, which releases one page. executescript() runs all.
                 self._database.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
             elif self._idle:
                 self._shrinking, self._idle = self._truncate(), False
@@ -263,7 +276,7 @@ class Writer(Committer[Batch]):
             self._shrinking = False
 
     def _truncate(self) -> bool:
-        """Empty the write-ahead log. Returns whether a reader still needs it."""
+        """Empty the write-ahead log. Returns True if a reader still needs the log."""
         self._database.execute("PRAGMA busy_timeout = 0")  # no batch waits for a reader
         try:
             (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -272,7 +285,7 @@ class Writer(Committer[Batch]):
         return bool(busy)
 
     def _leave_out(self, batch: Batch) -> None:
-        """Remove the rollouts that lack an event from a batch, and report their tokens."""
+        """Remove the events of rollouts in `_broken` from a batch, and report their tokens with False."""
         late = [token for token in batch.tokens if token[0].sequence in self._broken]
         if late:
             batch.tokens = [token for token in batch.tokens if token[0].sequence not in self._broken]

@@ -1,6 +1,6 @@
-"""The Ledger port: where a trainer stores rollouts, answered chats and completions, to continue after a restart.
+"""The Ledger port. A trainer stores rollouts, answered chats and completions in a ledger, to continue after a restart.
 
-`SqliteLedger` implements it. Another backend is one file: a subclass of Ledger.
+`SqliteLedger` implements the port. Another backend is a subclass of Ledger.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.types import Completion
 
 Then = Callable[[Any, LedgerError | None], None]
-"""Called on the event loop with the value that was read, or with the error."""
+"""A function that is called on the event loop with the value that was read, or with the error."""
 
 
 class ChatRow(NamedTuple):
@@ -22,9 +22,9 @@ class ChatRow(NamedTuple):
     sample: str
     number: int
     continues: int
-    """The chat that its tokens continue."""
+    """The number of the chat whose tokens this chat continues, or 0 if there is no such chat."""
     offered: str
-    """What replaces the tools that it offered, in its body."""
+    """The digest of the tools that the chat offered."""
     question: bytes
     reply: bytes
 
@@ -36,24 +36,24 @@ class LedgerRollout:
     rollout_id: str
     attempt: int
     server_key: str = ""
-    """Its server: "target HOST:PORT" or "journal ID"; empty for a callback."""
+    """The rollout's server as "target HOST:PORT" or "journal ID", or empty for a callback."""
     affinity_key: str = ""
     init: bytes | None = None
-    """An InitRequest; None for a callback, and after the confirmation."""
+    """An InitRequest in wire form. It is None for a callback, and after the confirmation."""
     tools: bytes | None = None
-    """A Tools message; None before the answer to its Init."""
+    """A Tools message in wire form. It is None before the answer to the Init."""
     result_id: str | None = None
     completion: bytes | None = None
-    """A Completion as it was received; None before that and after the confirmation."""
+    """A Completion as it was received. It is None before the rollout's completion, and after the confirmation."""
     confirmed: float | None = None
-    """The time of the confirmation, by the wall clock; None before it."""
+    """The time of the confirmation by the wall clock, or None before the confirmation."""
     chats: list[ChatRow] = field(default_factory=list)
     damage: str = ""
-    """What is damaged in its rows; empty if nothing is."""
+    """A description of the damage in the rollout's rows, or empty if there is no damage."""
 
 
 class Ledger(Protocol):
-    """Keeps attachment ids, rollouts, answered chats, and completions until they are confirmed.
+    """Stores attachment ids, rollouts, answered chats and completions. Keeps a completion until its confirmation.
 
     Writes are committed in the order of the calls. `then` is called after the commit.
     """
@@ -61,19 +61,22 @@ class Ledger(Protocol):
     name: str
     """Names the ledger in error messages."""
     unconfirmed: dict[str, int]
-    """The attempts of rollouts whose completion is not confirmed, by rollout id, oldest first."""
+    """The attempt of each rollout whose completion is not confirmed, by rollout id. The oldest completion is first."""
 
     def take_restored(self) -> list[LedgerRollout]:
-        """Returns, once, the rollouts of an earlier process: unfinished ones with their chats, others without."""
+        """Return the rollouts of an earlier process. Only unfinished rollouts have their chats.
+
+        Later calls return an empty list.
+        """
 
     def attachment(self, server_key: str) -> tuple[str, str]:
-        """Returns the attachment id for a server and the journal id that was last seen there."""
+        """Return the attachment id for a server, and the last known journal id of the server."""
 
     def record_server(self, server_key: str, journal_id: str) -> None:
         """Record the journal id of a server that was connected."""
 
     def callback_id(self, use: Literal["run", "secret"]) -> str:
-        """Returns the id of the run that callbacks name, or the secret that makes the credentials of callbacks."""
+        """Return the id of the run that callbacks name, or the secret that makes the credentials of callbacks."""
 
     def record_assignment(
         self, rollout_id: str, attempt: int, init: bytes, server_key: str, affinity_key: str, then: Then
@@ -84,7 +87,7 @@ class Ledger(Protocol):
         """Record the tools in the answer to an Init."""
 
     def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
-        """Record an answered chat. `enter` is set for the first record of an attempt."""
+        """Record an answered chat. `enter` is True for the first record of an attempt."""
 
     def complete(
         self,
@@ -96,14 +99,14 @@ class Ledger(Protocol):
         confirmed: bool,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion, `data` in the form of the wire.
+        """Record a completion. `data` is the completion in wire form.
 
-        `enter` is set for the first record of an attempt, `confirmed` for a completion that no caller waits for.
-        `chats` replace the recorded ones.
+        `enter` is True for the first record of an attempt. `confirmed` is True for a completion that no caller waits
+        for. `chats` replace the recorded chats.
         """
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
-        """Record that a completion was used, and delete its chats. Idempotent. Raises LedgerError."""
+        """Record that a completion was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
 
     def drop(self, rollout_id: str, attempt: int) -> None:
         """Delete a rollout that ended without a completion."""
@@ -112,7 +115,7 @@ class Ledger(Protocol):
         """Delete old rollouts. Keeps completions that are not confirmed."""
 
     def fetch(self, rollout_id: str, then: Then) -> None:
-        """Read a LedgerRollout with its chats; None if there is none."""
+        """Read a rollout, and call `then` with a LedgerRollout and its chats, or with None if there is no rollout."""
 
     async def written(self) -> None:
         """Wait until the ledger has tried to commit every earlier write."""

@@ -1,6 +1,6 @@
 """Reads and checks the ledger's rows, and repairs damaged ones when the ledger is opened.
 
-A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS); the other rollouts continue.
+A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue.
 """
 
 import logging
@@ -46,7 +46,7 @@ def end_sum(rollout_id: str, attempt: int, result_id: str, completion: bytes, en
 
 
 def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollout | None:
-    """Return a rollout with its chats; None if there is none."""
+    """Return a rollout with its chats, or None if there is no such rollout."""
     row = connection.execute("SELECT * FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
     if row is None:
         return None
@@ -62,7 +62,7 @@ def read_rollout(connection: sqlite3.Connection, rollout_id: str) -> LedgerRollo
 
 
 def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
-    """Delete old rows, repair damaged ones, and return the content of the ledger."""
+    """Delete old rows, repair damaged rows, and return the content of the ledger."""
     old = time.time() - ttl
     connection.execute("BEGIN IMMEDIATE")
     _mend(connection, path)
@@ -87,7 +87,7 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float) -> Found:
 
 
 def _mend(connection: sqlite3.Connection, path: Path) -> None:
-    """Delete damaged attachments and repair confirmed rollouts, which stay confirmed.
+    """Delete damaged attachments, and repair damaged rows of confirmed rollouts. These rollouts stay confirmed.
 
     The rollouts of a deleted attachment are sent again, so that their server reports their ends to the new attachment.
     """
@@ -102,11 +102,11 @@ def _mend(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
-    """Return the unfinished rollouts with their chats. Ends the damaged ones."""
+    """Return the unfinished rollouts with their chats. Ends damaged rollouts."""
     found: dict[str, LedgerRollout] = {}
     for row in connection.execute("SELECT * FROM rollout WHERE result_id IS NULL ORDER BY rowid").fetchall():
         why = LEDGER.tables["rollout"].wrong(row)
-        if why == "tools_sum":  # the trainer asks for them again
+        if why == "tools_sum":  # the trainer asks for the tools again
             log.error("the tools of rollout %s are damaged in the ledger %s; they are asked for again", row[0], path)
             connection.execute("UPDATE rollout SET tools = NULL, tools_sum = NULL WHERE rollout_id = ?", row[:1])
             row = (*row[:5], None, *row[6:])
@@ -124,7 +124,7 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
         "SELECT chat.* FROM chat JOIN rollout USING (rollout_id, attempt) WHERE result_id IS NULL ORDER BY position"
     ).fetchall()
     cut: dict[str, int] = {}
-    """The position of the first damaged chat, by rollout. The trainer reads later chats from the server's events."""
+    """The position of the first damaged chat, by rollout. The trainer reads the deleted chats from server events."""
     for chat in chats:
         name = chat[1]
         if name not in cut and LEDGER.tables["chat"].wrong(chat):
@@ -140,7 +140,10 @@ def _running(connection: sqlite3.Connection, path: Path) -> list[LedgerRollout]:
 
 
 def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
-    """Return the rollouts with unconfirmed completions, without these. `read_rollout` checks their rows later."""
+    """Return the rollouts that have an unconfirmed completion, but leave the completions out.
+
+    `read_rollout` checks the rows later.
+    """
     query = "SELECT rollout_id, attempt, result_id FROM rollout WHERE result_id IS NOT NULL ORDER BY ended, rowid"
     found = []
     for name, attempt, result in connection.execute(query).fetchall():
@@ -154,7 +157,7 @@ def _ended(connection: sqlite3.Connection) -> list[LedgerRollout]:
 
 
 def _quarantine(connection: sqlite3.Connection, row: Sequence[Any], damage: str) -> None:
-    """Give an unfinished rollout that cannot continue the outcome FAILED (DATA_LOSS), to be confirmed like others."""
+    """Give a damaged rollout the outcome FAILED (DATA_LOSS). This outcome is confirmed like every other outcome."""
     rollout_id, attempt = str(row[0]), row[1] if isinstance(row[1], int) else 1
     completion = data_loss("ledger", rollout_id, attempt, damage)
     data = completion_to_wire(completion).SerializeToString()

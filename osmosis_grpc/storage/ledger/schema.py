@@ -1,4 +1,4 @@
-"""The ledger's tables and their checksums. Deleted rows leave free pages for later rows; the file does not shrink."""
+"""The ledger's tables and their checksums. Later rows reuse the pages of deleted rows. The file does not shrink."""
 
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.sqlite.file_schema import Schema

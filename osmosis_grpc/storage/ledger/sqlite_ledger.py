@@ -1,8 +1,8 @@
-"""The Ledger in SQLite: turns each call into statements for the next commit.
+"""The Ledger in SQLite. Each call becomes statements of the next commit.
 
-It stores attachment ids, rollouts with their Init and attempt, every answered chat, completions until they are
-confirmed, and the ids of confirmed ones for some time. Messages are stored in wire form, without credentials and
-callback states.
+The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores a completion until
+the confirmation, and the ids of a confirmed completion for some time after that. Messages are stored in wire form,
+without credentials and callback states.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ _CALLBACK_KEYS = {"run": "", "secret": "callbacks"}
 
 
 class SqliteLedger(Ledger):
-    """Belongs to one process and its event loop, from open() to close()."""
+    """A ledger file. From open() to close(), the file belongs to one process and one event loop."""
 
     def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
         self.name = str(file.path)
@@ -75,7 +75,7 @@ class SqliteLedger(Ledger):
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":
-        """Open a ledger file, or create it. Raises LedgerError, also if another process has it open."""
+        """Open or create a ledger file. Raises LedgerError, for example if another process has the file open."""
         file, found = await asyncio.to_thread(_open_file, Path(path), ttl)
         return cls(file, found, supervisor or Supervisor("the ledger"))
 
@@ -101,7 +101,7 @@ class SqliteLedger(Ledger):
     def callback_id(self, use: Literal["run", "secret"]) -> str:
         server_key = _CALLBACK_KEYS[use]
         attachment_id, _ = self.attachment(server_key)
-        self.record_server(server_key, "")  # sets the time when it was last used
+        self.record_server(server_key, "")  # records the time of this use
         return attachment_id
 
     # Rollouts.
@@ -162,14 +162,14 @@ class SqliteLedger(Ledger):
         await future
 
     def _enter(self, rollout_id: str, attempt: int) -> list[Statement]:
-        """Add a new attempt, and drop the unconfirmed completion of a lower one."""
+        """Return the statements that add a new attempt. Drops the unconfirmed completion of a lower attempt."""
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
         row = rollout_id, attempt, "", "", None
         return [(_ENTER, with_sum(b"rollout.assignment_sum", row)), *_drop_lower(rollout_id, attempt)]
 
     def _chat(self, kept: ChatRow) -> Statement:
-        """Add a chat after all others."""
+        """Return the statement that adds a chat after all other chats."""
         self._position += 1
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
@@ -205,7 +205,7 @@ class SqliteLedger(Ledger):
         await future
 
     async def close(self) -> None:
-        """Commit everything that waits, and release the file."""
+        """Commit all queued writes, and release the file."""
         await self.writer.close()
 
 
@@ -223,7 +223,7 @@ def _open_file(path: Path, ttl: float) -> tuple[LockedFile, Found]:
 
 
 def _drop_lower(rollout_id: str, attempt: int) -> list[Statement]:
-    """Delete the lower attempts of a rollout, if there can be any."""
+    """Return the statements that delete lower attempts of a rollout. Attempt 1 needs no statements."""
     if attempt == 1:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The ledger's thread: commits everything that waits in one transaction, and then calls the event loop once."""
+"""The ledger's thread. It commits all queued writes in one transaction, and then calls the event loop once."""
 
 import asyncio
 import sqlite3
@@ -40,11 +40,11 @@ class Writer(Committer[_Job]):
         self._put(_Job(statements, None, then))
 
     def read(self, read: Callable[[sqlite3.Connection], Any], then: Then) -> None:
-        """Call `then` with the result of `read`, which sees all earlier writes."""
+        """Call `then` with the result of `read`. The function `read` sees all earlier writes."""
         self._put(_Job((), read, then))
 
     async def close(self) -> None:
-        """Commit everything that waits, end the thread, and close the file. Idempotent."""
+        """Commit all queued writes, end the thread, and close the file. Idempotent."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._end)
@@ -69,7 +69,7 @@ class Writer(Committer[_Job]):
         except Exception as error:
             if len(jobs) == 1:
                 return [(jobs[0].then, None, error)]
-            if not disk_failed(error):  # one of them is the cause
+            if not disk_failed(error):  # one of the jobs is the cause
                 return [answer for job in jobs for answer in self._answers([job])]
             return [
                 answer
@@ -93,5 +93,5 @@ class Writer(Committer[_Job]):
             self._supervisor.call(AFTER, then, value, failure, report=partial(self._undone, then))
 
     def _undone(self, then: Then, error: BaseException) -> None:
-        """Report an error to a callback that has raised, as if nothing had been written."""
+        """Call `then` again after its first call has raised. `then` gets an error, as after a failed write."""
         then(None, LedgerError(f"{AFTER.name} of {self._file.path} failed: {type(error).__name__}: {error}"))

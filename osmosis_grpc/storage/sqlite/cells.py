@@ -1,11 +1,11 @@
-"""Decodes the cells of a page of a SQLite table: each cell is one row. See https://sqlite.org/fileformat.html."""
+"""Decodes the cells in a page of a SQLite table. Each cell is one row. See https://sqlite.org/fileformat.html."""
 
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _INTEGERS = (0, 1, 2, 3, 4, 6, 8)
-"""Bytes of integers, by their serial type."""
+"""The number of bytes of an integer, by its serial type."""
 
 
 class Cell(NamedTuple):
@@ -14,11 +14,11 @@ class Cell(NamedTuple):
     rowid: int
     values: list[Any]
     size: int
-    """Its bytes in the page."""
+    """The number of bytes that the row takes in the page."""
 
 
 def pointers(page: bytes, head: int = 0) -> list[int]:
-    """Return the offsets of the cells, as the page's header has them."""
+    """Return the offsets of the cells, which follow the page's header."""
     count = int(struct.unpack_from(">H", page, head + 3)[0])
     first = head + (12 if page[head] in (2, 5) else 8)
     count = min(count, (len(page) - first) // 2)
@@ -26,7 +26,7 @@ def pointers(page: bytes, head: int = 0) -> list[int]:
 
 
 def accounted(page: bytes, sizes: Sequence[int]) -> bool:
-    """Return whether cells of these sizes and the free blocks between them fill a leaf, as its header says."""
+    """Return whether cells of these sizes, with the free blocks, fill the space in a leaf that its header states."""
     free, count, content = struct.unpack_from(">3H", page, 1)
     holes, seen = page[7], 0
     while free and seen < len(page):
@@ -41,7 +41,7 @@ def accounted(page: bytes, sizes: Sequence[int]) -> bool:
 
 
 def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) -> Cell | None:
-    """Return the row at an offset; None if there is none. `other` returns its overflow pages."""
+    """Return the row at an offset, or None if there is no row. `other` returns an overflow page by number."""
     try:
         size, body = _varint(page, at)
         rowid, body = _varint(page, body)
@@ -68,7 +68,7 @@ def read(page: bytes, at: int, other: Callable[[int], bytes], page_size: int) ->
 
 
 def _local(size: int, page_size: int) -> int:
-    """Return how many bytes of a row are in its leaf; overflow pages have the others."""
+    """Return how many bytes of a row are in its leaf. Overflow pages have the other bytes."""
     most = page_size - 35
     if size <= most:
         return size
@@ -88,9 +88,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _types(record: bytes) -> tuple[list[int], int]:
-    """Return a record's serial types and the offset of its values, which is one byte for rows with few columns.
+    """Return the serial types of a record, and the offset of its values.
 
-    Raises ValueError and IndexError for bytes that are not a record.
+    Reads this offset from one byte, which is enough for few columns. Raises ValueError or IndexError if the bytes are
+    not a record.
     """
     end, at, types = record[0], 1, []
     while at < end:

@@ -1,7 +1,7 @@
-"""Checksums of rows: reading a row detects a changed value, and a row under another key.
+"""Checksums of rows. They detect a row with a changed value, and a row that has the key of another row.
 
-CRC-32 detects every change of one or two bits and every change within 32 adjacent bits; it misses one of 4 billion
-other changes. 64 bits of BLAKE2b take twice the time: see docs/reliability.md, X9.
+CRC-32 detects every change of one or two bits, and every change within 32 adjacent bits. It misses one of 4 billion
+other changes. BLAKE2b with 64 bits takes twice the time (see docs/reliability.md, X9).
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _number = Struct("<cd").pack
 _length = Struct("<cQ").pack
 _event = Struct("<15scdcdcdcdcdcQ").pack
 EVENTS = b"events.checksum"
-"""The name in the checksums of events."""
+"""The `about` of row_sum in the checksums of events."""
 
 
 def row_sum(about: bytes, values: Iterable[Any]) -> int:
@@ -33,12 +33,12 @@ def row_sum(about: bytes, values: Iterable[Any]) -> int:
 
 
 def with_sum(about: bytes, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values and, last, their row_sum."""
+    """Return the values, followed by their row_sum."""
     values = tuple(values)
     return *values, row_sum(about, values)
 
 
 def event_sum(position: int, sequence: int, number: int, time: float, kind: int, body: bytes) -> int:
-    """Return the row_sum of an event, faster than row_sum does."""
+    """Return the same checksum of an event as row_sum, in less time."""
     head = _event(EVENTS, b"#", position, b"#", sequence, b"#", number, b"#", time, b"#", kind, b"b", len(body))
     return crc32(body, crc32(head))

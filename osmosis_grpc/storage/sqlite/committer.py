@@ -1,4 +1,4 @@
-"""The group commit of the journal and of the ledger: one thread commits what is queued, over the writing connection."""
+"""The group commit of the journal and of the ledger. One thread commits all queued items over one connection."""
 
 import asyncio
 import logging
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 CHECK_EVERY = 2.0
-"""The most seconds between two checks of the lock."""
+"""While no item comes, the thread checks the lock again after this many seconds at most."""
 AT_ONCE = 4096
-"""The most items of one call of _commit."""
+"""One call of _commit gets this many items at most."""
 
 
 class Committer(ABC, Generic[Item]):
-    """Commits items on a thread, which starts in the constructor. Belongs to the running event loop.
+    """Commits items on a thread. The constructor starts the thread. Belongs to the running event loop.
 
-    `job` is the thread, with OnFailure.FAIL_OWNER: an error that a subclass does not handle, or a lost lock, ends the
-    thread, fails the supervisor's owner, and fails all items, later ones too.
+    `job` is the job of the thread, and declares OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a
+    subclass does not handle an error. Then the supervisor's owner fails, and all waiting and later items fail.
     """
 
     def __init__(self, file: LockedFile, job: Job, supervisor: Supervisor) -> None:
         self.problem = ""
-        """Why the newest transaction was not committed; empty if it was."""
+        """Why the newest transaction was not committed, or empty if it was committed."""
         self._file = file
         self._database = file.database
         self._loop = asyncio.get_running_loop()
@@ -39,21 +39,24 @@ class Committer(ABC, Generic[Item]):
         self._supervisor = supervisor
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._taken: list[Item] = []
-        """Items that the thread commits now."""
+        """The items that the thread is committing."""
         self._error: BaseException | None = None
-        """Why the thread has ended; None while it runs."""
+        """The error that has ended the thread, or None."""
         self._thread = supervisor.thread(job, self._step, self._died)
 
     @abstractmethod
     def _commit(self, items: Sequence[Item]) -> None:
-        """Commit items in their order, on the thread. There are none after a timeout, and perhaps at the end."""
+        """Commit items in their order, on the thread. `items` is empty after a timeout, and perhaps at the end."""
 
     @abstractmethod
     def _fail(self, items: Sequence[Item], error: BaseException) -> None:
-        """Report that the thread has ended without these items, on the event loop."""
+        """Report on the event loop that the thread has ended before it committed these items."""
 
     def _timeout(self) -> float | None:
-        """Return the seconds after which _commit is called without items; None for never. Called on the thread."""
+        """Return how many seconds the thread waits for an item before it calls _commit without items.
+
+        None means CHECK_EVERY, which is also the upper limit. Called on the thread.
+        """
         return None
 
     def _put(self, item: Item) -> None:
@@ -64,7 +67,7 @@ class Committer(ABC, Generic[Item]):
             self._loop.call_soon(self._fail, [item], self._error)
 
     def _end(self) -> None:
-        """Commit everything that waits, and end the thread. The caller queues nothing more."""
+        """Commit all queued items, and end the thread. The caller must not queue another item."""
         self._queue.put(None)
         self._thread.join()
 
@@ -87,7 +90,10 @@ class Committer(ABC, Generic[Item]):
         return not closing
 
     def _died(self, error: BaseException) -> None:
-        """Fail all items, on the event loop, after an error on the thread or in a call that it has scheduled."""
+        """Fail all queued items, after an error on the thread or in a call that the thread has scheduled.
+
+        Called on the event loop.
+        """
         self._error = error
         items, self._taken = list(self._taken), []
         with suppress(queue.Empty):
@@ -99,7 +105,7 @@ class Committer(ABC, Generic[Item]):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit at the end of the block; roll back if it raises."""
+        """Commit at the end of the block. Roll back if the block raises."""
         try:
             self._database.execute("BEGIN IMMEDIATE")
             yield self._database
@@ -132,6 +138,6 @@ class Committer(ABC, Generic[Item]):
 
 
 def disk_failed(error: Exception) -> bool:
-    """Return whether the disk is the cause of an error of writing, so that a retry may succeed."""
+    """Return whether the disk has caused an error of writing. After such an error, a retry can succeed."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR)
     return isinstance(error, OSError | sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR

@@ -1,7 +1,7 @@
-"""Opens a journal or a ledger: creates it, checks it, repairs it, or refuses it.
+"""Opens a journal or a ledger. Creates a missing file, repairs a damaged file, and refuses a file of another version.
 
-Until 0.1.0 is released a file of another version is refused: nothing converts it. The rows of a damaged file are copied
-into a new one (salvage.py), so a program starts with any file of its own version.
+Before the release of 0.1.0, no file is converted to another version. The rows of a damaged file are copied to a new
+file (salvage.py), so a program can start with any file of its own version.
 """
 
 import logging
@@ -29,11 +29,14 @@ _NOT_DAMAGE = {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_NOMEM,
 }
-"""SQLite's errors about the disk or another process."""
+"""Codes of SQLite's errors that do not report damage. Their cause is, for example, the disk or another process."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection for one thread at a time, which begins no transaction by itself. Raises sqlite3.Error."""
+    """Return a connection that one thread at a time can use. Raises sqlite3.Error.
+
+    The connection begins no transaction by itself.
+    """
     return _lenient(sqlite3.connect(path, isolation_level=None, check_same_thread=False))
 
 
@@ -85,7 +88,7 @@ class LockedFile:
 
 @contextmanager
 def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
-    """Raise schema.error with the path for every error of opening a file."""
+    """Turn every error of opening a file into schema.error, with the path in the message."""
     try:
         yield
         return
@@ -99,9 +102,10 @@ def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
 
 
 def look(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Return a read-only connection that sees the file as it is now. Raises schema.error, sqlite3.Error.
+    """Return a read-only connection that sees the present content of the file. Raises schema.error, sqlite3.Error.
 
-    It creates no other file: without a write-ahead log, no process has the file open.
+    SQLite creates no other file. If the file has no write-ahead log, no process has the file open, so SQLite opens the
+    file as immutable.
     """
     with closing(Pages(path, schema.page_size)) as pages:
         check_version(pages, path, schema)
@@ -111,7 +115,7 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
     try:
         database.execute("BEGIN")
-        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # the snapshot begins here, not with the first read
+        database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # this read begins the snapshot
     except BaseException:
         database.close()
         raise
@@ -139,7 +143,10 @@ def check_version(pages: Pages, path: Path, schema: Schema) -> None:
 
 
 def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
-    """Return what is damaged in a file's structure; empty if nothing is. Raises sqlite3.Error if the disk fails."""
+    """Describe the damage in a file's structure. Returns an empty text if there is no damage.
+
+    Raises sqlite3.Error if the disk fails.
+    """
     try:
         if database.execute(schema.CATALOG).fetchall() != schema.catalog:
             return "its tables are not those of this version"
@@ -162,6 +169,6 @@ def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
 
 
 def _lenient(database: sqlite3.Connection) -> sqlite3.Connection:
-    """Make a damaged text readable: the checksum of its row does not match."""
+    """Make a connection return damaged texts without an error. The checksum of the row reports the damage."""
     database.text_factory = lambda data: data.decode("utf-8", "replace")
     return database

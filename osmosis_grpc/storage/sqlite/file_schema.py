@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.storage.sqlite.checksum import row_sum
 
 SCHEMA_VERSION = 3
-"""The version of the journal and the ledger. It grows with each change of a table; other versions are refused."""
+"""The version of the journal and the ledger. It grows with each change of a table. Other versions are refused."""
 
 Row = Sequence[Any]
 
@@ -25,16 +25,19 @@ class Table:
     key: tuple[int, ...]
     """Indices of the primary key's columns."""
     rowid: int | None
-    """The index of the column that is SQLite's rowid, which a row's record does not contain; None if none is."""
+    """The index of the column that is SQLite's rowid, or None. A row's record does not contain the rowid."""
     optional: frozenset[int]
-    """Indices of the columns that may be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
+    """Indices of the columns that can be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
     sums: Mapping[str, tuple[str, ...]]
-    """The columns that each checksum covers, by its column."""
+    """The columns that each checksum covers, by the name of the checksum's column."""
     rank: tuple[int, ...]
-    """Indices of columns whose values only grow: of two versions of a row, the newer one has the higher values."""
+    """Indices of columns whose values only grow. Of two versions of a row, the newer version has the higher values."""
 
     def wrong(self, row: Row) -> str:
-        """Return the first checksum that does not match a row, or "a value"; an empty text if all match."""
+        """Return the column of the first checksum that does not match. Returns an empty text if all checksums match.
+
+        Returns "a value" if a checksum cannot be computed.
+        """
         try:
             for place, about, covered in self._checks:
                 if row[place] is None:
@@ -42,19 +45,19 @@ class Table:
                         return self.columns[place]
                 elif row[place] != row_sum(about, [row[at] for at in covered]):
                     return self.columns[place]
-        except Exception:  # a damaged value may be of any type
+        except Exception:  # a damaged value can have any type
             return "a value"
         return ""
 
     def delete_damaged(self, database: sqlite3.Connection) -> list[Row]:
-        """Delete the rows with a checksum that does not match, and return them."""
+        """Delete the rows with a wrong checksum, and return these rows."""
         rows = database.execute(f"SELECT rowid, * FROM {self.name} NOT INDEXED").fetchall()  # noqa: S608
         damaged = [row for row in rows if self.wrong(row[1:])]
         database.executemany(f"DELETE FROM {self.name} WHERE rowid = ?", [row[:1] for row in damaged])  # noqa: S608
         return [row[1:] for row in damaged]
 
     def newer(self, row: Row, other: Row) -> bool:
-        """Return whether a row is a newer version of the other one."""
+        """Return whether `row` is a newer version than `other`."""
 
         def rank(one: Row) -> list[float]:
             return [
@@ -79,17 +82,17 @@ class Schema:
     """Its name in messages: journal or ledger."""
     tables_script: str
     error: Callable[[str], Exception]
-    """Raised for a file of another program or another version."""
+    """Makes the error for a file that cannot be opened, for example a file of another version."""
     instead: str
-    """What messages propose to use instead."""
+    """Messages propose to use this instead of a refused file."""
     known_table: str
-    """A table that older versions have too."""
+    """A table that older versions have, too."""
     page_size: int
     shrinks: bool
     legacy_id: int
     """The application id of schema 1."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    """The checksums of a table; by default, one of all columns."""
+    """The checksums of each table. A table without an entry has one checksum of all columns."""
     rank: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of Table.rank, by table."""
     clean: Callable[[sqlite3.Connection], Sequence[str]] = lambda database: ()
@@ -100,7 +103,10 @@ class Schema:
     CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
 
     def application_id(self, version: int) -> int:
-        """Return the application id of a version. Ids of versions differ in many bits, so one flipped bit is damage."""
+        """Return the application id of a version.
+
+        The ids of two versions differ in many bits. So an id that differs in one bit from a known id is damaged.
+        """
         return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
 
     def create(self, database: sqlite3.Connection) -> None:
@@ -114,7 +120,7 @@ class Schema:
 
     @cached_property
     def catalog(self) -> list[tuple[Any, ...]]:
-        """The rows of sqlite_schema in such a file."""
+        """The rows of sqlite_schema in a file of this kind."""
         with closing(self._empty()) as database:
             return database.execute(self.CATALOG).fetchall()
 

@@ -1,7 +1,7 @@
-"""Reads the pages of a SQLite file and the rows in them from the disk, also of a file that SQLite refuses to read.
+"""Reads the pages of a SQLite file, and their rows, without SQLite. So it can read a file that SQLite refuses to read.
 
-It visits page by page, without the pages' links to each other, and writes nothing. The checksum of a row tells whether
-the row is sound.
+The search for rows reads one page after another, and does not need the links between pages. Nothing is written. The
+checksum of a row tells whether the row is sound.
 """
 
 import os
@@ -19,12 +19,12 @@ _TABLE_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR, _INDEX_LEAF = 13, 5, 2, 10
 
 
 class FoundRow(NamedTuple):
-    """A row of a page, sound or damaged."""
+    """A sound or damaged row in a page."""
 
     table: Table
     values: list[Any]
     sound: bool
-    """Whether its checksums match."""
+    """Whether the checksums of the row match."""
 
 
 class Pages:
@@ -38,21 +38,21 @@ class Pages:
         self.has_wal = len(log) > HEAD
         self.count = self._log.size or -(-os.fstat(self._file).st_size // page_size)
         self.lost = 0
-        """How many rows could not be read so far."""
+        """The number of rows so far that could not be read."""
         self._first = self.page(1).ljust(page_size, b"\0")
         self.user_version, _, self.application_id = struct.unpack_from(">3I", self._first, 60)
         self.is_database = sum(one == other for one, other in zip(self._first, _MAGIC, strict=False)) >= 12
-        """Whether it begins like a SQLite file, except for a few bytes."""
+        """Whether the file begins like a SQLite file. A few bytes can differ."""
         unused = not (self.application_id or self.user_version) and self._first[103:105] == b"\0\0"
         self.is_blank = not self.count or unused
-        """Whether no table was ever created in it."""
+        """Whether no table was ever created in the file."""
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
     def page(self, number: int) -> bytes:
-        """Return a page, counted from 1, as of the last commit."""
+        """Return a page as of the last commit. The first page has the number 1."""
         known = self._log.pages.get(number)
         return known if known is not None else os.pread(self._file, self.size, (number - 1) * self.size)
 
@@ -61,7 +61,7 @@ class Pages:
         return any(values[:2] == ["table", name] for values in self._schema_rows())
 
     def problem(self, schema: Schema) -> str:
-        """Return what is damaged in the file's header or its write-ahead log; an empty text if nothing is."""
+        """Describe the damage in the file's header or write-ahead log. Returns an empty text if there is no damage."""
         if self.is_blank:
             return ""
         head = self._first
@@ -81,7 +81,7 @@ class Pages:
     # The rows.
 
     def rows(self, schema: Schema) -> Iterator["FoundRow"]:
-        """Yield all rows. A row may come in several versions; Table.newer finds the newest."""
+        """Yield all rows. A row can come in several versions. Table.newer tells which version is newer."""
         unused = self._unused()
         for number in range(2, self.count + 1):
             if number not in unused:
@@ -111,7 +111,7 @@ class Pages:
                 yield cell.values
 
     def _unused(self) -> set[int]:
-        """Return the free pages, whose rows are deleted; none if the list of free pages is damaged."""
+        """Return the free pages. All their rows are deleted. Returns no page if the list of free pages is damaged."""
         trunk, count = struct.unpack_from(">2I", self._first, 32)
         free: set[int] = set()
         while trunk:
@@ -126,7 +126,7 @@ class Pages:
         return free - self._used() if len(free) == count else set()
 
     def _used(self) -> set[int]:
-        """Return the pages that the tables reach through sound pages."""
+        """Return the pages of tables and indexes that the links between pages reach."""
         used: set[int] = set()
         left = [values[3] for values in self._schema_rows() if isinstance(values[3], int)]
         while left:
@@ -142,7 +142,10 @@ class Pages:
 
 
 def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
-    """Return a row with its table: one whose checksum matches, else one with as many columns; None without both."""
+    """Return the row of a cell, with its table. Returns None if no table has as many columns as the cell.
+
+    The row is damaged if no table has matching checksums. Then the result names the first table with as many columns.
+    """
     near: FoundRow | None = None
     for table in schema.tables.values():
         if len(cell.values) != len(table.columns):
@@ -158,7 +161,7 @@ def _row(cell: cells.Cell, schema: Schema) -> "FoundRow | None":
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Return a write-ahead log, read again if SQLite restarts it meanwhile."""
+    """Return the bytes of a write-ahead log. Reads the log again if SQLite restarts the log meanwhile."""
     for _ in range(10):
         try:
             data = path.read_bytes()

@@ -1,6 +1,6 @@
-"""Replaces a damaged file by a new one with all rows that can be read, and keeps the damaged file beside it.
+"""Replaces a damaged file with a new file that has all readable rows. Keeps the damaged file in the same folder.
 
-It also copies rows whose checksum does not match, so that readers can report them.
+Rows with a wrong checksum are copied, too, so that readers can report them.
 """
 
 import logging
@@ -24,11 +24,14 @@ class Salvaged(NamedTuple):
     rows: int
     damaged: int
     lost: list[str]
-    """Names of rollouts that have lost their row."""
+    """The names of the rollouts whose row is lost."""
 
 
 def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
-    """Replace a damaged file by a new one. Raises OSError, sqlite3.Error, and then has changed nothing."""
+    """Replace a damaged file with a new file. Raises OSError, sqlite3.Error.
+
+    After an error, the next start tries the replacement again, or continues it.
+    """
     making, made = _named(path, "mending"), _named(path, "mended")
     making.unlink(missing_ok=True)
     found = read_out(pages, making, schema)
@@ -52,7 +55,7 @@ def salvage(pages: Pages, path: Path, schema: Schema, problem: str) -> None:
 
 
 def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
-    """Create a file with all rows that can be read. Raises OSError, sqlite3.Error."""
+    """Create the file `fresh` with all readable rows. Raises OSError, sqlite3.Error."""
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     with closing(sqlite3.connect(fresh, isolation_level=None)) as database:
         database.execute("PRAGMA synchronous = OFF")
@@ -68,7 +71,10 @@ def read_out(pages: Pages, fresh: Path, schema: Schema) -> Salvaged:
 
 
 def finish(path: Path) -> Path | None:
-    """Move a finished new file to its place, and the damaged one aside. Continues where a crash has stopped it."""
+    """Move the damaged file aside, and move a finished new file to its place. Continues after a crash.
+
+    Returns the new path of the damaged file, or None if there is no finished new file.
+    """
     made = _named(path, "mended")
     if not made.exists():
         return None
@@ -87,7 +93,7 @@ def finish(path: Path) -> Path | None:
 
 
 def _put(database: sqlite3.Connection, row: FoundRow) -> bool:
-    """Insert a row, or replace its older version. Returns whether the file has the row."""
+    """Insert a row, or replace an older version of the row. Returns whether the file has the row."""
     table, values = row.table, row.values
     marks = ", ".join("?" * len(values))
     try:

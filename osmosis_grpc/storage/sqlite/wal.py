@@ -1,7 +1,7 @@
-"""Reads SQLite's write-ahead log without SQLite, which silently drops everything after a damaged frame.
+"""Reads SQLite's write-ahead log without SQLite. SQLite silently ignores all frames after a damaged frame.
 
-A frame is the image of a page: a header of 24 bytes, then the page. Its checksum continues the one of the frame before,
-so a sound frame after a damaged one proves that the log continues.
+A frame is a header of 24 bytes, followed by the image of a page. The checksum of a frame continues the checksum of the
+frame before. So a sound frame after a damaged frame proves that the log continues.
 """
 
 import struct
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 HEAD = 32
-"""Bytes before the first frame."""
+"""The number of bytes before the first frame."""
 FRAME_HEAD = 24
 _MASK = 0xFFFFFFFF
 _MAGICS = (0x377F0682, 0x377F0683)
@@ -24,9 +24,9 @@ class Log:
     pages: dict[int, bytes] = field(default_factory=dict)
     """The newest image of each page."""
     size: int = 0
-    """Pages of the database after the last commit; 0 without a commit."""
+    """The number of pages in the database after the last commit, or 0 if there is no commit."""
     problem: str = ""
-    """What is damaged; empty if nothing is."""
+    """A description of the damage, or empty if there is no damage."""
 
 
 def read_log(data: bytes, page_size: int) -> Log:
@@ -56,10 +56,11 @@ def _sound_head(data: bytes, page_size: int) -> bool:
 
 
 def _frames(data: bytes, page_size: int) -> Iterator[tuple[int, int, int, bytes, bool, str]]:
-    """Yield the frames of the newest log in the file. Frames of older logs may follow, with other salts.
+    """Yield the frames of the newest log in the file. Frames of older logs can follow. They have other salts.
 
-    Of each frame: its index, the number of its page, the pages of the database if it ends a transaction (else 0), the
-    image of the page, whether the frame belongs to the log without a proof by later frames, and what is damaged in it.
+    A frame has these values: its index, the number of its page, the number of pages in the database if the frame ends a
+    transaction (otherwise 0), the image of the page, whether the frame alone proves that it belongs to the log, and a
+    description of its damage.
     """
     sound = _sound_head(data, page_size)
     big = bool(data[3] & 1) if sound else sys.byteorder == "big"
@@ -87,7 +88,7 @@ def _frames(data: bytes, page_size: int) -> Iterator[tuple[int, int, int, bytes,
             yield index, page, commits, image, True, "its checksum"
             continue
         mended = [data for one in sums for data in _flipped(head + image, one, stored, big)]
-        if len(mended) == 1:  # else the checksums of the rows find the damage
+        if len(mended) == 1:  # otherwise the checksums of the rows detect the damage
             page, commits = struct.unpack(">2I", mended[0][:8])
             image = mended[0][8:]
         yield index, page, commits, image, bool(mended), "one bit" if mended else "its content"
@@ -108,13 +109,14 @@ def _sum(data: bytes, start: Sum, big: bool) -> Sum:
 
 
 def _flipped(data: bytes, computed: Sum, wanted: Sum, big: bool) -> list[bytes]:
-    """Return the data with one bit flipped, for up to two bits whose flip gives the wanted checksum.
+    """Return up to two copies of the data. Each copy has one flipped bit and the wanted checksum.
 
-    The checksum is linear: a bit changes it by an amount that depends on the bit's position. High bits of words at
-    many positions change it by the same amount.
+    The checksum is linear, so a flipped bit changes the checksum by an amount that depends on the bit's position. High
+    bits of words at many positions change the checksum by the same amount.
     """
     missing = (wanted[0] - computed[0]) & _MASK, (wanted[1] - computed[1]) & _MASK
-    first, second = (1, 1), (0, 1)  # the change of both halves by 1 more in the first or second word of a pair
+    # The change of both halves of the checksum when the first, or the second, word of a pair grows by 1.
+    first, second = (1, 1), (0, 1)
     order = f"{'>' if big else '<'}{len(data) // 4}I"
     words, found = list(struct.unpack(order, data)), []
     for at in range(len(words) - 2, -1, -2):
