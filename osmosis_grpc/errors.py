@@ -1,9 +1,9 @@
-"""The exceptions of this project, and whose fault each one is.
+"""The exceptions of this project. Each class has a `boundary`, which names the part that is at fault.
 
-A failed call raises a CallError: one class for each gRPC status, the same on both sides
-(osmosis_grpc.wire.status has the table). A failed rollout is a value, osmosis_grpc.types.Failure;
-the `boundary` of the exception that escaped from the agent says whose fault it was. Nothing here
-depends on a transport.
+A failed call raises a CallError. Each gRPC status has its own class, and both sides use the same classes
+(osmosis_grpc.wire.status has the table). A failed rollout raises nothing: its Completion has an
+osmosis_grpc.types.Failure. If an exception escapes from the agent, the Failure gets the `boundary` of the exception.
+This module depends on no transport.
 
     OsmosisRolloutError
     ├── CallError                  a call was refused or could not be made
@@ -66,7 +66,7 @@ DISTRIBUTION = "osmosis-grpc"
 """The name of this project for pip."""
 
 Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
-"""Whose fault a failure is."""
+"""The part that is at fault for a failure."""
 
 
 LONGEST_PAUSE = 86_400.0
@@ -77,7 +77,7 @@ class OsmosisRolloutError(Exception):
     """The base class of all exceptions that this project raises on purpose."""
 
     boundary: Boundary = "agent"
-    """Whose fault the Failure is if this exception escapes from an agent's run."""
+    """The boundary of the Failure if this exception escapes from an agent's run()."""
 
     retryable = False
     """Whether a retry may succeed."""
@@ -85,7 +85,7 @@ class OsmosisRolloutError(Exception):
 
 @dataclass(eq=False, repr=False)
 class CallError(OsmosisRolloutError):
-    """A call was refused or could not be made. If ctx.chat raises it, it is the trainer's fault."""
+    """A call was refused or could not be made. If ctx.chat raises it, the trainer is at fault."""
 
     boundary = "trainer"
     code = 2
@@ -95,7 +95,7 @@ class CallError(OsmosisRolloutError):
 
     message: InitVar[str]
     retry_after: float | None = field(default=None, kw_only=True)
-    """Seconds after which the caller should retry; None if the other side names no valid time."""
+    """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
 
     def __post_init__(self, message: str) -> None:
         super().__init__(message)
@@ -127,7 +127,7 @@ class OsmosisTimeoutError(CallError, status_code=504):
 
 
 class InvalidArgument(OsmosisValidationError, code=3):
-    """Fields are out of bounds. `violations` has a (field path, problem) for each."""
+    """Fields are out of bounds. `violations` has a (field path, problem) for each such field."""
 
     def __init__(self, field: str, problem: str, more: Sequence[tuple[str, str]] = ()) -> None:
         self.violations = ((field, problem), *more)
@@ -152,7 +152,7 @@ class AlreadyExists(OsmosisValidationError, code=6, status_code=409):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Aborted(OsmosisValidationError, code=10, status_code=409):
-    """A newer attempt has replaced this one. `attempt` is the newer one."""
+    """A newer attempt has replaced this attempt. `attempt` is the number of the newer attempt."""
 
     rollout_id: str = ""
     attempt: int = 0
@@ -167,7 +167,7 @@ class FailedPrecondition(OsmosisValidationError, code=9, status_code=412):
 
 
 class UnknownChat(FailedPrecondition):
-    """The trainer does not know the earlier chat that a chat refers to. It needs the full history."""
+    """The trainer does not know the earlier chat to which a chat refers. It needs the full history."""
 
     def __init__(self, sample: str, number: int) -> None:
         super().__init__(
@@ -181,7 +181,7 @@ class UnknownChat(FailedPrecondition):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OutOfRange(OsmosisValidationError, code=11, status_code=416):
-    """The requested events are gone. `first_number` and `first_cursor` are the first that are left."""
+    """The requested events are gone. `first_number` and `first_cursor` name the oldest event that is left."""
 
     first_number: int = 0
     first_cursor: str = ""
@@ -200,7 +200,7 @@ class Unimplemented(OsmosisValidationError, code=12, status_code=501):
 
 
 class ResourceExhausted(CallError, code=8, status_code=429):
-    """The other side is at capacity, or the message is too large. It has `retry_after` if waiting helps."""
+    """The other side is at capacity, or the message is too large. `retry_after` is set if waiting helps."""
 
     retryable = True
 
@@ -244,7 +244,7 @@ class Cancelled(CallError, code=1, status_code=499):
 
 
 class ToolExecutionError(OsmosisRolloutError):
-    """A tool failed. If it escapes from run, the rollout ends FAILED (tool)."""
+    """A tool failed. If this exception escapes from run(), the rollout ends FAILED with the boundary "tool"."""
 
     boundary: Boundary = "tool"
 
@@ -259,7 +259,7 @@ class ToolArgumentError(ToolExecutionError):
 
 
 class RolloutEndedError(OsmosisRolloutError):
-    """A context was used after its rollout ended; nothing was sent."""
+    """A context was used after its rollout ended. Nothing was sent."""
 
 
 class AgentLoopNotFoundError(OsmosisRolloutError):
@@ -315,7 +315,7 @@ def missing_extra(what: str, extra: str) -> str:
 
 
 def _wheel() -> str | None:
-    """Returns the file or the folder that pip installed this distribution from; None if it is gone or not local."""
+    """Returns the file or folder from which pip installed this distribution; None if it is gone or not local."""
     import importlib.metadata
     import json
     from urllib.parse import unquote, urlsplit

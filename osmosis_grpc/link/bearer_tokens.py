@@ -1,7 +1,7 @@
-"""The bearer tokens that a server accepts, and the owner of each.
+"""The bearer tokens that a server accepts, and the owner of each token.
 
-They are kept as SHA-256 digests and compared in constant time. This file does not import grpc: the HTTP gateway
-accepts the same tokens.
+Tokens keeps only their SHA-256 digests, and compares digests in constant time. This file does not import grpc, because
+the HTTP gateway accepts the same tokens.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ WRONG = "no credential, or a wrong one: send Authorization: Bearer TOKEN"
 
 
 class Tokens:
-    """The accepted tokens, SECRET or NAME=SECRET each.
+    """The accepted tokens. Each token has the form SECRET or NAME=SECRET.
 
-    The name is the owner of the rollouts that a token starts. Two tokens with the same name have the same owner, so an
-    owner can change its token and keep its rollouts. Each token without a name is an owner of its own. Raises
-    ValueError for a token that cannot be sent in a header.
+    NAME is the owner of all rollouts that the token starts. Two tokens with the same name have the same owner, so an
+    owner can change its token and keep its rollouts. A token without a name has an owner of its own. Raises ValueError
+    for a token that cannot be sent in a header.
     """
 
     __slots__ = ("_rows", "callbacks")
@@ -48,19 +48,19 @@ class Tokens:
     def owner(self, header: str) -> str | None:
         """Returns the owner of the token in an Authorization header; None for a token that is not accepted."""
         digest, found = _digest(bearer(header)), None
-        for known, owner in self._rows:  # all are compared, so that the time does not depend on the token
+        for known, owner in self._rows:  # every digest is compared, so that the time does not depend on the token
             if hmac.compare_digest(digest, known):
                 found = owner
         return found
 
 
 def bearer(header: str) -> str:
-    """Returns the token of an Authorization header: `Bearer TOKEN`, or the token alone."""
+    """Returns the token of an Authorization header. The header is `Bearer TOKEN` or TOKEN."""
     return (header[7:] if header[:7].lower() == "bearer " else header).strip()
 
 
 def check_token(text: str) -> str:
-    """Returns the token. Raises ValueError, without its text, if it cannot be sent in a header."""
+    """Returns the token. Raises ValueError if it cannot be sent in a header. The error does not contain the token."""
     if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise ValueError("a token is printable ASCII without blanks around it, and not empty")
     return text

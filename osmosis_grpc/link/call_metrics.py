@@ -1,6 +1,7 @@
-"""Measures calls as gRFC A66 defines it: number, status, duration and bytes.
+"""Measures the number, status, duration and bytes of calls, as gRFC A66 defines them.
 
-Both sides make a Call, add the bytes of its messages and end it with a status. Without a CallSink a Call does nothing.
+The client and the server each make a Call, add the bytes of its messages, and end it with a status. Without a CallSink
+a Call counts nothing.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import grpc
 
 
 class CallSink(Protocol):
-    """Counts calls. A status is the name of a gRPC code; sizes are in bytes."""
+    """Counts calls. A status is the name of a gRPC code. Sizes are in bytes."""
 
     def started(self, method: str) -> None:
         """Counts a call that began."""
@@ -42,7 +43,7 @@ class Call:
 
 
 class Asking(Call):
-    """A client's unary call of bytes, which starts at once. Await it for its reply; cancel() cancels it."""
+    """A client's unary call that sends and receives bytes. It starts at once. Await it to get its reply."""
 
     __slots__ = ("_call",)
 

@@ -12,7 +12,7 @@ Options = Sequence[tuple[str, int | str]]
 _BOTH: dict[str, int | str] = {
     "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
     "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
-    # They detect a dead peer after 30 s. gRPC's client keepalive is off by default, and without
+    # The keepalive options detect a dead peer after 30 s. gRPC's client keepalive is off by default. Without
     # ping_timeout_ms a ping waits for a minute.
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
@@ -22,19 +22,19 @@ _BOTH: dict[str, int | str] = {
 }
 
 _SERVER: dict[str, int | str] = _BOTH | {
-    # gRPC ignores the similar key with `recv` in its name. Without this key it ends long silent
-    # chats with too_many_pings.
+    # Without this option gRPC ends long silent chats with too_many_pings. gRPC ignores the similar option with `recv`
+    # in its name.
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.http2.max_ping_strikes": 2,
     "grpc.max_concurrent_streams": 1024,
-    # The protection counts streams that have ended until the server has freed them, and so refuses streams
-    # that the peer may open: of 2,000 calls at once half would fail.
+    # The protection also counts ended streams until the server has freed them. So it refuses streams that the peer is
+    # allowed to open: of 2,000 calls at once, half would fail.
     "grpc.http.overload_protection": 0,
-    # With the default of 1,000, gRPC cancels calls at random when more wait for the event loop.
+    # By default, gRPC cancels calls at random when more than 1,000 calls wait for the event loop.
     "grpc.server.max_pending_requests": 16_384,
     "grpc.server.max_pending_requests_hard_limit": 32_768,
     "grpc.server_handshake_timeout_ms": 10_000,
-    # Two servers on one port are a mistake here, not load balancing.
+    # In this project, two servers on one port are a mistake and not load balancing.
     "grpc.so_reuseport": 0,
 }
 
@@ -52,16 +52,16 @@ def server_options() -> Options:
 
 
 def client_options(**more: int | str) -> Options:
-    """Returns the options of a client's channel, which retries idempotent calls as service_config.json says.
+    """Returns the options of a client's channel. The channel retries idempotent calls as service_config.json says.
 
-    `more` are further options, with double underscores for the dots in their names.
+    `more` has further options. A double underscore in a name stands for a dot.
     """
     extra = {name.replace("__", "."): value for name, value in more.items()}
     return tuple((CLIENT_DEFAULTS | {"grpc.service_config": service_config()} | extra).items())
 
 
 def callback_options(authority: str) -> Options:
-    """Returns the options of a channel to a trainer. It does not retry, because the engine retries."""
+    """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does."""
     own: dict[str, int | str] = {
         "grpc.enable_retries": 0,
         "grpc.default_authority": authority,

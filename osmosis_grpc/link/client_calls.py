@@ -1,4 +1,4 @@
-"""The client's side of a call: converts a status to the exception of its code."""
+"""The client's side of a call. It converts a failed call's status to an exception: each code has its own class."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,10 @@ Metadata = Sequence[tuple[str, str]]
 
 
 async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
-    """Awaits a unary call. Raises a CallError, whose text does not contain `hide`. Cancelling it cancels the call."""
+    """Awaits a unary call and returns the reply. Cancelling this coroutine cancels the call.
+
+    Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
+    """
     try:
         return await method(request, timeout=timeout, metadata=metadata or None)
     except grpc.aio.AioRpcError as error:

@@ -13,18 +13,18 @@ from osmosis_grpc.link.tls import ClientTls, read_pems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that this side shows to a server, and the CAs that it trusts.
+    """The credentials that a client shows to a server, and the CAs that the client trusts.
 
-    Raises ValueError for a token that is not valid and for a file that cannot be used, TypeError for a `tls` that is
-    not ClientTls.
+    Raises ValueError for a token that is not valid, and for a file that cannot be used. Raises TypeError for a `tls`
+    that is not ClientTls.
     """
 
     token: str = field(default="", repr=False)
-    """The bearer token. It is in no log line and in no error message."""
+    """The bearer token. No log line and no error message contains it."""
     tls: ClientTls | None = None
     """The files for TLS; None for plain text."""
     insecure: bool = False
-    """Whether the token may travel in plain text beyond this machine."""
+    """Whether the token is allowed to leave this machine in plain text."""
 
     def __post_init__(self) -> None:
         if self.token:
@@ -35,7 +35,7 @@ class Credentials:
             read_pems(self.tls.cert, self.tls.key, self.tls.ca)
 
     def check_target(self, target: str) -> None:
-        """Raises ValueError for a target to which the token would travel in plain text."""
+        """Raises ValueError if the token would leave this machine in plain text, unless `insecure` allows that."""
         host = target.rpartition(":")[0].strip("[]")
         if self.token and self.tls is None and not self.insecure and not is_loopback(host):
             raise ValueError(
@@ -50,7 +50,7 @@ class Credentials:
 
 
 def channel(target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
-    """Returns a channel to HOST:PORT, over TLS if `tls` is given. Raises ValueError naming a bad file."""
+    """Returns a channel to HOST:PORT. With `tls` the channel speaks TLS. Raises ValueError naming a bad file."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     pems = read_pems(tls.cert, tls.key, tls.ca)

@@ -19,8 +19,8 @@ from osmosis_grpc.supervise import Backoff
 class DialledStream:
     """The caller's end of a stream call, a Duplex for FrameStream. It is an async context manager.
 
-    Each stream has a connection of its own: a connection that died silently would carry the next stream, too. Raises
-    Unavailable when a file for TLS cannot be read now.
+    Each stream has a connection of its own. If streams shared connections, the next stream could use a connection that
+    is dead without notice. Raises Unavailable when a TLS file cannot be read now.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class DialledStream:
         await self._channel.close()
 
     async def done_writing(self) -> None:
-        """Half-closes the call: the other side reads what was written, and then ends the call."""
+        """Half-closes the call. The other side reads the remaining messages, and then ends the call."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.done_writing()
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF. Raises a CallError when the call ended with an error."""
+        """Returns the next message, or grpc.aio.EOF at the end. Raises a CallError if the call ended with an error."""
         try:
             data = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -82,11 +82,12 @@ async def redial(
     pauses: tuple[float, float] = (0.25, 10.0),
     lasted: float = 1.0,
 ) -> None:
-    """Calls `connect` again and again. The pause between two calls doubles from the first of `pauses` to the second.
+    """Calls `connect` again and again, with a pause after each call.
 
-    `connect` runs one stream to its end. `on_ended` gets the error of the stream, or None, and the seconds until the
-    next one. A stream of more than `lasted` seconds resets the pause. An exception of `connect` that is not a CallError
-    is a bug of this side: redial raises it, and the supervisor of the job starts redial again.
+    The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
+    redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.
+    After a stream of more than `lasted` seconds, the pause starts from the first value again. An exception of `connect`
+    that is not a CallError is a bug of this side. redial raises it, and the job's supervisor starts redial again.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff(*pauses)
     while True:

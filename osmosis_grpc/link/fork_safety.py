@@ -1,11 +1,12 @@
 """Closes the server's sockets in a child made by os.fork(), and warns about the fork.
 
-An agent may start processes. A process that runs another program keeps no socket: Python, gRPC and SQLite open their
-files and sockets close-on-exec. A child by os.fork() alone (multiprocessing's method "fork") inherits all of them, and
-would hold the ports as long as it lives, even after the server was killed and started again. The child therefore closes
-these sockets at once. storage/lock.py releases the lock of a journal. SQLite's files stay open in the child on
-purpose: they hold no lock there, and a child that closed them could end the locks and the log of the process that
-writes.
+An agent can start processes. A child process that runs another program keeps no socket, because Python, gRPC and SQLite
+open their files and sockets close-on-exec. A child that only forks (multiprocessing's method "fork") inherits all of
+them. It would keep the server's ports in use for its whole life, even when the server is killed and started again. So
+the child closes the server's sockets at once, and storage/lock.py releases the journal's lock in the child.
+
+The child leaves SQLite's files open on purpose. They hold no lock in the child. Closing them in the child could remove
+the locks and the write-ahead log of the server.
 """
 
 import logging
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 log = logging.getLogger(__name__)
 
 MAX_WARNED = 64
-"""Warnings at most, one for each line of code that forks."""
+"""The most warnings. Each line of code that forks causes one warning."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _LIBRARY = sysconfig.get_path("stdlib")
 
@@ -30,12 +31,12 @@ _warned: set[str] = set()
 
 
 def keep_from_children(server: object, port: int) -> None:
-    """Registers a listening server and its port, until release() or until the server is garbage."""
+    """Registers a listening server and its port. release() or the garbage collection of the server ends this."""
     _ports[server] = port
 
 
 def release(server: object) -> None:
-    """Removes a server that does not listen any more."""
+    """Removes a server that has stopped listening."""
     _ports.pop(server, None)
 
 

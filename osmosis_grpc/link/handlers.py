@@ -1,4 +1,4 @@
-"""The server's side of every call: undecodable bytes, exceptions as statuses, request ids."""
+"""The server's side of every call. It refuses undecodable bytes, answers exceptions with statuses, adds request ids."""
 
 import inspect
 import logging
@@ -19,7 +19,7 @@ from osmosis_grpc.wire.status import to_status
 log = logging.getLogger(__name__)
 
 REQUEST_ID_KEY = "x-request-id"
-"""The request id, in the trailers of each error and in its log line: the caller's id, or a new one."""
+"""The metadata key of a request id: the caller's id, or a new id. The trailers and the log line of an error have it."""
 
 _HEALTH = "/grpc.health.v1.Health/"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -37,11 +37,11 @@ class _Undecodable:
 
 
 class Registrar(grpc.GenericRpcHandler):
-    """Passed to the generated add_..._to_server functions instead of the server: wraps each handler that they add.
+    """Wraps each handler of a server. Pass it to the generated add_..._to_server functions instead of the server.
 
-    Handlers are wrapped once, at their first call; an interceptor would cost every call about 40 us. `guard` is called
-    with the context of every call, before its request is decoded, except for health checks. `calls` counts the calls;
-    those of unknown methods as the method "other".
+    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before a request
+    is decoded, `guard` is called with the context of the call; health checks are the exception. `calls` counts the
+    calls. It counts the calls of unknown methods under the name "other".
     """
 
     def __init__(self, server: grpc.aio.Server, guard: _Guard | None = None, calls: CallSink | None = None) -> None:
@@ -56,10 +56,10 @@ class Registrar(grpc.GenericRpcHandler):
         self._services += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Does nothing: grpc.aio does not use the handlers by name."""
+        """Does nothing, because grpc.aio does not use registered handlers."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Returns the wrapped handler of a method. Returns None for an unknown one: gRPC answers UNIMPLEMENTED."""
+        """Returns the wrapped handler of a method; None for an unknown method. gRPC then answers UNIMPLEMENTED."""
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
             found = (service.service(details) for service in self._services)
@@ -77,9 +77,10 @@ class Registrar(grpc.GenericRpcHandler):
 
 
 class _Answering(Call):
-    """A call that is being answered, and its context. It counts the bytes that are read and written.
+    """A call that the server answers, and its context. It counts the bytes that it reads and writes.
 
-    As a context manager it checks the guard before the body, and ends the call with the status of what the body raises.
+    It is a context manager. It calls the guard first. If the guard or the body raises an exception, it ends the call
+    with the exception's status.
     """
 
     __slots__ = ("_context", "_guard", "_read", "_write")
@@ -137,7 +138,7 @@ class _Answering(Call):
             yield decoded(self.request(data))
 
     def response(self, message: Any) -> bytes:
-        """Returns a response as bytes. A response that is bytes already is sent as it is."""
+        """Serializes a response. Returns a response unchanged if it is already bytes."""
         data: bytes = message if type(message) is bytes else self._write(message)
         self.sent += len(data)
         return data
@@ -147,9 +148,9 @@ _Begin = Callable[[Any], _Answering]
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Wraps a deserializer: for bytes that are not a message it returns an object that decoded() refuses.
+    """Wraps a deserializer. For bytes that are not a message, the wrapper returns an object that decoded() refuses.
 
-    Without it grpc.aio answers UNKNOWN.
+    Without the wrapper grpc.aio would answer UNKNOWN.
     """
     if deserialize is None:
         return None
@@ -173,10 +174,10 @@ def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Cal
 
 def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[Any, Any], Any]:
     async def with_context(data: Any, context: Any) -> None:
-        """Handles a call whose behaviour reads and writes the context itself."""
+        """Handles a call whose behaviour itself calls read() and write()."""
         async with begin(context) as call:
-            # Without this line grpc.aio sends the metadata with the first message, and again if that write was
-            # cancelled because of an error. Core refuses the second one, and the caller never gets the status.
+            # Without this line grpc.aio sends the metadata with the first message. If an error cancels that write,
+            # grpc.aio sends the metadata again with the status. gRPC refuses that, and the caller gets no status.
             await context.send_initial_metadata(())
             await behavior(decoded(call.request(data)), call)
 

@@ -1,6 +1,6 @@
-"""Which callback addresses are allowed. A target is parsed, resolved and checked; only checked addresses are dialled.
+"""The policy for callback addresses. A target is parsed, resolved and checked. Only checked addresses are dialled.
 
-A target comes from a caller, so it must be HOST:PORT and nothing else. This file does not import grpc: the HTTP
+A target comes from a caller, so it must be HOST:PORT and nothing else. This file does not import grpc, because the HTTP
 gateway uses the same policy.
 """
 
@@ -33,14 +33,14 @@ class Address:
     """A target that was checked."""
 
     authority: str
-    """HOST:PORT as the caller sent it."""
+    """The HOST:PORT that the caller sent."""
     ips: tuple[str, ...]
-    """The addresses to dial; IPv4 first, since few servers listen on IPv6 alone."""
+    """The addresses to dial. IPv4 addresses come first, because few servers listen on IPv6 alone."""
     port: int
 
     @property
     def grpc_target(self) -> str:
-        """The checked addresses in gRPC's notation, so that gRPC does not resolve the name again."""
+        """The checked addresses in gRPC's notation, of the first address's IP version. gRPC resolves no name for it."""
         family = "ipv6" if ":" in self.ips[0] else "ipv4"
         alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
         return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)
@@ -54,11 +54,11 @@ class _Allowed:
 
 
 class TargetPolicy:
-    """Which callback addresses are allowed.
+    """Decides which callback addresses are allowed.
 
-    A server on loopback (`loopback`) may call loopback addresses. Authenticated callers may name any private or public
-    address. `allow` adds more: HOST or CIDR, each also with :PORT. Link-local, metadata, multicast and unspecified
-    addresses are never allowed.
+    With `loopback`, loopback addresses are allowed; this is for a server on loopback. An authenticated caller is
+    allowed to name any private or public address. `allow` adds more addresses: each entry is a HOST or a CIDR network,
+    and can end with :PORT. Link-local, metadata, multicast and unspecified addresses are never allowed.
     """
 
     def __init__(self, *, loopback: bool, allow: Sequence[str] = ()) -> None:
@@ -70,7 +70,7 @@ class TargetPolicy:
     ) -> Address:
         """Returns the checked address of a target. Raises InvalidArgument naming `field`.
 
-        `loopback` overrides the policy's own `loopback` for this target.
+        If `loopback` is given, it replaces the policy's `loopback` for this target.
         """
         host, port = _parse(target, field)
         ips = await _resolve(host, port, field)
@@ -101,7 +101,7 @@ class TargetPolicy:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a host is reachable from this machine alone."""
+    """Returns whether only this machine can reach a host."""
     if host == "localhost":
         return True
     ip = _ip_of(host.strip("[]"))
@@ -123,12 +123,12 @@ def _parse(target: str, field: str) -> tuple[str, int]:
 
 
 def _unmapped(ip: IPAddress) -> IPAddress:
-    """Returns the IPv4 address of an IPv4-mapped IPv6 address, else the address itself."""
+    """Returns the IPv4 address in an IPv4-mapped IPv6 address. Returns any other address unchanged."""
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _embedded(ip: IPAddress) -> IPAddress:
-    """Returns the IPv4 address that an IPv6 address leads to (mapped, 6to4, NAT64); else the address itself."""
+    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Returns any other address unchanged."""
     if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
         return ip
     if any(ip in network for network in _CARRIERS):
@@ -137,7 +137,7 @@ def _embedded(ip: IPAddress) -> IPAddress:
 
 
 def _ip_of(host: str) -> IPAddress | None:
-    """Returns the address that a host is; None for a name."""
+    """Returns the IP address in the text `host`; None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

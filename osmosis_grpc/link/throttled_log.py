@@ -1,17 +1,18 @@
-"""Logs frequent warnings: at most one line in EVERY seconds, with a count of the others."""
+"""Logs frequent warnings. It writes at most one line in EVERY seconds, and counts the other warnings."""
 
 import logging
 import time
 from collections.abc import Callable
 
 EVERY = 10.0
-"""Seconds between two warnings."""
+"""The fewest seconds between two log lines."""
 
 
 class Throttled:
-    """Logs the first warning, and then at most one in EVERY seconds, with the number of suppressed ones.
+    """Logs the first warning, and then at most one warning in EVERY seconds.
 
-    Use it on one thread. `clock` returns seconds.
+    A log line has the number of warnings that were suppressed since the line before. Use an instance on one thread
+    only. `clock` returns seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

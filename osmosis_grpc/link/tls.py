@@ -1,6 +1,6 @@
-"""TLS files. They are checked at the start, and read again when they have changed.
+"""TLS files. They are checked at the start. They are read again when they have changed.
 
-This file does not import grpc: the HTTP gateway uses the same files.
+This file does not import grpc, because the HTTP gateway uses the same files.
 """
 
 import base64
@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The PEM files of a server that speaks TLS. They may be replaced while it runs."""
+    """The PEM files of a server that speaks TLS. You can replace the files while the server runs."""
 
     cert: File
     """The certificate, followed by the intermediate certificates."""
     key: File
-    """Its private key, without a pass phrase."""
+    """The certificate's private key, without a pass phrase."""
     client_ca: File | None = None
-    """CAs of callers. With it callers need a certificate that one of these has signed (mTLS)."""
+    """The CAs of callers. If it is given, callers need a certificate that one of these CAs has signed (mTLS)."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -44,13 +44,13 @@ class ClientTls:
     """The PEM files of a client that speaks TLS. They are read for each new channel."""
 
     ca: File | None = None
-    """The CAs that may have signed the server's certificate; the public CAs by default."""
+    """The CAs that this client trusts to sign the server's certificate. By default, the public CAs."""
     cert: File | None = None
-    """The certificate to show, if the server asks for one."""
+    """The client's certificate, for a server that asks for a certificate."""
     key: File | None = None
-    """Its private key, without a pass phrase."""
+    """The private key of `cert`, without a pass phrase."""
     server_name: str = ""
-    """The name in the server's certificate; by default the dialled host."""
+    """The name in the server's certificate. By default, the dialled host."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -59,7 +59,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pems:
-    """The contents of the files. Its repr shows nothing of them."""
+    """The contents of the files. The repr of this class does not show them."""
 
     cert: bytes | None
     key: bytes | None
@@ -67,9 +67,10 @@ class Pems:
 
 
 class ReloadedFiles(Generic[_T]):
-    """A value that was read from files, and is read again when one of them has changed. Safe in any thread.
+    """A value read from files. When a file has changed, the value is read again. Any thread can use it.
 
-    The constructor raises the errors of `read`. Later a broken file is logged once, and the old value stays.
+    The constructor raises the errors of `read`. If a later read fails, the error is logged once, and the old value
+    stays.
     """
 
     def __init__(self, files: Sequence[File], read: Callable[[], _T]) -> None:
@@ -80,11 +81,11 @@ class ReloadedFiles(Generic[_T]):
         self._value = read()
 
     def now(self) -> _T:
-        """Returns the newest value that could be read."""
+        """Returns the newest value that was read without an error."""
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp:
-                self._stamp = stamp  # taken before the read, so that the next call sees a change meanwhile
+                self._stamp = stamp  # the state before the read, so that the next call notices a change during the read
                 try:
                     self._value = self._read()
                     log.info("read %s again", ", ".join(map(str, self._files)))
@@ -105,7 +106,10 @@ def _stamp(file: File) -> tuple[int, int, int] | None:
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
-    """Returns the checked contents of the files. Raises ValueError for a bad file and a key of another certificate."""
+    """Returns the checked contents of the files.
+
+    Raises ValueError for a bad file, and for a key that does not belong to the certificate.
+    """
     pems = Pems(*(None if file is None else _bytes(file) for file in (cert, key, ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, cert, key, ca)
@@ -124,14 +128,15 @@ _KINDS = {
     "P-521": "06072a8648ce3d020106052b81040023",
     "Ed25519": "300506032b6570032100",
 }
-"""The kinds of keys that gRPC accepts, and the identifier of each in a certificate, in DER. OpenSSL accepts more."""
+"""The kinds of keys that gRPC accepts, and the DER bytes that identify each kind in a certificate. OpenSSL accepts more
+kinds."""
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """Returns a context for servers of the standard library. Each connection uses the newest files.
+    """Returns an SSL context for a server of the standard library. Each connection uses the newest files.
 
-    With a `client_ca` it requests a caller's certificate and refuses a bad one; the server must check that there is a
-    certificate. Raises ValueError naming the file.
+    With a `client_ca`, the context asks a caller for a certificate and refuses a bad certificate. It accepts a caller
+    without a certificate, so the server must check that. Raises ValueError naming a bad file.
     """
 
     def read() -> ssl.SSLContext:
@@ -154,7 +159,7 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:
-    """Returns a context for clients of the standard library. Raises ValueError naming the file."""
+    """Returns an SSL context for a client of the standard library. Raises ValueError naming a bad file."""
     context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, tls.cert, tls.key, tls.ca)
     return context

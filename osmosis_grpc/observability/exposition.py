@@ -1,4 +1,4 @@
-"""Converts readings for Prometheus. Only this file imports prometheus_client, of the extra `server`."""
+"""Converts readings for Prometheus. Only this file imports prometheus_client, which the extra `server` installs."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -24,13 +24,13 @@ except ModuleNotFoundError:
 
 
 class PrometheusCollector(Collector):
-    """A collector that an application registers: REGISTRY.register(PrometheusCollector(source))."""
+    """A collector for a registry of the application: REGISTRY.register(PrometheusCollector(source))."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Returns no families: they are known only when they are collected."""
+        """Returns no families, because only collect() knows the families."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -39,7 +39,7 @@ class PrometheusCollector(Collector):
 
 
 class _Read(Collector):
-    """A collector of readings that were taken before."""
+    """A collector of given readings."""
 
     def __init__(self, readings: Iterable[Reading]) -> None:
         self._readings = readings
@@ -49,7 +49,7 @@ class _Read(Collector):
 
 
 def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
-    """Returns the page /metrics, in the format that an Accept header requests, and its content type.
+    """Returns the page /metrics and its content type. The Accept header `accept` selects the format of the page.
 
     The page also has the processor time, the memory and the file descriptors of this process.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 OTHER = "other"
-"""The label value of all names without a label value of their own."""
+"""The label value that all names share if they have no label value of their own."""
 
 FINISH_REASONS = frozenset(
     (
@@ -31,12 +31,12 @@ FINISH_REASONS = frozenset(
         "trainer_lost",
     )
 )
-"""The finish reasons with a label value of their own. All others are OTHER, since agents may return any text."""
+"""The finish reasons with a label value of their own. Agents can return any text, so all other reasons become OTHER."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 CHAT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in their order."""
+"""The values of a family's labels, in the order of the labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Family:
 
 
 class Histogram:
-    """Counts values by buckets. `bounds` are the upper bounds; a bound is in its own bucket."""
+    """Counts values by buckets. `bounds` are the upper bounds of the buckets. A bucket includes its bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -77,7 +77,7 @@ class Summary:
 
 Value = float | Histogram | Summary
 Reading = tuple[Family, Iterable[tuple[Labels, Value]]]
-"""A family with its values by label values."""
+"""A family, and each value of it with the label values."""
 
 
 class Source(Protocol):
@@ -106,7 +106,7 @@ class Histograms:
         self._made: dict[Labels, Histogram] = {}
 
     def of(self, *labels: str) -> Histogram:
-        """Returns the histogram of these label values. The caller limits how many there are."""
+        """Returns the histogram of these label values. The caller must limit the number of different label values."""
         made = self._made.get(labels)
         if made is None:
             made = self._made[labels] = Histogram(self._bounds)
@@ -118,7 +118,7 @@ class Histograms:
 
 
 class Names:
-    """A bounded set of label values: the first names keep their own, all further names become OTHER."""
+    """A bounded set of label values. The first names are label values of their own. All further names become OTHER."""
 
     LONGEST = 64
 
@@ -127,7 +127,7 @@ class Names:
         self._known: set[str] = set()
 
     def add(self, name: object) -> None:
-        """Gives a name a label value of its own, if fewer than `most` exist and the name is printable and short."""
+        """Makes a name a label value if there are fewer than `most`, and if the name is printable and short."""
         if not isinstance(name, str) or name in self._known or len(self._known) >= self._most:
             return
         if 0 < len(name) <= self.LONGEST and name.isprintable():

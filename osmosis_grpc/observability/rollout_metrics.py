@@ -1,7 +1,7 @@
-"""The metrics of an engine's rollouts: a sink of its events and of its ended rollouts.
+"""The metrics of an engine's rollouts. EngineMetrics is a sink of the engine's events and of its ended rollouts.
 
-Replies, tool calls and ends are counted when they happen. All other values are read from the engine at a scrape.
-No label value comes from a request or a model: agents are the registered ones, tools are the ones that agents offer.
+Replies, tool calls and ends are counted when they happen. All other values are read from the engine at a scrape. No
+label value comes from a request or a model. Only registered agents and tools that agents offer become label values.
 """
 
 from collections import Counter, deque
@@ -31,7 +31,7 @@ _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50
 """The most tools with a label value of their own."""
 RECENT = 1024
-"""The number of rewards in the mean of an agent."""
+"""The mean reward of an agent is computed from this many newest rewards."""
 
 _TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -91,7 +91,7 @@ _READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...
         lambda e, capacity: capacity.expired,
     ),
 )
-"""Metrics without labels that the engine keeps, and how to read each."""
+"""Metrics without labels that the engine keeps, each with a function that reads it."""
 
 
 class EngineMetrics:
@@ -144,7 +144,7 @@ class EngineMetrics:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
 
     def _agent(self, name: str) -> str:
-        """Returns the label value of an agent; OTHER for one that only an earlier process hosted."""
+        """Returns the label value of an agent; OTHER for an agent that only an earlier process hosted."""
         return name if name in self._engine.context.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:

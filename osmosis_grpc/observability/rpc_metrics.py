@@ -1,8 +1,8 @@
 """RPC metrics with the names, labels and buckets of gRFC A66, in Prometheus spelling.
 
-Calls is the CallSink of the package link. Methods that are not registered with the server are counted as "other".
-Messages are counted uncompressed, because nothing here compresses. A client call is one attempt: the measured channels
-do not retry.
+Calls implements link.call_metrics.CallSink. Methods that are not registered with the server are counted as "other".
+Message sizes are uncompressed sizes, because this project does not compress. The measured channels do not retry, so a
+client call is one attempt.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ _SENT, _RECEIVED = "sent_total_compressed_message_size_bytes", "rcvd_total_compr
 
 
 class Calls:
-    """Counts the calls that a server answers, or those that a client makes."""
+    """Counts the calls that a server answers, or the calls that a client makes."""
 
     def __init__(self, side: Literal["server", "client"]) -> None:
         one = "call" if side == "server" else "attempt"
@@ -84,7 +84,7 @@ class Calls:
         self._started[method] += 1
 
     def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
-        """Counts a call that ended; `status` is the name of a gRPC code, the sizes are in bytes."""
+        """Counts a call that ended. `status` is the name of a gRPC code. `sent` and `received` are in bytes."""
         self._seconds.of(method, status).observe(seconds)
         self._sent.of(method, status).observe(sent)
         self._received.of(method, status).observe(received)

@@ -25,9 +25,9 @@ from osmosis_grpc.types import (
 async def run_rollout(
     agent_loop: RolloutAgentLoop, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> Completion:
-    """Runs one rollout of an agent loop and returns its completion. `policy` may be sync or async.
+    """Runs one rollout of an agent loop and returns its completion. `policy` can be a sync or an async function.
 
-    `request` are further fields of RolloutRequest. Raises Internal if get_tools fails.
+    `request` has further fields of RolloutRequest. Raises Internal if get_tools() fails.
     """
     return (await collect_rollout(agent_loop, policy, messages, **request))[0]
 

@@ -1,7 +1,7 @@
-"""The values of all other packages: frozen, without transport and clock.
+"""The values that all other packages use. They depend on no transport and no clock.
 
-Nothing here imports grpc, google or asyncio. Messages and tool schemas are plain dicts;
-everything else is a frozen dataclass.
+Nothing in this package imports grpc, google or asyncio. Messages and tool schemas are plain dicts. All other values are
+frozen dataclasses.
 """
 
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse

@@ -1,4 +1,4 @@
-"""The end of a rollout as a value, also if it failed."""
+"""The value that describes the end of a rollout, and of a failed rollout, too."""
 
 import numbers
 import traceback
@@ -18,10 +18,10 @@ from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
-"""Bytes of a Failure's message."""
+"""The most bytes of a Failure's message."""
 
 MAX_TRACEBACK = 16 * 1024
-"""Characters of a traceback in a log."""
+"""About the most characters of a traceback in a log."""
 
 
 class RolloutState(StrEnum):
@@ -70,21 +70,21 @@ class Failure:
     message: str
     retryable: bool = False
     causes: tuple[Cause, ...] = ()
-    """The exceptions behind it, outermost first."""
+    """The chain of exceptions that caused the failure, outermost first."""
     file: str = ""
     """The file of the agent's own code in which an exception was raised; empty if it is unknown.
 
-    Relative to the server's working folder, or to the folder of sys.path that has its module."""
+    The path is relative to the server's working folder, or to the folder of sys.path that has the file."""
     line: int = 0
-    """The line in that file, from 1; 0 if it is unknown."""
+    """The line in `file`, from 1; 0 if it is unknown."""
     frames: tuple[StackFrame, ...] = ()
-    """The last lines of the agent's own code in the traceback, the innermost last; at most 5."""
+    """The last lines of the agent's own code in the traceback, at most 5. The innermost line is last."""
     reason: FailureReason | str = ""
-    """The kind of the failure. Empty from a server without reasons; a plain str from a newer server with other ones."""
+    """The kind of the failure. An old server sends no reason. A newer server can send a reason that is a plain str."""
 
     @property
     def where(self) -> str:
-        """FILE:LINE in FUNCTION of the innermost frame; empty if it is unknown."""
+        """The place of the failure, as "FILE:LINE in FUNCTION"; empty if it is unknown."""
         function = f" in {self.frames[-1].function}" if self.frames else ""
         return f"{self.file}:{self.line}{function}" if self.file else ""
 
@@ -115,17 +115,18 @@ class Failure:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetrics:
-    """The metrics of a rollout: the eight counters of the HTTP contract, and four times in seconds."""
+    """The metrics of a rollout: the eight numbers of the HTTP contract, and four durations in seconds."""
 
     total_latency_ms: float = 0.0
-    """From acceptance to the end."""
+    """The time from the acceptance to the end."""
     llm_latency_ms: float = 0.0
     """The sum of the latencies of all chats."""
     tool_latency_ms: float = 0.0
-    """The sum of the latencies of all tool calls: recorded by the agent, else measured by the helpers."""
+    """The sum of the latencies of all tool calls. The agent records a latency, or the tool helpers measure it."""
     num_llm_calls: int = 0
     num_tool_calls: int = 0
-    """Tool calls that the agent recorded, that the helpers ran, or that tool messages answer; each counts once."""
+    """The number of tool calls. A tool call counts once if the agent records it, a helper runs it, or a tool message
+    answers it."""
     prompt_tokens: int = 0
     response_tokens: int = 0
     max_context_tokens: int = 0
@@ -143,47 +144,47 @@ class Receipt(Protocol):
     """Keeps a completion until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
-        """Records that the completion has been used and is not needed any more. Idempotent."""
+        """Records that the completion has been used and is no longer needed. Idempotent."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The terminal report of a rollout; exactly one per attempt."""
+    """The final report of a rollout. Each attempt has exactly one."""
 
     rollout_id: str
     attempt: int = 1
     result_id: str = ""
-    """The server makes one for each result."""
+    """The id of this result, made by the server."""
     status: CompletionStatus
     finish_reason: str = ""
     failure: Failure | None = None
     messages: Sequence[Message] = ()
     """The conversation as the agent left it."""
     begins: ChatRef | None = None
-    """The answered chat that `messages` begin with; None if they begin with none."""
+    """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     reward: float | None = None
-    """None is not zero. A rollout that did not complete has no reward."""
+    """The reward; None if there is no reward, which differs from 0. Only a rollout that completed has a reward."""
     samples: Mapping[str, Sample] = field(default_factory=dict)
     metrics: RolloutMetrics = field(default_factory=RolloutMetrics)
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
-    """Paths of the fields that were left out because of their size."""
+    """The paths of the fields that were left out because of their size."""
     group: Group | None = None
     evaluation: bool = False
-    """Whether its rollout was an evaluation, which is never trained on."""
+    """Whether the rollout was an evaluation. An evaluation is never trained on."""
     agent_version: str = ""
-    """The version of the agent loop that ran it; empty if it is unknown or none ran."""
+    """The version of the agent loop that ran the rollout; empty if it is unknown or no agent ran."""
     from_journal: EarlierRun | None = None
-    """Set if nothing ran for this request, because the rollout had ended in an earlier run of the trainer."""
+    """Set if the rollout ended in an earlier run of the trainer. Then nothing ran for this request."""
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
-    """A trainer with a ledger sets it for confirm()."""
+    """Used by confirm(). Only a trainer with a ledger sets it."""
 
     async def confirm(self) -> None:
-        """Records in the trainer's ledger that this completion has been used: it is not yielded again.
+        """Records in the trainer's ledger that this completion has been used. The trainer does not yield it again.
 
-        Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written;
-        then the caller may try again later.
+        Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
+        then try again later.
         """
         if self.receipt is not None:
             await self.receipt.confirm()
@@ -191,9 +192,8 @@ class Completion:
     def trainable_samples(self) -> dict[str, Sample]:
         """Returns the samples to train on, by name, each with its reward.
 
-        It is empty for a rollout that did not complete, that was an evaluation or that has no reward;
-        `not_trainable_reason` explains it. A sample has its own reward, else the rollout's; an only
-        sample has the rollout's.
+        See reward_of() for the reward of a sample. Returns no samples for a rollout that did not complete, that was an
+        evaluation, or that has no reward. `not_trainable_reason` then has the reason.
         """
         if self.evaluation or self.status is not CompletionStatus.COMPLETED:
             return {}
@@ -203,14 +203,17 @@ class Completion:
         }
 
     def reward_of(self, sample: str) -> float | None:
-        """Returns the reward of a sample: its own, else the rollout's. For an only sample the rollout's comes first."""
+        """Returns the sample's own reward, or the rollout's reward if the sample has none.
+
+        If the rollout has a single sample, the rollout's reward is preferred.
+        """
         own = self.samples[sample].reward if sample in self.samples else None
         first, second = (self.reward, own) if len(self.samples) == 1 else (own, self.reward)
         return second if first is None else first
 
     @property
     def not_trainable_reason(self) -> str:
-        """Why trainable_samples() is empty; an empty string if it is not empty."""
+        """Why trainable_samples() returns no samples; an empty string if it returns samples."""
         if self.evaluation:
             return "it is an evaluation"
         if self.status is not CompletionStatus.COMPLETED:
@@ -224,7 +227,7 @@ class Completion:
 
 
 def lacks(sample: Sample) -> str:
-    """Returns why a sample has no tokens to train on; an empty string if it has them."""
+    """Returns why a sample has no tokens to train on; an empty string if it has tokens."""
     if not sample.trainable:
         return sample.not_trainable_reason or "it is not trainable"
     if not sample.segments or any(segment.referred for segment in sample.segments):
@@ -233,17 +236,17 @@ def lacks(sample: Sample) -> str:
 
 
 def is_reward(value: object) -> bool:
-    """Returns whether a value can be a reward: a finite number and not a bool."""
+    """Returns whether a value can be a reward. A reward is a finite number and not a bool."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and is_finite(value)
 
 
 def describe(error: BaseException) -> str:
-    """Returns an exception's text, or its type's name if the text is empty."""
+    """Returns the text of an exception, or the name of the exception's type if the text is empty."""
     return _text(error) or type(error).__name__
 
 
 def log_traceback(error: BaseException) -> str:
-    """Returns an exception's traceback for a log: bounded, and without control characters."""
+    """Returns an exception's traceback for a log. It is cut to about MAX_TRACEBACK and has no control characters."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
@@ -278,7 +281,10 @@ def _text(error: BaseException) -> str:
 
 
 def _first_blamed(error: BaseException) -> OsmosisRolloutError | None:
-    """Returns the exception whose class says whose fault it was: this one, or the first such one of a group."""
+    """Returns the exception whose class has the `boundary`: `error`, or the first such exception in a group.
+
+    Returns None for a foreign exception.
+    """
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_first_blamed, error.exceptions)), None)
     return error if isinstance(error, OsmosisRolloutError) else None

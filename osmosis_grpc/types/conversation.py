@@ -1,11 +1,12 @@
-"""The conversation of a sample as a tree: which earlier chat does a history continue?
+"""The conversation of a sample as a tree. The tree finds the earlier chat that a history continues.
 
-An agent loop passes its whole history with every chat. The tree keeps frozen messages, and every
-answered chat marks the node of its reply. A walk from the root along a history finds the chat that
-it continues, which is the last mark on the way; the messages after it are new. A loop that rewinds
-walks another branch. Two histories are equal exactly if they end in the same node, whether they were
-sent in full or as deltas. The server uses the tree to find new messages, the trainer to find known
-ones.
+An agent loop passes its whole history with every chat. Each node of the tree is a message that must not change. Each
+answered chat marks the node of its reply. A walk from the root along a history passes marked nodes, and the last of
+them is the chat that the history continues. The messages after that node are new. If an agent loop goes back to an
+earlier message, its next history takes another branch.
+
+Two histories are equal exactly if they end in the same node. This is also true if one was sent in full and the other as
+a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _NUMBERS = (int, float)
 
 
 class Node:
-    """One message in its position. Frozen: the message is the tree's own copy."""
+    """One message at its position in the tree. The message belongs to the tree and must not change."""
 
     __slots__ = ("chat", "children", "depth", "message", "numeric", "parent")
 
@@ -27,11 +28,11 @@ class Node:
         self.depth: int = parent.depth + 1 if parent else 0
         self.children: Sequence[Node] = ()
         self.chat = 0
-        """The newest chat whose reply this message is; 0 for none."""
+        """The number of the newest chat that has this message as its reply; 0 for none."""
         self.numeric = _has_numbers(message)
 
     def matches(self, message: Message) -> bool:
-        """Returns whether it is the same message. The values 1, 1.0 and true differ."""
+        """Returns whether `message` equals the message of this node. The values 1, 1.0 and true differ."""
         try:
             if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
                 return False
@@ -45,16 +46,16 @@ class Position(NamedTuple):
 
     node: Node
     continues: int
-    """The answered chat that it continues; 0 for none."""
+    """The answered chat that the history continues; 0 for none."""
     prefix_len: int
-    """How many leading messages that chat covers, its reply included."""
+    """The number of leading messages that come from the chat `continues`, its reply included."""
 
 
 class Conversation:
     """The tree of one sample.
 
-    Most histories continue the newest one. The tree keeps that one as a list, too, and compares a
-    history with it in one step. Only new messages are compared one by one.
+    Most histories continue the newest history. So the tree also keeps the newest history as a list, and compares this
+    list with a history in one step. Only the other messages are compared one by one.
     """
 
     __slots__ = ("_end", "_line", "_numeric", "_replies", "root")
@@ -69,7 +70,7 @@ class Conversation:
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
         """Returns the position of a full history, and copies new messages into the tree.
 
-        Raises InvalidArgument for a new message that cannot be sent; the tree is then unchanged.
+        Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
         node, known = self.root, 0
         if self._continues_line(messages):
@@ -85,14 +86,20 @@ class Conversation:
         return self._grow(node, [copy_message(m, f"{field}[{known + i}]") for i, m in enumerate(new)] if new else new)
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
-        """Returns the position of messages that follow an answered chat's reply; None if that chat is unknown."""
+        """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.
+
+        Returns None if the chat is unknown.
+        """
         reply = self._replies.get(chat)
         if reply is None:
             return None
         return self._grow(reply, [copy_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
 
     def answer(self, position: Node, reply: Message, chat: int) -> Node:
-        """Adds the reply to `chat` below the chat's position, and returns its node. The tree keeps `reply` itself."""
+        """Adds the reply of `chat` below the chat's position, and returns the reply's node.
+
+        The tree keeps `reply` itself and not a copy.
+        """
         node = self._child(position, reply)
         node.chat = max(node.chat, chat)
         self._replies[chat] = node
@@ -105,13 +112,13 @@ class Conversation:
         return self._replies.get(chat)
 
     def messages(self, node: Node) -> list[Message]:
-        """Returns the messages from the first to this one. They are the tree's own: do not change them."""
+        """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
         return self._line.copy() if node is self._end else path(node)
 
     def tool_messages(self) -> dict[str, int]:
-        """Returns how many tool messages answer each call id: the most in one history.
+        """Returns the number of tool messages for each call id.
 
-        A message in several branches counts once.
+        The messages are counted for each history alone. The result has the highest count of any history.
         """
         most: dict[str, int] = {}
         branches: list[tuple[Node, dict[str, int]]] = [(self.root, {})]
@@ -128,7 +135,7 @@ class Conversation:
         return most
 
     def _continues_line(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a history begins with the newest one."""
+        """Returns whether a history begins with the newest history."""
         line = self._line
         try:
             if not (line and messages[: len(line)] == line):
@@ -156,7 +163,7 @@ class Conversation:
             self._numeric.append(node.depth - 1)
 
     def _switch(self, node: Node) -> None:
-        """Makes the history that ends here the newest one."""
+        """Makes the history that ends at `node` the newest history."""
         nodes = _nodes(node)
         self._end = node
         self._line = [each.message for each in nodes]
@@ -173,19 +180,19 @@ class Conversation:
 
 
 def count_tool_message(message: Message, counts: dict[str, int]) -> None:
-    """Counts a message by its call id, if it is a tool message."""
+    """Adds 1 to the count of a message's call id if the message is a tool message."""
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id") or "")
         counts[call_id] = counts.get(call_id, 0) + 1
 
 
 def path(node: Node) -> list[Message]:
-    """Returns the messages from the first to this one. They are the tree's own: do not change them."""
+    """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
     return [each.message for each in _nodes(node)]
 
 
 def _nodes(node: Node) -> list[Node]:
-    """Returns the nodes from the first message to this one."""
+    """Returns the nodes from the first message to `node`."""
     nodes = []
     while node.parent is not None:
         nodes.append(node)
@@ -194,7 +201,7 @@ def _nodes(node: Node) -> list[Node]:
 
 
 def _same(one: object, other: object) -> bool:
-    """Returns whether two JSON values that compare equal have numbers of the same types, too."""
+    """Returns whether two equal JSON values also have numbers of the same types."""
     if isinstance(one, dict) and isinstance(other, dict):
         return all(_same(value, other.get(key)) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

@@ -1,33 +1,33 @@
-"""The origin of an outcome that an earlier run of the trainer requested."""
+"""The origin of a completion that an earlier run of the trainer requested."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """Means that a rollout had ended before this run of the trainer requested it: nothing ran for this run."""
+    """Says that a rollout ended before this run of the trainer requested it. Nothing ran for this request."""
 
     end_time: float
-    """When the rollout ended: Unix seconds, by the server's clock."""
+    """The time of the rollout's end, in Unix seconds by the server's clock."""
     process_uuid: str = ""
-    """The server process in which it ended."""
+    """The server process in which the rollout ended."""
     same_process: bool = False
-    """Whether that process also sends this answer."""
+    """Whether the server process `process_uuid` also sends this answer."""
     agent_loop: str = ""
     agent_version: str = ""
-    """The version of the agent loop that ran it; empty if it is unknown."""
+    """The version of the agent loop that ran the rollout; empty if it is unknown."""
     current_agent_version: str = ""
     """The version of the agent loop that the server hosts now; empty if it is unknown."""
     changes: tuple[str, ...] = ()
-    """Names of the files and packages that differ between the two versions, if the server knows them."""
+    """The names of the files and packages that differ between the two versions, if the server knows them."""
 
     @property
     def changed(self) -> bool:
-        """Whether the agent's source has changed since; False if a version is unknown."""
+        """Whether the agent's source has changed since the rollout ran; False if a version is unknown."""
         return "" not in (versions := (self.agent_version, self.current_agent_version)) and len(set(versions)) > 1
 
     def describe_change(self) -> str:
-        """Returns how the agent has changed since, as a clause of a warning; empty if it has not."""
+        """Returns how the agent has changed, as a clause for a warning; an empty string if `changed` is False."""
         if not self.changed:
             return ""
         files = f"; changed: {', '.join(self.changes)}" if self.changes else ""
@@ -39,7 +39,7 @@ class EarlierRun:
 
 @dataclass(frozen=True, slots=True)
 class EndedBy:
-    """The server process that ended a rollout, and the run of the trainer that it worked for."""
+    """The server process that ended a rollout, and the trainer's run that requested the rollout."""
 
     process_uuid: str = ""
     trainer_run: str = ""

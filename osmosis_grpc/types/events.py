@@ -1,4 +1,4 @@
-"""Trajectory events: everything that happens in a rollout, numbered from 1 without gaps."""
+"""Trajectory events describe everything that happens in a rollout. They are numbered from 1 without gaps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class ChatAnswered:
     response: ChatResponse
     latency: float = 0.0
     recorded_number: int = 0
-    """The number of the event that recorded the reply, if it was read from the record; else 0."""
+    """If the reply was read from the journal, the number of the event that recorded it; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The grader gave a sample's reward."""
+    """The grader set a sample's reward."""
 
     sample: str
     reward: float | None = None
@@ -157,7 +157,7 @@ class Delivered:
 
     outcome: Outcome | None = None
     given_up: str = ""
-    """Why the delivery was given up; empty if there is an outcome."""
+    """Why the server gave up the delivery; empty if there is an outcome."""
     tries: int = 0
 
 
@@ -188,7 +188,7 @@ class TrajectoryEvent:
     rollout_id: str
     attempt: int
     number: int
-    """From 1 within the attempt."""
+    """The number of the event, from 1 within the attempt."""
     time: float
     """Unix seconds, by the server's clock."""
     kind: EventKind

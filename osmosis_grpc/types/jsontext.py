@@ -1,8 +1,8 @@
 """JSON values that can be sent, and their text.
 
-A JSON value is made of dict with str keys, list, str, int, float, bool and None, nests at
-most 256 levels, and has no NaN, no infinity and no unpaired surrogate. Any other value is refused
-with InvalidArgument naming the field, both when it is sent and when it is received.
+A JSON value consists of dict with str keys, list, str, int, float, bool and None. It nests at most 256 levels, and has
+no NaN, no infinity and no unpaired surrogate. The sender and the receiver refuse any other value with an
+InvalidArgument that names the field.
 """
 
 import json
@@ -19,15 +19,15 @@ from osmosis_grpc.errors import InvalidArgument
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
 
-_MAX_DIGITS = 4300  # the most that Python parses
+_MAX_DIGITS = 4300  # the most digits that Python parses
 _TOO_LARGE = 10**_MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-"""An empty, read-only object, shared by all values that have an empty one."""
+"""An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
-"""About the bytes of memory of a list, of an object or of one item."""
+"""The approximate memory of a list, an object or one item, in bytes."""
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STEPS = np.zeros(256, np.int8)
-"""The change of the level at each byte: 1 at an opening bracket, -1 at a closing one."""
+"""The change of the level at each byte: 1 at an opening bracket, -1 at a closing bracket."""
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _NESTED = (dict, list, tuple)
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
@@ -37,7 +37,7 @@ _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 
 def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
-    """Returns a checked deep copy of a JSON value: later changes of `value` do not change it.
+    """Returns a checked deep copy of a JSON value. Later changes of `value` do not change the copy.
 
     Tuples become lists, and values of subclasses become the plain types. Raises InvalidArgument naming `field`.
     """
@@ -70,7 +70,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
 
 
 def check_key(key: Any, field: str) -> str:
-    """Returns a key as a plain str. Raises InvalidArgument naming `field`."""
+    """Returns a key as a plain str. Raises InvalidArgument naming `field` for a key that is no valid text."""
     if type(key) is str and key.isascii():
         return key
     if not isinstance(key, str):
@@ -98,7 +98,10 @@ def canonical(value: Any) -> str:
 
 
 def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
-    """Returns the value of a JSON text of at most `levels` levels. Raises InvalidArgument naming `field`."""
+    """Returns the value of a JSON text. Raises InvalidArgument naming `field` for another text.
+
+    The text has at most `levels` levels.
+    """
     try:
         value = _decode(text)
         if text.count("[") + text.count("{") > levels and _depth(text) > levels:
@@ -121,9 +124,9 @@ def _depth(text: str) -> int:
 
 
 class Unparsed:
-    """A JSON object as its text, which was checked before. The value would take many times the memory of the text.
+    """A JSON object that is kept as its text. The text was checked before, and takes much less memory than the object.
 
-    Each time the text is parsed, `read` is called with about the bytes that the value takes.
+    value() calls `read` with the approximate memory of the object in bytes, and then parses the text.
     """
 
     __slots__ = ("_read", "text")
@@ -144,7 +147,7 @@ class Unparsed:
         return parse_object(self.text, "")
 
     def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
-        """Returns the same text with another `read`."""
+        """Returns an Unparsed with the same text and another `read`."""
         return Unparsed(self.text, read)
 
 
@@ -159,7 +162,7 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
 
 
 def is_finite(number: Any) -> bool:
-    """Returns whether a number can be sent as a float; False if it is too large for one."""
+    """Returns whether a number can be sent as a float. A number that is too large for a float cannot."""
     try:
         return math.isfinite(number)
     except (OverflowError, ValueError):

@@ -1,8 +1,8 @@
 """Messages: plain dicts in OpenAI's chat format, and the rules for them.
 
-Agent loops append messages to their lists, and model servers return them. A message is kept
-unchanged, with unknown keys, nulls and vendor fields. Only its role is checked: every model
-server must know it.
+Agent loops append messages to their lists, and model servers return messages. A message stays unchanged, with unknown
+keys, nulls and vendor fields. Its role is checked, because every model server must know the role. All other keys and
+values only need to be valid JSON.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 
 
 def copy_message(message: Any, field: str) -> Message:
-    """Returns a checked deep copy of one message. Raises InvalidArgument naming the path below `field`."""
+    """Returns a checked deep copy of one message. Raises InvalidArgument with a path that begins with `field`."""
     if not isinstance(message, dict):
         meant = "; use its .message" if isinstance(getattr(message, "message", None), dict) else ""
         raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}{meant}")
@@ -33,7 +33,7 @@ def copy_message(message: Any, field: str) -> Message:
 
 
 def copy_messages(messages: Iterable[Any], field: str) -> list[Message]:
-    """Returns checked deep copies of messages. Raises InvalidArgument naming the path below `field`."""
+    """Returns checked deep copies of messages. Raises InvalidArgument with a path that begins with `field`."""
     return [copy_message(message, f"{field}[{index}]") for index, message in enumerate(messages)]
 
 
@@ -44,7 +44,7 @@ def check_role(role: Any, field: str) -> None:
 
 
 def text_size(messages: Sequence[Message]) -> int:
-    """Returns about the bytes of memory that messages take. For budgets, not for limits."""
+    """Returns the approximate memory of messages in bytes. Use it for budgets, and not for exact limits."""
     return sum(map(_size, messages))
 
 

@@ -21,7 +21,7 @@ DEFAULT_MAX_TOKENS_TOTAL = 8192
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of a rollout: rollouts of one prompt that are compared with each other."""
+    """The group of a rollout. The rollouts of a group have the same prompt and are compared with each other."""
 
     id: str
     index: int = 0
@@ -40,42 +40,44 @@ class RolloutRequest:
     completion_params: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, under OpenAI's names. The agent passes them to ctx.chat(messages, **params)."""
     max_turns: int = DEFAULT_MAX_TURNS
-    """The most turns. Advice for the agent."""
+    """The most turns. This is advice for the agent; the server does not enforce it."""
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
-    """The most tokens of the whole rollout. Advice for the agent."""
+    """The most tokens of the whole rollout. This is advice for the agent; the server does not enforce it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Anything that the trainer tells the agent. An agent server parses it when it is read."""
+    """Any data from the trainer for the agent. An agent server parses it when the agent first reads it."""
     label: str | None = None
     """The reference answer."""
     attempt: int = 1
-    """From 1, raised by the trainer."""
+    """The number of the attempt, from 1. The trainer raises it."""
     agent_loop: str = ""
     """The name of the agent loop; empty if the server has only one."""
     group: Group | None = None
     priority: int = 0
-    """Higher leaves the queue first."""
+    """A rollout with a higher priority leaves the queue first."""
     agent_timeout: float | None = None
-    """Seconds from acceptance, queue time included; None for the server's limit, half an hour by default."""
+    """The rollout ends this many seconds after its acceptance; the time in the queue counts.
+
+    None means the server's limit, half an hour by default."""
     grader_timeout: float | None = None
-    """Seconds for the grader."""
+    """The most seconds for the grader."""
     tool_server_url: str | None = None
     """The URL of a tool server of the trainer."""
     idempotency_key: str | None = None
     """Another name for the rollout."""
     evaluation: bool = False
-    """Whether the rollout only measures the policy. Its outcome says so and is never trained on."""
+    """Whether the rollout only measures the policy. Its completion has the same flag, and is never trained on."""
     server_url: str = ""
-    """The trainer's address, if it speaks HTTP."""
+    """The trainer's address, if the trainer speaks HTTP."""
     api_key: str | None = field(default=None, repr=False)
-    """The trainer's key, if it speaks HTTP. Never shown."""
+    """The trainer's key, if the trainer speaks HTTP. The repr does not show it."""
 
 
 _METADATA: Any = RolloutRequest.__dict__["metadata"]
-"""The slot of `metadata`. Its value may be an unparsed text."""
+"""The slot of `metadata`. Its value can be an unparsed text."""
 
 
 def unread_metadata(request: RolloutRequest) -> Mapping[str, Any] | jsontext.Unparsed:
-    """Returns a request's metadata, unparsed if it was not read yet."""
+    """Returns a request's metadata. Metadata from the network stays unparsed until the agent first reads it."""
     metadata: Mapping[str, Any] | jsontext.Unparsed = _METADATA.__get__(request)
     return metadata
 
@@ -96,7 +98,7 @@ class CallbackTls:
     """TLS of a callback."""
 
     server_name: str = ""
-    """The name in the trainer's certificate; the host of the target if it is empty."""
+    """The name in the trainer's certificate. If it is empty, the certificate must name the target's host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +108,15 @@ class Callback:
     target: str
     """HOST:PORT."""
     credential: str = field(default="", repr=False)
-    """A bearer token. Never shown."""
+    """A bearer token. The repr does not show it."""
     state: bytes = field(default=b"", repr=False)
-    """Every chat and every completion echoes it."""
+    """Bytes of the trainer. Every chat and every completion sends them back."""
     delta: bool = False
-    """Whether a chat may refer to an earlier chat instead of repeating its messages."""
+    """Whether the trainer accepts a chat that refers to an earlier chat instead of repeating its messages."""
     tls: CallbackTls | None = None
-    """Set to speak TLS."""
+    """TLS for the callback; None for plain text."""
     run_id: str = ""
-    """The name of the trainer's run; if it is empty, the target names the run."""
+    """The name of the trainer's run. If it is empty, the target names the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +130,19 @@ class TraceContext:
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
-    """A request as the server gets it: the rollout, its callback, and a digest to compare it with others."""
+    """A request as the server gets it: the rollout, its callback, and a digest for comparing requests."""
 
     request: RolloutRequest
     callback: Callback | None = None
     trace: TraceContext | None = None
     digest: bytes = b""
-    """Equal for equal bodies. The callback and the trace context are not part of the body."""
+    """A digest of the request without its callback and trace context. Equal requests have equal digests."""
     size: int = 0
-    """Bytes on the wire."""
+    """The size of the request on the wire, in bytes."""
 
 
 def copy_of(request: RolloutRequest, **changes: Any) -> RolloutRequest:
-    """Returns a copy with other values in some fields, as dataclasses.replace does, in a third of its time."""
+    """Returns a copy of a request with `changes`. It does the same as dataclasses.replace, in a third of the time."""
     new = object.__new__(RolloutRequest)
     changes.setdefault("metadata", unread_metadata(request))
     for name in RolloutRequest.__slots__:
@@ -153,7 +155,7 @@ def check_id(value: str, name: str) -> None:
     if not isinstance(value, str):
         raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
     if value.isalnum() and value.isascii() and len(value) <= MAX_ID_CHARS:
-        return  # the usual case, found out fast
+        return  # a fast check for the usual case
     if not value or len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, not 1 to {MAX_ID_CHARS}")
     jsontext.check_text(value, name)
@@ -175,14 +177,14 @@ def check_header(value: str, name: str) -> str:
 
 
 def check_run_id(value: str, name: str) -> str:
-    """Returns the text. Raises InvalidArgument for a name of a trainer's run that is too long or cannot be printed."""
+    """Returns the name of a trainer's run. Raises InvalidArgument if the name is too long or cannot be printed."""
     if len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
     return check_header(value, name)
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:
-    """Raises InvalidArgument for sampling parameters out of bounds. Parameters without known bounds pass."""
+    """Raises InvalidArgument for a sampling parameter that is out of bounds. Only some parameters have bounds."""
     for key, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):
         value = params.get(key)
         if value is None:
@@ -197,7 +199,7 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
 
 
 def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a checked deep copy of sampling parameters, with floats as on the wire: temperature 1 becomes 1.0."""
+    """Returns a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0."""
     own: dict[str, Any] = jsontext.copy(dict(params), name)
     check_params(own, name)
     return own | {key: float(own[key]) for key in ("temperature", "top_p") if own.get(key) is not None}

@@ -13,7 +13,7 @@ from osmosis_grpc.types.tools import ToolDict
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rollout does, and since when (Unix seconds)."""
+    """The current activity of a rollout, and the time when it began, in Unix seconds."""
 
     description: str
     since: float
@@ -36,9 +36,9 @@ class RolloutInfo:
     last_number: int = 0
     """The number of its newest event."""
     undelivered: bool = False
-    """Whether it has ended and its completion has not reached the trainer."""
+    """Whether the rollout has ended and its completion has not reached the trainer."""
     completion: Completion | None = None
-    """Its result; None before the end, and in lists."""
+    """The result of the rollout. It is None before the end, and in lists of rollouts."""
 
 
 @fast_init
@@ -50,16 +50,16 @@ class JournaledRollout:
     tools: Sequence[ToolDict]
     owner: str
     attachment_id: str
-    """The attachment for its calls; empty for a callback."""
+    """The attachment to the rollout's trainer; empty for a rollout with a callback."""
     sequence: int
-    """Its position in the order of acceptance."""
+    """The rollout's position in the order of acceptance."""
     agent_loop: str
     accept_time: float
     """Unix seconds."""
     start_time: float | None = None
     end_time: float | None = None
     state: RolloutState = RolloutState.ACCEPTED
-    """ACCEPTED before its start, RUNNING after it, or the state that it ended in."""
+    """ACCEPTED before the start, RUNNING after the start, or the state in which the rollout ended."""
     completion: Completion | None = None
     ended_by: EndedBy = EndedBy()
     undelivered: bool = False
@@ -68,16 +68,18 @@ class JournaledRollout:
     last_number: int = 0
     """The number of its newest committed event."""
     damage: str = ""
-    """The damage of its rows; empty for none. A damaged rollout ends FAILED; only ids, owner and callback are used."""
+    """The damage of the rollout's rows in the journal; empty if there is no damage.
+
+    A damaged rollout ends FAILED. Then only its ids, its owner and its callback are used."""
     accepted_at: float = 0.0
-    """Seconds of the journal's clock, which stops while no process has the journal open."""
+    """The time of the acceptance, by the journal's clock. This clock stops while no process has the journal open."""
     deaths: int = 0
-    """How often the server's process has died while its agent ran, since its last new reply."""
+    """The number of times that the server's process died while the agent ran. A new reply sets it to 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What a cancel did to one rollout."""
+    """The effect of a cancel on one rollout."""
 
     rollout_id: str
     attempt: int = 0
@@ -88,7 +90,7 @@ class CancelResult:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the rollout ends by this cancel."""
+        """Whether this cancel ends the rollout."""
         return self.disposition == "CANCELLED"
 
 
@@ -101,9 +103,9 @@ class Capacity:
     running: int = 0
     queued: int = 0
     abandoned: int = 0
-    """Ended rollouts whose agent did not stop; each keeps its slot until the agent stops."""
+    """Ended rollouts with an agent that did not stop. Each keeps its slot until its agent stops."""
     undelivered: int = 0
     expired: int = 0
-    """Completions that expired undelivered since the start."""
+    """The number of completions that expired before their delivery, since the server's start."""
     completed: int = 0
-    """Rollouts that ended since the start, also those that were evicted."""
+    """The number of rollouts that ended since the server's start. Evicted rollouts count, too."""

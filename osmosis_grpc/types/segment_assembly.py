@@ -1,10 +1,12 @@
-"""Segment assembly: from the chats of a sample to what a trainer trains on.
+"""Assembles the chats of a sample into segments, which a trainer trains on.
 
-A chat's prompt is compared with the tokens (prompt and reply) of the chat it continues. If it
-begins with all of them, and that chat is the newest of its segment, the segment grows: the new
-tokens of the prompt get mask 0, the reply gets mask 1. If it differs earlier (drift), or that
-chat is not the newest (a branch), a new segment begins: all tokens before the reply get mask 0.
-So no sampled token gets mask 1 twice.
+A chat continues an earlier chat. The tokens of the earlier chat are its prompt and its reply. The segment of the
+earlier chat grows under two conditions: the new prompt begins with all tokens of the earlier chat, and the earlier chat
+is the newest chat of its segment. Then the new tokens of the prompt get mask 0, and the reply gets mask 1.
+
+In all other cases a new segment begins, and all tokens before the reply get mask 0. Either the prompt differs from the
+earlier chat's tokens (drift), or the earlier chat is not the newest of its segment (a branch). So each sampled token
+gets mask 1 only once.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 @dataclass(slots=True)
 class _Growing:
-    """A segment under construction. Its ids wait as pieces and are joined when they are read."""
+    """A segment under construction. New ids are kept as separate pieces, and reading joins the pieces."""
 
     drift_index: int | None
     pieces: list[Ids] = field(default_factory=list)
@@ -44,13 +46,13 @@ class _Growing:
         self.length += count
         if mask and not runs:
             runs.append(0)
-        if len(runs) % 2 == mask:  # an odd number of runs ends with zeros, an even one with ones
+        if len(runs) % 2 == mask:  # the last run is zeros if the number of runs is odd, and ones if it is even
             runs.append(count)
         else:
             runs[-1] += count
 
     def ids(self, start: int, end: int) -> Ids:
-        """Returns a view of some ids. The array doubles when it is full."""
+        """Returns a view of the ids from `start` to `end`. The array doubles when it is full."""
         if self.pieces:
             if self.length > len(self._array):
                 grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
@@ -81,7 +83,7 @@ class _Growing:
 
 
 class _End(NamedTuple):
-    """The ends of a chat's tokens and of its prompt in its segment."""
+    """The segment of a chat, and the positions in it at which the chat's tokens and the chat's prompt end."""
 
     segment: _Growing
     end: int
@@ -89,7 +91,7 @@ class _End(NamedTuple):
 
 
 class Assembler:
-    """Builds the segments of one sample, chat by chat, about in the order of their numbers."""
+    """Builds the segments of one sample. The chats are added one by one, nearly in the order of their numbers."""
 
     __slots__ = ("_ends", "_segments", "reason")
 
@@ -97,27 +99,28 @@ class Assembler:
         self._segments: list[_Growing] = []
         self._ends: dict[int, _End] = {}
         self.reason = ""
-        """Why the sample is not trainable; empty if it is."""
+        """Why the sample is not trainable; empty if it is trainable."""
 
     @property
     def sampled(self) -> int:
-        """How many tokens have mask 1."""
+        """The number of tokens with mask 1."""
         return sum(sum(segment.runs[1::2]) for segment in self._segments)
 
     def tokens(self, chat: int) -> Ids:
-        """Returns a view of all tokens of a chat, prompt and reply; empty if they are unknown."""
+        """Returns a view of all tokens of a chat, prompt and reply; an empty array if they are unknown."""
         place = self._ends.get(chat)
         return _NO_IDS if place is None else place.segment.ids(0, place.end)
 
     def prompt(self, chat: int) -> Ids | None:
-        """Returns a view of the whole prompt of a chat; None if it is unknown."""
+        """Returns a view of the whole prompt of a chat; None if the prompt is unknown."""
         place = self._ends.get(chat)
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_length(self, continues: int, response: ChatResponse) -> int | None:
-        """Returns how many ids a reply's whole prompt has; None if the reply came without its prompt.
+        """Returns the number of ids in a reply's whole prompt; None if the reply came without its prompt.
 
-        Raises InvalidArgument if its prefix is longer than the chat that it continues.
+        `continues` is the earlier chat. Raises InvalidArgument if `prompt_prefix` is larger than the number of tokens
+        of the earlier chat.
         """
         if response.prompt_ids is None:
             return None
@@ -130,11 +133,14 @@ class Assembler:
         return response.prompt_prefix + len(response.prompt_ids)
 
     def shared_prefix(self, continues: int, prompt: Ids) -> int:
-        """Returns how many leading ids a prompt shares with the tokens of the chat it continues."""
+        """Returns how many leading ids of a prompt are also the leading tokens of the chat `continues`."""
         return _common(self.tokens(continues), prompt)
 
     def add(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int | None:
-        """Adds an answered chat. Returns its prompt_length(), and raises the same."""
+        """Adds an answered chat, but no tokens of a judge's chat. Returns the result of prompt_length().
+
+        Raises InvalidArgument as prompt_length() does.
+        """
         length = self.prompt_length(continues, response)
         if purpose is ChatPurpose.JUDGE:
             return length
@@ -173,7 +179,10 @@ class Assembler:
         return length
 
     def references(self) -> tuple[Segment, ...]:
-        """Returns the segments without their tokens, for a receiver that answered the chats itself."""
+        """Returns the segments without their tokens, for a receiver that answered the chats itself.
+
+        Returns no segments if the sample is not trainable.
+        """
         return () if self.reason else tuple(segment.reference() for segment in self._segments)
 
     def segments(self) -> tuple[Segment, ...]:

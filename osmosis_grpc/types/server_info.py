@@ -15,7 +15,7 @@ class AgentLoopInfo:
 
     name: str
     tools: Sequence[ToolDict]
-    """The tools that it lists without a request."""
+    """The tools that the agent loop lists without a request."""
     version: str
     """A digest of its source; empty if it is unknown."""
 
@@ -40,16 +40,16 @@ class ServerInfo:
     protocol_min: int
     protocol_max: int
     process_uuid: str
-    """A new one after each start."""
+    """The id of the process. Each start makes a new id."""
     journal_id: str
-    """The id of its journal. A server that lost its rollouts has a new one."""
+    """The id of the server's journal. A server that has lost its rollouts has a new id."""
     start_time: float
     """Unix time."""
     agent_loops: Sequence[AgentLoopInfo]
     capacity: Capacity
     limits: ServerLimits
     draining: bool
-    """Whether it refuses new rollouts."""
+    """Whether the server refuses new rollouts because it drains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The lines of an agent's own code in the traceback of an exception, without the values of variables.
+"""The lines of an agent's own code in the traceback of an exception. The values of variables are left out.
 
-Own code is all code except the standard library, this project and installed packages.
+An agent's own code is all code except the standard library, this project and installed packages.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 MOST_FRAMES = 5
 """The most frames of a failure."""
 _MOST_CHARS = 256
-"""The most characters of a frame's file, of its function and of its line of code."""
+"""The most characters of each text in a frame: the file, the function and the line of code."""
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -24,7 +24,7 @@ _EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents count as a use
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "osmosis_gateway"))
 
 Line = tuple[str, int, str]
-"""An absolute file name, a line from 1, and the function it is in."""
+"""An absolute file name, a line number from 1, and the name of the function that has the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,18 @@ class StackFrame:
     """One line of the agent's code in a traceback."""
 
     file: str
-    """Relative to the server's working folder, or to the folder of sys.path that has its module."""
+    """The path, relative to the server's working folder or to the folder of sys.path that has the file."""
     line: int
-    """From 1."""
+    """The line number, from 1."""
     function: str
     code: str = ""
     """The line itself, without indentation; empty if there is no source."""
 
 
 def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
-    """Returns the last lines of own code in a traceback, the innermost last.
+    """Returns the last lines of the agent's own code in a traceback. The innermost line is last.
 
-    A traceback without own code has the lines of installed packages instead, since the agent may be one of them.
+    If there are none, it returns the lines of installed packages, because the agent can be an installed package.
     """
     own: deque[Line] = deque(maxlen=most)
     installed: deque[Line] = deque(maxlen=most)
@@ -56,7 +56,7 @@ def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
 
 
 def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
-    """Returns the same lines for a failure, with short paths and with their code."""
+    """Returns the lines of own_lines() for a Failure, with short paths and with the code of each line."""
     return tuple(
         StackFrame(_cut(short_path(file)), line, _cut(function), _cut(_code(file, line)))
         for file, line, function in own_lines(error)
@@ -74,7 +74,10 @@ def is_own(file: str) -> bool:
 
 
 def short_path(file: str) -> str:
-    """Returns a file's path relative to the working folder or to its folder on sys.path; else its last two parts."""
+    """Returns a file's path relative to the working folder or to a folder of sys.path.
+
+    Returns the last two parts of the path if the file is in none of these folders.
+    """
     file = os.path.abspath(file)
     roots = sorted({os.path.abspath(folder) for folder in sys.path if folder}, key=len, reverse=True)
     if not is_installed(file):
@@ -87,7 +90,7 @@ def short_path(file: str) -> str:
 
 
 def _lines(error: BaseException) -> Iterator[Line]:
-    """Yields the lines of an exception; for a group, then the lines of its first exception."""
+    """Yields the lines of an exception's traceback. For a group, then yields the lines of its first exception."""
     link: BaseException | None = error
     for _ in range(16):
         if link is None:

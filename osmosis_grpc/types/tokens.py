@@ -1,7 +1,7 @@
 """Token blocks: ids with logprobs, as NumPy arrays of fixed width.
 
-Ids are uint32 and logprobs float32, one-dimensional. The sampler returns them, or they are absent;
-nothing here makes them up. Arrays that were received are read-only views.
+Ids are uint32 and logprobs are float32. Both are one-dimensional. The sampler returns them, or they are absent. This
+module never estimates them. Received arrays are read-only views.
 """
 
 import math
@@ -21,7 +21,7 @@ Ids = NDArray[np.uint32]
 Logprobs = NDArray[np.float32]
 
 MAX_LOGPROB = 1e-3
-"""The highest logprob. A little above zero is rounding, more is a mistake."""
+"""The highest valid logprob. Rounding can make a logprob slightly greater than zero; a larger one is an error."""
 _HIGHEST = float(np.float32(MAX_LOGPROB))
 
 TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType(
@@ -41,11 +41,11 @@ TENSOR_DTYPES: Mapping[str, str | None] = MappingProxyType(
         "bool": "|b1",
     }
 )
-"""Element types by name, with NumPy's name for each; NumPy has none for bfloat16."""
+"""The element types by name, each with NumPy's name. NumPy has no name for bfloat16."""
 
 
 class ArrayEquality:
-    """Equality of dataclasses with arrays: field by field; NaN equals NaN."""
+    """Equality of dataclasses with arrays. It compares field by field. NaN equals NaN."""
 
     __slots__ = ()
 
@@ -87,11 +87,11 @@ class Tensor:
         return cls(dtype=name, shape=made.shape, data=made.astype(wire, copy=False).tobytes())
 
     def numpy(self) -> NDArray[Any]:
-        """Returns a read-only array; bfloat16 as its raw uint16."""
+        """Returns a read-only array. For bfloat16 the array has the raw values as uint16."""
         return np.frombuffer(self.data, dtype=TENSOR_DTYPES[self.dtype] or "<u2").reshape(self.shape)
 
     def check(self, tokens: int, field_path: str) -> None:
-        """Raises InvalidArgument for a tensor whose bytes, shape and tokens do not agree."""
+        """Raises InvalidArgument if the bytes do not fit the shape, or the shape does not fit the number of tokens."""
         if self.dtype not in TENSOR_DTYPES:
             raise InvalidArgument(f"{field_path}.type", "is not a tensor type")
         width = np.dtype(TENSOR_DTYPES[self.dtype] or "<u2").itemsize
@@ -109,7 +109,7 @@ class TokenBlock(ArrayEquality):
     ids: Ids
     """uint32, shape (n,)."""
     logprobs: Logprobs | None = None
-    """float32, shape (n,), NaN for a missing one; None if all are missing."""
+    """float32, shape (n,). A missing logprob is NaN; None if all are missing."""
     extras: Mapping[str, Tensor] = field(default_factory=lambda: NOTHING)
     """Further arrays per token, by name."""
     _complete: bool | None = field(default=None, init=False, repr=False, compare=False)
@@ -155,7 +155,7 @@ class TokenBlock(ArrayEquality):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Consecutive tokens that one version of the policy sampled."""
+    """A number of consecutive tokens, and the version of the policy that sampled them."""
 
     version: str
     tokens: int
@@ -174,15 +174,15 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> NDArray[Any
 
 
 def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> bool:
-    """Returns whether no logprob is missing.
+    """Returns whether every logprob is present.
 
-    Raises InvalidArgument for another length than `count`, for infinities and for values above MAX_LOGPROB.
+    Raises InvalidArgument if there are not `count` logprobs, for infinities, and for values above MAX_LOGPROB.
     """
     if len(logprobs) != count:
         raise InvalidArgument(f"{field_path}.logprobs", f"{len(logprobs)} logprobs for {count} {of}")
     if not count:
         return True
-    # This takes half the time of min() and max(). Both are NaN if a logprob is missing.
+    # This takes half the time of min() and max(). `lowest` and `highest` are both NaN if a logprob is missing.
     lowest, highest = logprobs.item(logprobs.argmin()), logprobs.item(logprobs.argmax())
     if highest <= _HIGHEST and lowest > -math.inf:
         return True

@@ -12,7 +12,7 @@ ToolDict = dict[str, Any]
 
 
 def dump_model(value: Any) -> Any:
-    """Returns a pydantic model as a dict, and any other value as it is. Does not import pydantic."""
+    """Returns a pydantic model as a dict, and any other value unchanged. Does not import pydantic."""
     pydantic = sys.modules.get("pydantic")  # if pydantic was not imported, no value can be a model
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return value.model_dump(exclude_none=True)

@@ -1,7 +1,7 @@
 """attach.proto: frames as bytes, and the checks of the two hellos.
 
-Each frame is serialized once, by itself. A message is the joined bytes of its frames, so no frame is copied into a
-repeated field first, and the sender knows the size of each frame.
+Each frame is serialized once and alone. The bytes of a message are the joined bytes of its frames. So no frame is first
+copied into a repeated field, and the sender knows the size of each frame.
 """
 
 from google.protobuf.message import Message
@@ -35,7 +35,7 @@ def server_frame(kind: str, message: Message) -> bytes:
 
 
 def chat_frame(chat: bytes) -> bytes:
-    """Returns the frame of a chat that chat_bytes() has serialized."""
+    """Returns the frame of a chat. chat_bytes() has serialized the chat."""
     return _joined(_SERVER["chat"], chat)
 
 
@@ -53,7 +53,7 @@ def _joined(number: int, body: bytes) -> bytes:
 
 
 def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, reply: bytes | CallError) -> bytes:
-    """Returns the frame that answers a chat: with a reply that reply_bytes() has serialized, or with an error."""
+    """Returns the frame that answers a chat. `reply` is an error, or the bytes that reply_bytes() returned."""
     message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, number=number)
     if isinstance(reply, CallError):
         message.status.CopyFrom(refusal(reply))
@@ -78,7 +78,7 @@ def refused(status: error_pb2.Status) -> CallError:
 
 
 def check_trainer_hello(hello: pb.TrainerHello) -> None:
-    """Raises InvalidArgument naming the field, or FailedPrecondition when no protocol version is common."""
+    """Raises InvalidArgument naming a bad field. Raises FailedPrecondition if the sides share no protocol version."""
     least, most = ATTACHMENT_ID_CHARS
     if not least <= len(hello.attachment_id) <= most:
         raise InvalidArgument(
@@ -92,7 +92,7 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
 
 
 def check_protocol(hello: pb.TrainerHello | pb.ServerHello | control_pb2.GetServerInfoResponse) -> None:
-    """Raises FailedPrecondition when no protocol version is common."""
+    """Raises FailedPrecondition if the two sides share no protocol version."""
     least, most = PROTOCOL
     if hello.protocol_min > most or hello.protocol_max < least:
         raise FailedPrecondition(

@@ -29,7 +29,7 @@ DRAIN_RESULT = Mirror(DrainResult, pb.DrainResponse)
 
 
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
-    """Returns which rollouts to cancel, as keyword arguments. Raises InvalidArgument naming the field."""
+    """Returns the keyword arguments that select the rollouts to cancel. Raises InvalidArgument naming the field."""
     kind = request.WhichOneof("selection")
     if kind is None or (kind == "all" and not request.all):
         raise InvalidArgument("selection", "name a rollout_id, a group_id, or set all")
@@ -58,7 +58,7 @@ def states_from_wire(states: Sequence[int]) -> list[RolloutState]:
 
 
 def check_stream(request: pb.StreamEventsRequest) -> None:
-    """Raises InvalidArgument for a stream request whose fields exclude each other."""
+    """Raises InvalidArgument if two fields of a stream request exclude each other."""
     if request.rollout_id:
         check_id(request.rollout_id, "rollout_id")
         for name in ("cursor", "from_now"):

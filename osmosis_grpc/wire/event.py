@@ -37,7 +37,10 @@ from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, reply_bytes, reply_fro
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """Returns an event as a message: a completion without messages and segments, a reply with tokens if `tokens`."""
+    """Returns an event as a message. A completion has no messages and no segments in it.
+
+    Without `tokens`, a reply has no tokens in it.
+    """
     field, to_wire, _ = _KINDS[type(event.kind)]
     if not tokens and isinstance(event.kind, events.ChatAnswered):
         bare = replace(event.kind.response, tokens=None, prompt_ids=None, prompt_prefix=0, wire=b"")
@@ -61,9 +64,9 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
-    """Returns the kind of an event as a journal stores it: the number of its field, and its bytes.
+    """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
 
-    A completion refers to its chats, because the events before it have them.
+    A completion only refers to its chats, because the earlier events have the chats.
     """
     field, to_wire, _ = _KINDS[type(kind)]
     to_bytes = _TO_BYTES.get(type(kind))
@@ -71,7 +74,7 @@ def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
 
 
 def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
-    """Returns the kind of an event from what a journal stored. Raises InvalidArgument."""
+    """Returns the kind of an event from its journal's form; see kind_to_bytes(). Raises InvalidArgument."""
     field = _FIELDS[number]
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
@@ -79,7 +82,7 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
-    """Serializes an answered chat. Copies the reply's bytes when it still has them."""
+    """Serializes an answered chat. Uses the reply's received bytes if the reply has them."""
     reply = kind.response.wire or reply_bytes(kind.response)
     latency = times.duration(kind.latency).SerializeToString()
     return b"".join(
@@ -114,7 +117,7 @@ def _requested_bytes(kind: events.ChatRequested) -> bytes:
 
 @lru_cache(256)
 def _sample(name: str) -> bytes:
-    """Returns the bytes of the sample's name, with which events of a sample begin."""
+    """Returns the serialized name of a sample. The events of a sample begin with these bytes."""
     return pb.ChatRequestedEvent(sample=name).SerializeToString()
 
 
@@ -199,7 +202,8 @@ _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
     events.ChatAnswered: _answered_bytes,
     events.Ended: _ended_bytes,
 }
-"""The kinds that are serialized without a message: the frequent ones, and the one whose journal form differs."""
+"""The kinds that are serialized without a message. ChatRequested and ChatAnswered are frequent. Ended has another form
+in a journal."""
 _FROM_WIRE = {field: from_wire for field, _, from_wire in _KINDS.values()}
 _NUMBERS = {field.name: field.number for field in _ONEOF}
 _FIELDS = {number: field for field, number in _NUMBERS.items()}

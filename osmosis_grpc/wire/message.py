@@ -1,7 +1,8 @@
 """message.proto: messages, tool calls, tool schemas, sampling parameters, usage.
 
-Each is an object with some typed keys. A key whose value has the expected type goes into its field, every other key
-into `extra_json`. Reading merges the two, so no key of an agent's or a model server's message is lost.
+Each of them is an object with some typed keys. If a typed key has a value of the expected type, the value is stored in
+the key's field. All other keys are stored in `extra_json`. Reading merges the fields and `extra_json`, so no key is
+lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +22,16 @@ from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)
 MAX_ITEMS = 65_536
-"""The most messages of a list, counted with their tool calls and parts, and the most tools. A million would block the
-event loop for half a minute."""
+"""The most items of a list of messages, in which tool calls and parts count, too. Also the most tools of a list.
+
+A million items would block the event loop for half a minute."""
 _INT64 = 2**63
 _NUMBERS = (int, float)
 
 
 def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
-    """Returns a message, whose role was checked before."""
-    if len(message) == 2 and type(message.get("content")) is str:  # most are
+    """Returns a message as a protobuf message. The role must have been checked before."""
+    if len(message) == 2 and type(message.get("content")) is str:  # the usual case
         return pb.Message(role=message["role"], text=message["content"])
     out, rest = pb.Message(), {}
     for key, value in message.items():
@@ -50,7 +52,7 @@ def message_to_wire(message: Mapping[str, Any]) -> pb.Message:
 
 @remembered
 def frozen_bytes(message: Message) -> bytes:
-    """Returns the bytes of a message that does not change any more."""
+    """Returns the bytes of a message. The message must not change afterwards."""
     return message_to_wire(message).SerializeToString()
 
 
@@ -199,7 +201,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "stop": lambda value: type(value) is list and bool(value) and all(map(_is_text, value)),
     },
 }
-"""The typed keys of each object, and which values fit into their fields."""
+"""The typed keys of each object, each with a function that returns whether a value fits the key's field."""
 _LEVELS = {
     "message": MAX_DEPTH + 1,
     "part": MAX_DEPTH - 1,
@@ -209,11 +211,14 @@ _LEVELS = {
     "function": MAX_DEPTH - 1,
     "usage": MAX_DEPTH,
 }
-"""The most levels of each object, itself included: each key of a message and each tool nests at most 256 levels."""
+"""The most levels of each object, the object included. Each key of a message and each tool has at most 256 levels."""
 
 
 def _object_to_wire(out: P, value: Mapping[str, Any], kind: str, check: str = "") -> P:
-    """Sets the typed fields, and puts all other keys into extra_json; after a check, if `check` names the field."""
+    """Sets the typed fields, and puts all other keys into extra_json.
+
+    If `check` is a field's name, the other keys are checked first, and InvalidArgument names that field.
+    """
     fields, extra = _FIELDS[kind], {}
     for key, item in value.items():
         if key not in fields or not fields[key](item):

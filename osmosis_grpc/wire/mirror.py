@@ -1,7 +1,7 @@
-"""Converts between a dataclass and a message by the names of their fields.
+"""Converts between a dataclass and a protobuf message by the names of their fields.
 
-A field of such a pair is declared in the proto file and in the dataclass, and nowhere else. The frequent messages
-(chats, replies, tokens) are converted by hand, which is faster.
+A field of such a pair is declared in the proto file and in the dataclass, and nowhere else. Other modules convert the
+frequent messages (chats, replies, tokens) by hand, because that is faster.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,16 +21,16 @@ E = TypeVar("E", bound=str)
 
 
 class Codec(NamedTuple):
-    """Converts one field. `read` also gets the path of the field, and raises InvalidArgument naming it."""
+    """Converts one field. `read` also gets the path of the field, and raises InvalidArgument with this path."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
     name: str = ""
-    """The field of the message, if its name differs."""
+    """The name of the message's field, if it differs from the name in the dataclass."""
 
 
 class EnumNames(Generic[E]):
-    """Converts between names and the numbers of a protobuf enum. `what` names the enum in problems."""
+    """Converts between names and the numbers of a protobuf enum. `what` names the enum in error messages."""
 
     def __init__(self, names: Iterable[E], enum: Any, what: str) -> None:
         prefix = enum.keys()[0].removesuffix("UNSPECIFIED")
@@ -45,7 +45,7 @@ class EnumNames(Generic[E]):
         return self.names[number]
 
     def codec(self, default: E | None) -> Codec:
-        """Returns the codec of a field in which a number without a name means `default`."""
+        """Returns the codec of an enum field. For a number without a name it returns `default`."""
         return Codec(self.numbers.__getitem__, lambda number, path: self.names.get(number, default))
 
 
@@ -53,14 +53,14 @@ _CODECS = {
     Duration.DESCRIPTOR.full_name: Codec(times.duration, lambda message, path: times.seconds(message)),
     Timestamp.DESCRIPTOR.full_name: Codec(times.timestamp, lambda message, path: times.unix(message)),
 }
-"""The codecs of fields that are messages, by the type. Each Mirror adds its own."""
+"""The codecs of fields that are messages, by the type of the message. Each Mirror adds a codec for its message."""
 
 
 class Mirror(Generic[T, M]):
     """Converts between a dataclass and its message.
 
-    Only enums, messages without a mirror, and fields that are checked need a codec. An unset field becomes None if the
-    dataclass allows that, else the default of its type. A repeated field becomes a tuple.
+    Only enums, messages without a mirror, and fields with a check need a codec. An unset field becomes None if the
+    dataclass allows None. Otherwise it becomes the default of its type. A repeated field becomes a tuple.
     """
 
     def __init__(self, cls: type[T], message: type[M], /, **codecs: Codec) -> None:
@@ -83,7 +83,7 @@ class Mirror(Generic[T, M]):
         return self._message(**known)
 
     def from_wire(self, message: Any, path: str = "") -> T:
-        """Returns the value of a message. `path` is the beginning of the path that an InvalidArgument names."""
+        """Returns the value of a message. The paths in an InvalidArgument begin with `path`."""
         known: dict[str, Any] = {}
         for name, field, codec, optional in self._rows:
             item = None if optional and not message.HasField(field) else getattr(message, field)
@@ -91,7 +91,7 @@ class Mirror(Generic[T, M]):
         return self._cls(**known)
 
     def field_of(self, message: Any, name: str, path: str = "") -> T | None:
-        """Returns the value of a field that has this message; None if it is unset."""
+        """Returns the value of the field `name` of another message; None if the field is unset."""
         return self.from_wire(getattr(message, name), f"{path}{name}.") if message.HasField(name) else None
 
 

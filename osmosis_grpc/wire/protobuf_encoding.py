@@ -1,7 +1,7 @@
 """The two parts of protobuf's encoding that this project writes itself: length-delimited fields, and numbers.
 
-A message is the bytes of its fields in any order. So fields that are equal in many messages are serialized once, and
-joined with the others.
+The bytes of a message are the bytes of its fields in any order. So a field with the same value in many messages is
+serialized once, and its bytes are joined with the other fields.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ def head(field: int, length: int) -> bytes:
 
 @lru_cache(4096)
 def varint(field: int, value: int) -> bytes:
-    """Returns the field of a number that is not negative; no bytes for 0, the default. `field` is below 16."""
+    """Returns the field of a number that is not negative. Returns no bytes for 0, the default. `field` is below 16."""
     return bytes((field << 3,)) + _base128(value) if value else b""
 
 
@@ -33,9 +33,9 @@ def repeated(field: int, parts: Iterable[bytes]) -> bytes:
 
 
 def remembered(make: Callable[[T], bytes]) -> Callable[[T], bytes]:
-    """Caches what `make` returns for the newest values, by their identity. The values must not change any more.
+    """Caches the results of `make` for the newest values, by the identity of the value. Such a value must not change.
 
-    Messages and completions are needed twice: for the trainer and for the journal.
+    The bytes of messages and completions are needed twice: for the trainer and for the journal.
     """
     latest: dict[int, tuple[T, bytes]] = {}
 

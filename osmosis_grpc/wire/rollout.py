@@ -50,7 +50,7 @@ _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBound
 _GROUP = Mirror(Group, pb.Group)
 _HEADER = Codec(str, check_header)
 _TRACE = Mirror(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
-# The messages within those below: a mirror knows the ones that were made before it.
+# The next three messages are fields of the messages below. Their mirrors must be made first.
 Mirror(CallbackTls, pb.CallbackTls, server_name=_HEADER)
 Mirror(Cause, pb.Cause)
 Mirror(StackFrame, pb.StackFrame)
@@ -77,7 +77,7 @@ METRICS = Mirror(
 
 
 def check_served(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
-    """Raises InvalidArgument for a field that this server does not serve, and for metadata above the limit."""
+    """Raises InvalidArgument for a field that this server does not support, and for metadata above the limit."""
     for name in NOT_SERVED:
         if message.HasField(name):  # type: ignore[arg-type]
             raise InvalidArgument(name, "is not served by this server")
@@ -124,7 +124,7 @@ def init_from_wire(message: pb.InitRequest) -> InitRequest:
 
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
-    """Returns a request as a message; without the callback's credential and state if `secrets` is False."""
+    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state."""
     request, group, trace = init.request, init.request.group, init.trace
     return pb.InitRequest(
         rollout_id=request.rollout_id,
@@ -149,7 +149,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True) -> pb.InitRequest:
 
 
 def _metadata_from_wire(text: str) -> Any:
-    """Returns metadata that is parsed again at each read. Raises InvalidArgument."""
+    """Returns checked metadata. The result keeps the text and parses it when it is read. Raises InvalidArgument."""
     return jsontext.Unparsed.checked(text, "metadata_json") if text else {}
 
 
@@ -213,7 +213,7 @@ def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
 
 
 def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
-    """Returns a callback as a serialized message; without its credential and state if `secrets` is False."""
+    """Returns a serialized callback. If `secrets` is False, it leaves out the credential and the state."""
     return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
 
 
@@ -223,10 +223,10 @@ def callback_from_bytes(data: bytes) -> Callback:
 
 
 def completion_to_wire(completion: Completion, *, head: bool = False, refer: bool = False) -> pb.Completion:
-    """Returns a completion as a message. `head` leaves out messages and segments.
+    """Returns a completion as a message. With `head` it leaves out messages and segments.
 
-    `refer` leaves out what the receiver knows because it answered the chats: it names the chats instead. The messages
-    of an only sample are the messages of the completion and are not repeated.
+    `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
+    their messages and tokens. A single sample has the same messages as the completion, so they are not repeated.
     """
     samples: dict[str, tokens_pb2.Sample] = {}
     for name, sample in completion.samples.items():
@@ -274,7 +274,7 @@ MAX_COMPLETION_BYTES = 16 * 1024 * 1024
 
 
 def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Completion:
-    """Cuts a completion to `limit` bytes and returns it. `omitted` names what was left out."""
+    """Cuts a completion to `limit` bytes and returns it. Its field `omitted` names the fields that were left out."""
     samples = [(f"samples[{name}].", message.samples[name]) for name in sorted(message.samples)]
     steps: list[list[tuple[str, Any, str]]] = [
         *([(path, sample, "segments")] for path, sample in samples),
@@ -292,7 +292,7 @@ def fit(message: pb.Completion, limit: int = MAX_COMPLETION_BYTES) -> pb.Complet
 
 
 def completion_from_wire(message: pb.Completion, field: str) -> Completion:
-    """Returns a checked completion. Raises InvalidArgument naming the path below `field`."""
+    """Returns a checked completion. Raises InvalidArgument with a path that begins with `field`."""
     check_id(message.rollout_id, f"{field}.rollout_id")
     status = _STATUSES.read(message.status, f"{field}.status")
     failure = FAILURE.field_of(message, "failure", f"{field}.")

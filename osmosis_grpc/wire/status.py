@@ -1,7 +1,7 @@
-"""error.proto and google.rpc: the one table between exceptions and statuses.
+"""error.proto and google.rpc: converts between exceptions and statuses.
 
-Each gRPC code has one exception class. Details are standard google.rpc messages where one fits, and messages of
-error.proto elsewhere. A status is sent in a header, so its texts are short.
+Each gRPC code has one exception class. A detail is a standard google.rpc message if such a message fits. Otherwise it
+is a message of error.proto. A status is sent in a header, so its texts are short.
 """
 
 import contextlib
@@ -135,7 +135,7 @@ def _precondition(message: str, found: _Found) -> CallError:
 def _of_detail(
     make: Callable[..., CallError], detail: type[Message], /, **fields: str
 ) -> Callable[[str, _Found], CallError]:
-    """Returns a function that makes an exception whose attributes are fields of one detail."""
+    """Returns a function that makes an exception. The exception's attributes are fields of the detail."""
 
     def build(message: str, found: _Found) -> CallError:
         known = found.get(detail, detail())

@@ -13,7 +13,7 @@ _NANOS = 1_000_000_000
 def duration(seconds: float) -> Duration:
     """Returns seconds as a Duration."""
     nanos = round(seconds * _NANOS)
-    if 0 <= nanos < _NANOS:  # most are
+    if 0 <= nanos < _NANOS:  # the usual case
         return Duration(nanos=nanos)
     sign = -1 if nanos < 0 else 1
     whole, rest = divmod(abs(nanos), _NANOS)
@@ -26,7 +26,7 @@ def seconds(message: Duration) -> float:
 
 
 def checked_seconds(message: Duration, field: str) -> float:
-    """Returns the seconds of a Duration. Raises InvalidArgument unless they are greater than zero."""
+    """Returns the seconds of a Duration. Raises InvalidArgument for a Duration that is not valid or not positive."""
     value = seconds(message)
     if value <= 0 or abs(message.nanos) >= _NANOS or message.seconds > 315_576_000_000:
         raise InvalidArgument(field, f"{value:g} s is not a time greater than zero")

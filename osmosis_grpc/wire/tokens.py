@@ -1,9 +1,9 @@
 """tokens.proto: packed arrays between NumPy and the wire, without a loop over tokens.
 
-Fixed-width packed fields are raw little-endian arrays after a tag and a length. So an array
-is written by handing exactly these bytes to the parser, and read from the serialized block,
-where the arrays' lengths say where they stand; both cost a copy, not a conversion, on every
-protobuf from 6.31 on.
+In protobuf, a packed field of fixed width is a tag, a length, and the raw little-endian array. To write an array, this
+module passes these bytes to protobuf's parser. To read an array, it serializes the block, and computes the position of
+the array from the arrays' lengths. Both ways copy the array once and convert no elements. This needs protobuf 6.31 or
+later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
-    """Returns a checked token block, whose arrays are read-only views. Raises InvalidArgument."""
+    """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     block = TokenBlock(
         ids, logprobs if len(logprobs) else None, _extras(message.extras, field) if message.extras else NOTHING
@@ -55,7 +55,7 @@ def block_bytes(block: TokenBlock) -> bytes:
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
-    """Returns the serialized fields of ids and logprobs, which a token block and a segment share."""
+    """Returns the serialized fields of ids and logprobs. They are the same in a token block and in a segment."""
     parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
     if logprobs is not None:
         parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
@@ -63,7 +63,7 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
 
 
 def ids_from_wire(message: pb.TokenBlock, field: str) -> Ids:
-    """Returns the ids of a block that may have no logprobs, as a read-only view. Raises InvalidArgument."""
+    """Returns the ids of a block as a read-only view. The block needs no logprobs. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
@@ -113,7 +113,10 @@ def segment_reference(segment: Segment) -> pb.Segment:
 
 
 def sample_to_wire(sample: Sample, *, refer: bool = False) -> pb.Sample:
-    """Returns a sample as a message. `refer` leaves out what the trainer knows from answering the chats."""
+    """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
+
+    The trainer knows them because it answered the chats.
+    """
     begins = sample.begins if refer else None
     segment = segment_reference if refer else segment_to_wire
     return pb.Sample(
@@ -149,7 +152,7 @@ def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return _NO_IDS, _NO_LOGPROBS
-    data = message.SerializeToString()  # in the order of the fields' numbers: these two come first
+    data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
     ids = np.frombuffer(data, _UINT32, count, at)
     if not known:

@@ -45,9 +45,10 @@ _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["number"].number
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True) -> bytes:
-    """Returns a serialized chat. `delta` sends only the messages after the chat that it continues, if there is one.
+    """Returns a serialized chat. The messages must not change afterwards.
 
-    Without `all_tools` the tools are left out if they are the rollout's. The messages must not change any more.
+    With `delta`, a chat that continues an earlier chat has only the messages after that chat's reply. Without
+    `all_tools`, the tools are left out if they are the rollout's tools.
     """
     parts = [
         _name(request.rollout_id, request.attempt, request.sample, request.purpose),
@@ -73,13 +74,13 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 @lru_cache(1024)
 def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose) -> bytes:
-    """Returns the serialized fields with which all chats of a sample begin."""
+    """Returns serialized fields. The chats of a sample with the same purpose begin with these bytes."""
     name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=PURPOSES.numbers[purpose])
     return name.SerializeToString()
 
 
 def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
-    """Returns a checked chat; with a delta it has only the new messages. Raises InvalidArgument naming the field."""
+    """Returns a checked chat. A delta has only the new messages. Raises InvalidArgument naming the field."""
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.number == 0:
@@ -140,7 +141,7 @@ def reply_bytes(response: ChatResponse) -> bytes:
 
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
-    """Returns a checked reply. `keep` keeps its bytes, too. Raises InvalidArgument naming the field."""
+    """Returns a checked reply. With `keep` the reply also has its bytes. Raises InvalidArgument naming the field."""
     finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
     response = ChatResponse(
         message=message_from_wire(message.message, "message"),

@@ -11,14 +11,14 @@ _NUMBERS = itertools.count(1)
 
 
 class RawAgentServer(RawDialler):
-    """An agent server with a journal id of its own and all streams that it opens at one trainer."""
+    """An agent server with a journal id of its own. It opens streams to one trainer."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, ACCEPT, services_pb2.AcceptRequest, services_pb2.AcceptResponse)
         self.journal_id = f"journal-{next(_NUMBERS)}"
 
     async def attach(self, **fields: Any) -> attach_pb2.TrainerHello:
-        """Open a stream, send the hello and return the trainer's. `fields` are those of ServerHello."""
+        """Open a stream, send a hello, and return the trainer's hello. `fields` are fields of ServerHello."""
         stream = self.open()
         await stream.send(self.hello(**fields))
         answer: attach_pb2.TrainerHello = await stream.next("hello")

@@ -1,4 +1,4 @@
-"""The two ways to a stream of an attachment: dial the other side, or listen for it."""
+"""The two ways to get a stream of an attachment: dial the other side, or listen for the other side."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 
 
 class RawDialler:
-    """All streams that one peer opens at the other side. The base of RawTrainer and RawAgentServer.
+    """A peer that opens streams to the other side. It is the base class of RawTrainer and RawAgentServer.
 
-    `method` is the call's full name; `sends` and `receives` are the types of its messages. `channel` is a channel that
-    others use, too; without it the peer has a connection of its own.
+    `method` is the call's full name. `sends` and `receives` are the types of the call's messages. `channel` is a shared
+    channel. Without it the peer has a connection of its own.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RawDialler:
             await self._owned.close()
 
     def open(self) -> RawStream:
-        """Open a stream on which nothing was sent."""
+        """Open a stream and send nothing on it."""
         self.stream = RawStream(self._call(metadata=self.metadata), self._sends)
         return self.stream
 
@@ -61,7 +61,7 @@ class RawListener:
 
     def __init__(self, method: str, receives: Any, sends: Any) -> None:
         self.address = ""
-        """HOST:PORT, once it listens."""
+        """HOST:PORT; empty before the listener is entered."""
         self._method = method
         self._receives = receives
         self._sends = sends

@@ -13,7 +13,7 @@ from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("testing.read", OnFailure.RAISE)
 TIMEOUT = 10.0
-"""Seconds after which every wait of a stream raises TimeoutError."""
+"""When a stream waits for this many seconds, the wait raises TimeoutError."""
 
 M = TypeVar("M", bound=Message)
 
@@ -26,23 +26,23 @@ class RawStream:
     """
 
     forgets: frozenset[str] = frozenset()
-    """Kinds of frames that are counted and not kept."""
+    """The kinds of frames that are counted but not kept."""
     timeout = TIMEOUT
-    """Seconds after which `next`, `until` and `ended` raise TimeoutError."""
+    """When `next`, `until` or `ended` waits for this many seconds, it raises TimeoutError."""
 
     def __init__(self, call: Any, message: Any) -> None:
         self.frames: list[Any] = []
         """The frames that came, in order."""
         self.messages: list[tuple[int, int]] = []
-        """How many frames and bytes each message had."""
+        """The number of frames and the number of bytes of each message."""
         self.forgotten = 0
-        """How many frames came and were not kept."""
+        """The number of frames that came and were not kept."""
         self.over: str | None = None
         """The name of the status that the stream ended with; None while it is open."""
         self.details = ""
-        """The text of that status."""
+        """The text of the status that the stream ended with."""
         self.status = status_pb2.Status()
-        """That status with its details; empty if the peer sent none."""
+        """The status of the stream with its details; empty if the peer sent no details."""
         self._call = call
         self._message = message
         self._taken: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class RawStream:
         await self._call.write(data)
 
     async def next(self, kind: str) -> Any:
-        """Return the next frame of a kind that `next` has not returned yet. Raise AssertionError if the stream ends."""
+        """Return the first frame of a kind that was not returned before. Raise AssertionError if the stream ends."""
         await self.until(lambda: self.fresh(kind) > 0 or self.over is not None)
         if not self.fresh(kind):
             raise AssertionError(f"the stream ended before a {kind}: {self.over} {self.details}")
@@ -80,7 +80,7 @@ class RawStream:
         return sum(frame.WhichOneof("frame") == kind for frame in self.frames)
 
     def fresh(self, kind: str) -> int:
-        """Return how many frames of a kind came that `next` has not returned yet."""
+        """Return the number of frames of a kind that came and that `next` has not returned yet."""
         return self.count(kind) - self._taken[kind]
 
     async def ended(self) -> str:

@@ -15,9 +15,9 @@ _NUMBERS = itertools.count(1)
 
 
 class RawTrainer(RawDialler):
-    """A trainer with an attachment id of its own and all streams that it opens at one agent server.
+    """A trainer with an attachment id of its own. It opens streams to one agent server.
 
-    `channel` is a channel to that server which others use, too; the trainer makes one of its own without it.
+    `channel` is a shared channel to the server. Without it the trainer makes a channel of its own.
     """
 
     def __init__(self, address: str, *, channel: grpc.aio.Channel | None = None) -> None:
@@ -28,7 +28,7 @@ class RawTrainer(RawDialler):
         self._barriers = itertools.count(1)
 
     async def attach(self, **fields: Any) -> RawStream:
-        """Open a stream, send the hello and wait for the server's. `fields` are those of TrainerHello."""
+        """Open a stream, send a hello, and wait for the server's hello. `fields` are fields of TrainerHello."""
         stream = self.open()
         await stream.send(self.hello(**fields))
         await stream.next("hello")
@@ -51,7 +51,7 @@ class RawTrainer(RawDialler):
         return chat
 
     async def answer(self, chat: trainer_pb2.ChatRequest, text: str = "fine") -> None:
-        """Answer a chat: one token for the prompt's new part, one for the reply."""
+        """Answer a chat. The new part of the prompt gets one token, and the reply gets one token."""
         delta = chat.WhichOneof("history") == "delta"
         continues = chat.delta.continues if delta else chat.number - 1
         known = self.tokens.get((chat.rollout_id, chat.sample, continues), [])
@@ -65,7 +65,7 @@ class RawTrainer(RawDialler):
         await self.send(chat_reply(chat, response=response))
 
     async def completion(self) -> rollout_pb2.Completion:
-        """Return the next completion without an answer to it."""
+        """Return the next completion, and send no answer to it."""
         complete: trainer_pb2.CompleteRequest = await self.stream.next("complete")
         return complete.completion
 
@@ -76,18 +76,18 @@ class RawTrainer(RawDialler):
         return completion
 
     async def finish(self) -> rollout_pb2.Completion:
-        """Answer every chat up to the next completion; answer and return that."""
+        """Answer every chat until the next completion comes. Answer the completion and return it."""
         while await self._chats_come():
             await self.answer(await self.chat())
         return await self.settled()
 
     async def answer_all_with(self, answer: Callable[[trainer_pb2.ChatRequest], attach_pb2.TrainerFrame]) -> None:
-        """Send `answer(chat)` for each chat up to the next completion."""
+        """Send `answer(chat)` for each chat until the next completion comes."""
         while await self._chats_come():
             await self.send(answer(await self.chat()))
 
     async def barrier(self) -> None:
-        """Wait until the server has handled all frames sent so far and its answers have come."""
+        """Wait until the server has handled all frames sent so far, and its answers have come."""
         name = f"barrier {next(self._barriers)}"
         request = control_pb2.CancelRequest(group_id="nobody is in this group")
         await self.send(attach_pb2.TrainerFrame(cancel=attach_pb2.CancelAsk(id=name, request=request)))

@@ -30,7 +30,7 @@ HEARTBEAT = attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat())
 
 
 def hello(**fields: Any) -> attach_pb2.TrainerFrame:
-    """Return the first frame of a stream. `fields` are those of TrainerHello; it needs `attachment_id`."""
+    """Return the first frame of a stream. `fields` are fields of TrainerHello, and must have `attachment_id`."""
     default: dict[str, Any] = {
         "process_uuid": "raw",
         "version": "raw 1",
