@@ -1,6 +1,6 @@
-"""The engine: lifecycle, admission, the event log, the chat client, delivery.
+"""The engine: lifecycle and admission of rollouts, the event log, the chat client, and the delivery of completions.
 
-It knows no transport: it calls the ports of osmosis_grpc.agent.
+The engine does not depend on a transport. It calls the ports of osmosis_grpc.agent.
 """
 
 from osmosis_grpc.engine.config import EngineConfig

@@ -1,6 +1,7 @@
-"""Accepts an Init, finds the rollout that an equal Init started, or refuses it.
+"""Accepts or refuses an Init, or finds the rollout that an equal Init has started.
 
-An accepted rollout is committed, and ends exactly once. Of a refused rollout nothing is kept.
+An equal Init has the same id, attempt and spec as an earlier Init. An accepted rollout is committed, and ends exactly
+once. Nothing is kept of a refused rollout.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
 ACCEPT_LATER = job("engine.accept_later", OnFailure.REPORT)
 
 DRAIN_RETRY_AFTER = 5.0
-"""The retry_after of an Init that a draining server refuses, in seconds."""
+"""When a draining or failed server refuses an Init, it sends this retry_after, in seconds."""
 
 
 class Acceptance:
@@ -41,12 +42,13 @@ class Acceptance:
         self._runner = runner
         self._shutdown = shutdown
         self.rejected: Counter[int] = Counter()
-        """How many Inits were refused, by gRPC code."""
+        """The number of refused Inits, by gRPC code."""
 
     def begin(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
-        """Begin to accept a rollout, or find the equal one. Returns its record, and whether this call started it.
+        """Begin to accept a rollout, or find the rollout of an equal Init.
 
-        `record.accepted` is done once the rollout is accepted or refused. Raises CallError for an immediate refusal.
+        Returns the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
+        accepted or refused. Raises CallError for an immediate refusal.
         """
         try:
             return self._find_or_begin(init, owner, peer)
@@ -85,7 +87,7 @@ class Acceptance:
             asyncio.get_running_loop().create_future(),
             agent_loop=name,
         )
-        record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread one
+        record.accepted.add_done_callback(lambda f: f.cancelled() or f.exception())  # asyncio logs an unread error
         self._context.admission.reserve(record)
         self._context.supervisor.call(ACCEPT, self._begin, record, own, report=partial(self._failed, record))
         return record, True
@@ -95,7 +97,7 @@ class Acceptance:
         record.count(True)
         try:
             tools = self._context.runnables[record.agent_loop].tools(own)
-        except BaseException as error:  # the agent's code may raise anything, and nothing is awaited here
+        except BaseException as error:  # the agent's code can raise anything; without an await this is no cancellation
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):
@@ -105,7 +107,10 @@ class Acceptance:
             self._accept(record, tools)
 
     def failed(self, record: Record, error: BaseException) -> None:
-        """End a rollout FAILED (server): the code after the commit of its acceptance raised `error`."""
+        """End a rollout FAILED (server), because the code after the commit of its acceptance raised `error`.
+
+        If the acceptance could not be committed, refuse the rollout instead.
+        """
         if not record.trail.journaled:
             self._refuse(record, self._unwritable())
             return
@@ -118,7 +123,7 @@ class Acceptance:
         self._refuse(record, Internal(f"the rollout could not be accepted: {clip(describe(error))}"))
 
     def _agent_name(self, name: str) -> str:
-        """Return the name of the agent to run; of the only one if the request names none."""
+        """Return the name of the agent that will run. If the request names no agent, the server must have only one."""
         names = sorted(self._context.runnables)
         if not name and len(names) != 1:
             raise InvalidArgument("agent_loop", f"name one of: {', '.join(names)}")
@@ -129,7 +134,7 @@ class Acceptance:
         return name or names[0]
 
     def _mark(self, record: Record, peer: Peer) -> None:
-        """Note in the completion of an ended rollout whether an earlier run of this trainer started it."""
+        """Note in the completion of an ended rollout whether the rollout ended in an earlier run of the trainer."""
         if record.delivery.completion is not None:
             earlier = self._context.provenance.earlier(record, peer)
             if earlier != record.delivery.completion.from_journal:
@@ -163,7 +168,7 @@ class Acceptance:
             self._accept(record, found)
 
     def _accept(self, record: Record, tools: Any) -> None:
-        """Commit a rollout. After that it ends exactly once."""
+        """Commit the acceptance of a rollout. A committed rollout ends exactly once."""
         newest = self._context.table.newest(record.rollout_id)
         try:
             if newest is not record:
@@ -175,7 +180,7 @@ class Acceptance:
             if self._shutdown.closing:
                 raise Unavailable("the server is shutting down")
             record.tools = tool_dicts(tools)
-        except Exception as error:  # get_tools may return anything; tool_dicts checks it
+        except Exception as error:  # tool_dicts raises if the result of get_tools is wrong
             self._refuse(record, error)
             return
         self._context.table.accept(record)
@@ -206,7 +211,7 @@ class Acceptance:
             self._runner.decide(record, Termination.trainer_lost(self._context.config.trainer_grace))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
-        """Refuse a rollout, and keep nothing of it."""
+        """Refuse a rollout, and delete its record."""
         if not isinstance(error, CallError) or isinstance(error, InvalidArgument):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")
@@ -226,7 +231,7 @@ class Acceptance:
 
 
 def _check_same(known: Record, init: InitRequest) -> None:
-    """Raise Aborted for a lower attempt, AlreadyExists for another request under the same attempt."""
+    """Raise Aborted for a lower attempt. Raise AlreadyExists for a different request under the same attempt."""
     request = init.request
     if known.attempt > request.attempt:
         raise Aborted(

@@ -8,16 +8,17 @@ from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
-"""The retry_after of a refused Init, in seconds."""
+"""When Admission refuses an Init, it sends this retry_after, in seconds."""
 
 _Row = tuple[int, int, Record]
 
 
 class Admission:
-    """Slots and queues. Owners share both, see Shares.
+    """The slots for running rollouts, and the queues of waiting rollouts. Owners share both (see Shares).
 
-    A free slot goes to the owner with the fewest running rollouts, and there to the tenant with the fewest. Within a
-    tenant, rollouts of higher priority leave the queue first, equal ones in order.
+    A free slot goes to the owner with the fewest running rollouts. Among the tenants of this owner, the slot goes to
+    the tenant with the fewest running rollouts. Within a tenant, rollouts with a higher priority leave the queue first.
+    Rollouts with the same priority leave the queue in order of acceptance.
     """
 
     def __init__(self, max_concurrent: int, max_queued: int, per_owner: int | None = None) -> None:
@@ -25,7 +26,7 @@ class Admission:
         self.max_queued = max_queued
         self._slots = Shares(max_concurrent, per_owner)
         self._places = Shares(max_concurrent + max_queued)
-        """One for each rollout that runs, waits, or is being accepted."""
+        """Each rollout that runs, waits, or is being accepted uses one place."""
         self._waiting: set[Record] = set()
         self._waiting_of: Counter[str] = Counter()
         """The number of waiting rollouts by owner."""
@@ -33,7 +34,7 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """The number of used slots, those of abandoned agents included."""
+        """The number of used slots, including the slots of abandoned agents."""
         return self._slots.total
 
     @property
@@ -44,7 +45,8 @@ class Admission:
     def reserve(self, record: Record, *, beyond: bool = False) -> None:
         """Reserve a place for a rollout until enter() or release().
 
-        With `beyond` the limits do not apply: another process has accepted the rollout. Raises ResourceExhausted.
+        Raises ResourceExhausted if no place is free. With `beyond`, the limits do not apply. This is for a rollout that
+        an earlier process has accepted.
         """
         if not beyond and not self._places.available(record.owner):
             used = self._places.used(record.owner)
@@ -58,12 +60,12 @@ class Admission:
         record.reserved = True
 
     def release(self, record: Record) -> None:
-        """Give back a reserved place, if there is one."""
+        """Give back the reserved place of a rollout, if there is one."""
         self._places.add(record.owner, -record.reserved)
         record.reserved = False
 
     def enter(self, record: Record) -> bool:
-        """Turn a reserved place into a slot or a place in the queue. Returns whether it is a slot."""
+        """Turn a reserved place into a slot or a place in the queue. Returns True for a slot."""
         record.reserved = False
         if self._slots.available(record.owner):
             self._run(record)
@@ -84,7 +86,10 @@ class Admission:
             heapq.heapify(queue)
 
     def leave(self, record: Record) -> list[Record]:
-        """Give back the slot of a rollout. Returns the rollouts that got a slot: several if an owner's share grew."""
+        """Give back the slot of a rollout. Returns the rollouts that get a slot now.
+
+        There can be several, because the share of another owner can grow.
+        """
         record.tenant.running -= 1
         self._slots.add(record.owner, -1)
         self._places.add(record.owner, -1)
@@ -105,7 +110,7 @@ class Admission:
             self._queue(record)
 
     def _take_out(self, record: Record) -> None:
-        """Count a rollout as not waiting. Its row stays in the queue and is skipped later."""
+        """Count a rollout as no longer waiting. Its row stays in the queue, and _next() skips the row later."""
         self._waiting.discard(record)
         self._waiting_of[record.owner] -= 1
         if not self._waiting_of[record.owner]:

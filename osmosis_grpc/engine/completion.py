@@ -12,7 +12,7 @@ from osmosis_grpc.types import Completion, CompletionStatus, FailureReason, Roll
 
 
 def build_completion(record: Record, termination: Termination, result_id: str, now: float) -> Completion:
-    """Return the completion. A completed rollout whose result cannot be sent becomes a failure of the agent."""
+    """Return the completion. If the agent's result cannot be sent, the completion is FAILED (agent)."""
     states = record.run.session.samples if record.run.session else Samples()
     try:
         (messages, begins), extra = _report(termination, states)
@@ -21,7 +21,7 @@ def build_completion(record: Record, termination: Termination, result_id: str, n
         termination = Termination.failed("agent", why, reason=reason)
         (messages, begins), extra = _report(termination, states)
     samples = states.assembled(refer=record.peer.accepts_references)
-    if begins is not None and begins.sample not in samples:  # only judges replied there: such a sample is left out
+    if begins is not None and begins.sample not in samples:  # a sample with replies of judges only is left out
         begins = None
     reward, outcome = None, termination.outcome
     if termination.status is CompletionStatus.COMPLETED and outcome is not None:
@@ -59,7 +59,7 @@ def bare_completion(record: Record, termination: Termination, result_id: str) ->
 
 
 def _report(termination: Termination, samples: Samples) -> tuple[ConversationStart, dict[str, Any]]:
-    """Return the final conversation and the extra fields. Raises InvalidArgument for what cannot be sent."""
+    """Return the final conversation and the extra fields. Raises InvalidArgument if they cannot be sent."""
     outcome = termination.outcome
     if outcome is None:
         return samples.newest(), {}

@@ -1,7 +1,7 @@
 """What the parts of one engine share: configuration, services, and the state that several parts use.
 
 The engine makes one EngineContext for all its parts. The parts that act on rollouts (runner, outbox, shutdown) are not
-in it: a part takes those that it calls as parameters.
+in the context. If a part calls another part, it takes that part as a parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from osmosis_grpc.supervise import Supervisor
 
 
 class EngineContext:
-    """Shared by the parts of one engine."""
+    """The configuration, the services and the state that the parts of one engine share."""
 
     def __init__(
         self,

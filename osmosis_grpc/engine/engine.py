@@ -1,7 +1,7 @@
-"""The engine: makes its parts, and connects them.
+"""The Engine class makes the parts of the engine and connects them.
 
-It knows no transport. A rollout is identified by its id and attempt and belongs to the owner of its Init; for every
-other owner it does not exist. `rollouts` answers questions about rollouts.
+The engine does not depend on a transport. The id and the attempt identify a rollout. A rollout belongs to the owner of
+its Init, and other owners cannot see it. `Engine.rollouts` answers questions about rollouts.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ class SystemClock:
 class Engine:
     """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is the server's; an engine without a server makes its own. The engine closes it at its end.
+    `supervisor` is the supervisor of the server. Without a server, the engine makes its own supervisor. In both cases
+    the engine closes the supervisor at the end.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Engine:
         self.recovery = Recovery(context, self.runner, self.outbox)
         self.acceptance = Acceptance(context, self.runner, self.shutdown)
         self.end_sinks: list[EndSink] = []
-        """Called with each ended rollout, after the commit of its end."""
+        """Each sink is called with each ended rollout, after the end is committed."""
         self._completed = 0
 
     async def __aenter__(self) -> "Engine":
@@ -99,9 +100,9 @@ class Engine:
             await self.supervisor.close()
 
     async def init(self, init: InitRequest, *, owner: str, peer: Peer) -> tuple[Record, bool]:
-        """Accept a rollout, or find the equal one. Returns its record, and whether this call started it.
+        """Accept a rollout, or find the rollout of an equal Init (see acceptance.py).
 
-        Raises CallError for a refusal.
+        Returns the record, and whether this call started the rollout. Raises CallError for a refusal.
         """
         record, started = self.acceptance.begin(init, owner=owner, peer=peer)
         if not record.accepted.done():
@@ -112,14 +113,14 @@ class Engine:
     def cancel(
         self, owner: str, *, rollout_id: str = "", group_id: str = "", attempt: int = 0, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, or, without an id, all rollouts of the owner.
+        """Cancel one rollout or one group of rollouts. Without an id, cancel all rollouts of the owner.
 
-        The cancel takes effect at once. It also survives a crash once `log.flush()` has returned. Raises
+        The cancel takes effect at once. When `log.flush()` has returned, the cancel also survives a crash. Raises
         ResourceExhausted if too many cancels of the owner wait for their Inits.
         """
         if not rollout_id:
             live = [r for r in self.context.table.live() if r.owner == owner]
-            live.sort(key=lambda record: not record.accepted.done())  # a tombstone of a pending one may raise
+            live.sort(key=lambda record: not record.accepted.done())  # pending last: their tombstones can raise
             return [
                 self._cancel(r, reason)
                 for r in live
@@ -157,21 +158,21 @@ class Engine:
             cancelled = True
         else:
             cancelled = record.live and decided is not None and decided.status is CompletionStatus.CANCELLED
-        if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no event
+        if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no CancelAsked
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
         return CancelResult(
             record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
         )
 
     def lose(self, tenant: Tenant, seconds: float) -> None:
-        """End the unfinished rollouts of a trainer that was away for `seconds`: FAILED (trainer, retryable)."""
+        """End the unfinished rollouts of a trainer FAILED (trainer, retryable), because it was away for `seconds`."""
         tenant.lost = True
         for record in self.context.table.live():
             if record.tenant is tenant and record.accepted.done():
                 self.runner.decide(record, Termination.trainer_lost(seconds))
 
     def capacity(self) -> Capacity:
-        """Return the limits, and how much of them is used."""
+        """Return the limits, and how much of each limit is used."""
         return Capacity(
             max_concurrent=self.config.max_concurrent,
             max_queued=self.config.queue_limit,
@@ -184,7 +185,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Deliver a committed end, and tell the other parts about it."""
+        """Deliver the completion of a rollout whose end is committed, and tell the other parts about the end."""
         assert record.run.termination is not None
         record.count(False)
         if record.run.termination.deliver:
@@ -209,8 +210,8 @@ class Engine:
         self.shutdown.changed.set()
 
     def _failed(self, record: Record, then: Then, error: BaseException) -> None:
-        """Handle an error of `then`, the code after the commit of one of the rollout's events."""
-        if record.delivery.report is not None or record.delivery.ended is not None:  # its end is committed
+        """Handle an error of `then`, which the log has called after the commit of an event of the rollout."""
+        if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written: call it again
             then(record)
         elif not record.accepted.done():
             self.acceptance.failed(record, error)

@@ -1,6 +1,6 @@
 """The event log: numbers the events of each rollout, commits them, and shows them to sinks and readers.
 
-An event is shown only after its commit, so no number is used twice.
+An event is shown only after its commit. So sinks and readers never see two events with the same number.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ Then = Callable[[Record], None]
 Token = tuple[Record, TrajectoryEvent, Then | None]
 
 BATCH = 256
-"""Events read from the journal at once."""
+"""The number of events that are read from the journal at once."""
 
 
 class EventLog:
-    """Writes to a Journal and follows it."""
+    """Appends events to a Journal, and reads them for followers."""
 
     def __init__(
         self, journal: Journal, clock: Clock, sinks: Sequence[EventSink], idle_interval: float, supervisor: Supervisor
     ) -> None:
         self._journal = journal
         self.on_failed: Callable[[Record, Then, BaseException], None] = lambda record, then, error: None
-        """Called when a `then` of append() has raised."""
+        """Called when the `then` of an append() has raised."""
         self._supervisor = supervisor
         journal.on_commit = self._committed
         self._clock = clock
@@ -52,8 +52,8 @@ class EventLog:
     ) -> None:
         """Append the next event of a rollout, and call `then` after its commit.
 
-        `on_failed` gets an exception of `then`. If append raises, nothing was written. If the event cannot be
-        committed, `record.trail.journaled` becomes False and `then` is called nevertheless: the rollout continues
+        If `then` raises, `on_failed` gets the exception. If append() raises, nothing was written. If the event cannot
+        be committed, `record.trail.journaled` becomes False and `then` is still called. The rollout then continues
         without events.
         """
         record.run.progress, record.run.progress_time = self._clock.monotonic(), self._clock.time()
@@ -71,12 +71,15 @@ class EventLog:
             self._follow_up(record, then)
 
     def add_sink(self, sink: EventSink, *kinds: type) -> None:
-        """Call a sink with each event of these kinds after its commit; of all kinds if none is named."""
+        """Call a sink with each event of these kinds after its commit. Without `kinds`, all kinds are meant."""
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
     def barrier(self, then: Callable[[CallError | None], None]) -> None:
-        """Call `then` with None once all events appended so far are committed; with an error if one cannot be."""
+        """Call `then` with None when all events that were appended so far are committed.
+
+        If one of them cannot be committed, call `then` with an error.
+        """
 
         def report(ok: bool) -> None:
             why = f"the journal cannot be written: {self._journal.problem}"
@@ -85,7 +88,7 @@ class EventLog:
         self._journal.barrier(report)
 
     async def flush(self) -> None:
-        """Wait until all events appended so far are committed. Raises Unavailable if one cannot be."""
+        """Wait until all events that were appended so far are committed. Raises Unavailable if that is impossible."""
         done: asyncio.Future[CallError | None] = asyncio.get_running_loop().create_future()
         self.barrier(lambda error: None if done.done() else done.set_result(error))
         error = await done
@@ -93,7 +96,7 @@ class EventLog:
             raise error
 
     def _committed(self, tokens: Sequence[Token], ok: bool) -> None:
-        """Handle events that the journal has committed, or (`ok` is False) cannot commit."""
+        """Handle events that the journal has committed. If `ok` is False, the journal cannot commit them."""
         for record, event, then in tokens:
             if ok and record.trail.journaled:
                 self._show(record, event)
@@ -113,7 +116,7 @@ class EventLog:
                 waiter.set()
             for waiter in self.waiters:
                 waiter.set()
-        except Exception as error:  # readers try again after idle_interval
+        except Exception as error:  # readers look again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
         for sink in self._sinks[type(event.kind)]:
             try:
@@ -135,8 +138,8 @@ class EventLog:
     def position(self, cursor: str) -> int:
         """Return the position of a cursor.
 
-        Raises InvalidArgument for a malformed cursor, FailedPrecondition for one of another journal, and OutOfRange
-        for one whose events were dropped.
+        Raises InvalidArgument if the cursor is malformed or ahead of the journal. Raises FailedPrecondition if the
+        cursor belongs to another journal. Raises OutOfRange if events after the cursor were dropped.
         """
         journal, _, text = cursor.rpartition(".")
         if not text.isdecimal() or len(text) > 18 or not journal:
@@ -155,7 +158,10 @@ class EventLog:
         return position
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[TrajectoryEvent | None, None]:
-        """Yield a rollout's events after number `after`, then new ones, until none can follow. None is a heartbeat."""
+        """Yield the events of a rollout after number `after`, and then each new event. None is a heartbeat.
+
+        The iteration ends when the rollout can have no further event.
+        """
         if after > record.trail.last_number:
             raise InvalidArgument("after", f"{after} is ahead of the newest event, {record.trail.last_number}")
         waiter = asyncio.Event()
@@ -180,9 +186,9 @@ class EventLog:
             record.trail.waiters.discard(waiter)
 
     async def follow_all(self, owner: str, position: int) -> AsyncGenerator[tuple[int, TrajectoryEvent | None], None]:
-        """Yield the events of an owner after a position, then new ones, without end; each with its position.
+        """Yield the events of an owner after a position, and then each new event, without end.
 
-        None in place of an event is a heartbeat.
+        Each event comes with its position. None in place of an event is a heartbeat.
         """
         waiter = asyncio.Event()
         self.waiters.add(waiter)
@@ -217,7 +223,7 @@ class EventLog:
 
 
 def _size(kind: EventKind) -> int:
-    """Return about how many bytes an event takes in memory."""
+    """Return approximately how many bytes an event takes in memory."""
     return 400 + _EXTRA.get(type(kind), lambda kind: 0)(kind)
 
 
@@ -244,4 +250,4 @@ _EXTRA: dict[type[EventKind], Callable[[Any], int]] = {
     events.Logged: lambda kind: text_size([dict(kind.data)]),
     events.Ended: _ended,
 }
-"""The bytes of an event beyond the minimum, by its kind."""
+"""For each kind, a function that returns the bytes of an event beyond the 400 of every event."""

@@ -1,4 +1,4 @@
-"""Points between two steps at which a test may kill the process, as a power cut would.
+"""Points in the code at which a test can kill the process, as if the power failed.
 
 No point is armed by default.
 """
@@ -7,13 +7,13 @@ import os
 import signal
 
 armed: dict[str, int] = {}
-"""How many times each point may still be reached; the last time kills the process."""
+"""For each armed point, a count. When the point is reached this many more times, the process is killed."""
 
 
 def arm(text: str | None = None) -> None:
-    """Arm points: NAME[:NTH][,NAME[:NTH]...]; without a text those of OSMOSIS_FAILPOINT, which only tests set.
+    """Arm the points in a text of the form NAME[:NTH][,NAME[:NTH]...]. Raises ValueError for another form.
 
-    Raises ValueError for a wrong text.
+    Without a text, use the text in OSMOSIS_FAILPOINT. Only tests set this variable.
     """
     text = os.environ.get("OSMOSIS_FAILPOINT", "") if text is None else text
     for row in filter(None, text.split(",")):
@@ -25,7 +25,7 @@ def arm(text: str | None = None) -> None:
 
 
 def reach(name: str) -> None:
-    """Kill the process if this point is armed and is reached the NTH time; stderr gets the name first."""
+    """Kill the process when this point is armed and is reached for the NTH time. First write the name to stderr."""
     if armed and name in armed:
         armed[name] -= 1
         if not armed[name]:

@@ -2,11 +2,12 @@
 
 
 class Shares:
-    """How much of a limit each owner uses. One owner alone may use all of it.
+    """Counts how much of a limit each owner uses. A single owner may use the whole limit.
 
-    Nothing is taken back from an owner. So an owner with less than an even share may use more, up to that share, even
-    when the limit is reached. Every other owner waits until less than the limit is used. In this way the uses move
-    towards even shares. Meanwhile two owners use at most 1 + 1/2 of the limit together, three owners 1 + 1/2 + 1/3.
+    Nothing is taken back from an owner. So, even when the limit is reached, an owner with less than an even share may
+    use more, up to an even share. Every other owner waits until the total use is below the limit. In this way the uses
+    move towards even shares. Until then, two owners together use at most 1 + 1/2 of the limit, and three owners
+    together use at most 1 + 1/2 + 1/3 of the limit.
     `per_owner` is the most that any owner may use.
     """
 
@@ -31,12 +32,12 @@ class Shares:
             self._used.pop(owner, None)
 
     def share(self, owner: str) -> int:
-        """Return an even share of the limit among this owner and all owners that use some of it."""
+        """Return an even share of the limit among this owner and all owners that use part of the limit."""
         others = len(self._used) - (owner in self._used)
         return max(1, self.limit // (others + 1))
 
     def has_even_share(self, owner: str) -> bool:
-        """Return whether an owner uses an even share of the limit, or of the total use if that is smaller."""
+        """Return whether an owner uses at least an even share of the limit, or of the total use if it is smaller."""
         others = len(self._used) - (owner in self._used)
         return self.used(owner) >= min(self.limit, self.total) / (others + 1)
 

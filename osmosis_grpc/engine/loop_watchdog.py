@@ -1,6 +1,7 @@
 """Warns about code that blocks the event loop, and about rollouts that run and make no progress.
 
-A thread asks the loop for a sign of life. If none comes, it reads which line the loop's thread executes.
+A thread regularly asks the loop for an answer. If no answer comes in time, the watchdog finds the line that the loop's
+thread executes.
 """
 
 import asyncio
@@ -22,26 +23,26 @@ log = logging.getLogger(__name__)
 WATCH = job("engine.watchdog", OnFailure.RESTART, "thread")
 
 MOST_LINES = 10
-"""Stalled rollouts that one sweep names; further ones are only counted."""
+"""The largest number of stalled rollouts that one sweep names. Further stalled rollouts are only counted."""
 
 
 class Watchdog:
-    """Watches the running loop from a thread of its own, between start() and stop()."""
+    """Watches the running loop from its own thread, from start() to stop()."""
 
     def __init__(self, blocked_after: float) -> None:
         self._limit = blocked_after
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.on_lag: Callable[[float], object] = lambda seconds: None
-        """Called on the loop with the seconds that each sign of life took."""
+        """Called on the loop with the seconds that each answer took."""
         self.blocked = 0
         """How often the loop was blocked."""
         self.last = ""
-        """The line of the last time: file:line in function."""
+        """Where the loop was blocked last, as "file:line in function"."""
         self.last_tool = ""
-        """The tool of the last time; empty if no tool of execute_tool_calls ran."""
+        """The tool that blocked the loop last. Empty if no tool of execute_tool_calls ran at that time."""
         self.paused = False
-        """Set while a process starts: its imports block the loop, and no rollout waits for it yet."""
+        """Set while a process starts. Its imports block the loop, but no rollout waits for the loop yet."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Begin to watch the running loop."""
@@ -55,7 +56,7 @@ class Watchdog:
             self._thread.join(timeout=2 * self._limit + 1)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
-        """Ask for one sign of life. Returns False after stop() and after the end of the loop."""
+        """Ask the loop for one answer. Returns False after stop() and after the end of the loop."""
         if self._stop.wait(self._limit):
             return False
         if self.paused:
@@ -77,14 +78,14 @@ class Watchdog:
         return True
 
     def _answer(self, alive: threading.Event, asked: float) -> None:
-        """The loop's sign of life."""
+        """Answer the thread. The loop calls this method."""
         alive.set()
         self.on_lag(time.monotonic() - asked)
 
     def _report(self, frame: FrameType, tool: str) -> None:
         frames = _callback(frame)
         if not frames:
-            return  # the loop waits for events: the machine is too busy
+            return  # no callback blocks the loop; the machine is too busy
         self.blocked += 1
         self.last, self.last_tool = _where(frames), tool
         log.warning(
@@ -97,10 +98,13 @@ class Watchdog:
 
 
 def _callback(innermost: FrameType) -> list[FrameType]:
-    """Return the frames of the callback that the loop runs, the innermost first; none while it waits for events."""
+    """Return the frames of the callback that the loop runs, the innermost frame first.
+
+    If the loop waits for events, return no frames.
+    """
     frames = []
     frame: FrameType | None = innermost
-    while frame is not None and frame.f_code.co_name != "_run_once":  # below it is the program that runs the loop
+    while frame is not None and frame.f_code.co_name != "_run_once":  # the frames outside it run the loop
         frames.append(frame)
         frame = frame.f_back
     idle = frame is not None and (not frames or frames[-1].f_code.co_name == "select")
@@ -108,7 +112,7 @@ def _callback(innermost: FrameType) -> list[FrameType]:
 
 
 def _where(frames: list[FrameType]) -> str:
-    """Return the innermost line outside the standard library, installed packages and our own; else the innermost."""
+    """Return the innermost line of the user's own code. If there is none, return the innermost line."""
     for frame in frames:
         if is_own(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
             break
@@ -118,9 +122,9 @@ def _where(frames: list[FrameType]) -> str:
 
 
 def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) -> None:
-    """Log the rollouts without an event or a tool call for `stalled_after` seconds; `now` is monotonic.
+    """Log each rollout that has had no event and no tool call for `stalled_after` seconds. `now` is monotonic.
 
-    Each stall is logged once. A rollout that made progress since, and stalls again, is logged again.
+    Each stall is logged once. If a rollout makes progress and then stalls again, it is logged again.
     """
     stalled = [
         record

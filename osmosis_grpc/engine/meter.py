@@ -6,7 +6,7 @@ from typing import Any
 from osmosis_grpc.types import ChatResponse, RolloutMetrics
 
 _MOST = 2**48
-"""A larger count of tokens is ignored: sums of such counts would not fit into their field."""
+"""Larger counts of tokens are ignored, because sums of such counts would not fit into their field."""
 _LONGEST = 3e11
 """The largest Duration, in seconds."""
 
@@ -45,7 +45,7 @@ class Meter:
         self._prompt_tokens = self._response_tokens = self._max_context = 0
 
     def started(self, now: float) -> float:
-        """Note that the agent began. Returns the seconds that it waited."""
+        """Note that the agent began. Returns how long the rollout waited, in seconds."""
         self._started = now
         return now - self._accepted
 
@@ -55,12 +55,15 @@ class Meter:
         self._open[kind] += by
 
     def tool_ran(self, call_id: str, latency: float) -> None:
-        """Count a tool that execute_tool_calls ran; `call_id` is that of its message."""
+        """Count a tool that execute_tool_calls ran; `call_id` is the id of the tool call."""
         self._runs[call_id] = self._runs.get(call_id, 0) + 1
         self._run_latency += latency
 
     def answered(self, response: ChatResponse, prompt_ids: int, latency: float) -> None:
-        """Count an answered chat. `prompt_ids` is the length of its prompt, for a reply whose usage does not say it."""
+        """Count an answered chat.
+
+        `prompt_ids` is the length of the prompt. It is used if the usage of the reply does not have this length.
+        """
         usage: Mapping[str, Any] = response.usage or {}
         reply_ids = len(response.tokens.ids) if response.tokens is not None else 0
         prompt = _count(usage.get("prompt_tokens"), prompt_ids)
@@ -77,10 +80,11 @@ class Meter:
         self._tool_latency = min(_LONGEST, self._tool_latency + latency_ms / 1000)
 
     def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
-        """Return the metrics at the end. `tool_messages` counts the tool messages of the conversations by call id.
+        """Return the metrics at the end. `tool_messages` has the number of tool messages for each call id.
 
-        One call may be run by execute_tool_calls, be answered by a message, and be recorded by the agent. So none of
-        the three counts is complete, and the largest one is returned.
+        There are three signs of a tool call: execute_tool_calls runs it, a message answers it, or the agent records it.
+        A call does not always have all three signs. So each of the three counts can be too low, and the result is the
+        largest count.
         """
         self._tick(now)
         runs, recorded = self._runs, self._tool_calls

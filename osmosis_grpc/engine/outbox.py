@@ -1,7 +1,9 @@
-"""Delivers each completion at least once: it retries until the trainer has answered or record_ttl has passed.
+"""Delivers each completion to its trainer at least once.
 
-After an equal Init for an ended rollout, the outbox sends a delivered completion again. The trainer ignores one that it
-has, so nothing is recorded then.
+A delivery is retried until the trainer has answered or record_ttl has passed. An equal Init has the same id, attempt
+and spec as an earlier Init. When an equal Init for an ended rollout comes, the outbox sends the delivered
+completion again. This is a resend. A trainer that already has the completion ignores it. So no
+event is recorded for a resend.
 """
 
 import asyncio
@@ -26,9 +28,9 @@ DELIVER = job("engine.deliver", OnFailure.RESTART)
 RESEND = job("engine.resend", OnFailure.RESTART)
 
 FINAL = (InvalidArgument, Aborted, Unimplemented)
-"""Errors after which a delivery is not retried."""
+"""When a delivery fails with one of these errors, it is not retried."""
 MAX_RESENDS = 1024
-"""Completions that may be sent again at the same time."""
+"""The largest number of resends at the same time."""
 
 
 class Outbox:
@@ -39,7 +41,10 @@ class Outbox:
         self._closed = False
         self._resends: set[Hashable] = set()
         self._resend_after: set[Record] = set()
-        """Rollouts with an equal Init during their first delivery: the trainer may have handled that one already."""
+        """Rollouts for which an equal Init came during the first delivery. A resend follows that delivery.
+
+        The reason is that the trainer possibly received the first delivery before it sent the equal Init.
+        """
         self.attempts = 0
         """The number of tries of all deliveries."""
         self.undelivered = 0
@@ -47,7 +52,7 @@ class Outbox:
         """The number of completions that were not delivered within record_ttl."""
 
     def put(self, record: Record) -> None:
-        """Deliver the completion of an ended rollout. The first try needs no task, and most need no further one."""
+        """Deliver the completion of an ended rollout. The first try runs without a task. Only retries need a task."""
         if not record.delivery.undelivered:
             self._count(record, 1)
         if not self._closed:
@@ -59,20 +64,20 @@ class Outbox:
         self._call(record).add_done_callback(over)
 
     def give_up(self, record: Record) -> None:
-        """Settle a rollout undelivered: a higher attempt replaced it before its first delivery."""
+        """Settle a rollout without a delivery, because a higher attempt replaced it before its first delivery."""
         record.delivery.undelivered = False
         self._context.log.append(record, events.Delivered(None, "superseded"), self._context.on_delivered)
 
     def drop(self, record: Record) -> None:
-        """Stop the delivery of a rollout that a higher attempt replaces."""
+        """Stop the delivery of a rollout because a higher attempt replaces it."""
         if record.delivery.undelivered:
             record.delivery.dropped = True
             record.restart_calls()
 
     def resend(self, record: Record) -> None:
-        """Send an ended rollout's completion to its peer again, after its first delivery.
+        """Send the completion of an ended rollout to its peer again. If the first delivery goes on, wait for its end.
 
-        Raises ResourceExhausted if too many completions are being sent again.
+        Raises ResourceExhausted if there are already MAX_RESENDS resends.
         """
         if record.delivery.undelivered:
             self._resend_after.add(record)
@@ -88,7 +93,7 @@ class Outbox:
             self._begin_resend(record)
 
     def close(self) -> None:
-        """Begin no further delivery. The supervisor ends the open ones; their completions stay undelivered."""
+        """Begin no further delivery. The supervisor ends the open deliveries. Their completions stay undelivered."""
         self._closed = True
 
     def _call(self, record: Record) -> "asyncio.Future[Outcome]":
@@ -97,14 +102,14 @@ class Outbox:
         self.attempts += 1
         try:
             call = self._send(record.peer, completion)
-        except Exception as error:  # it fails this delivery, and not the end of its rollout
+        except Exception as error:  # the error fails this try only, not the code that ends the rollout
             call = asyncio.get_running_loop().create_future()
             call.set_exception(error)
         record.calls.add(call)
         return call
 
     def _send(self, peer: Peer, completion: Completion) -> "asyncio.Future[Outcome]":
-        """Send a completion once, resolved for a peer that does not keep its replies."""
+        """Send a completion once. If the peer does not keep its replies, resolve the references to chats first."""
         if peer.accepts_references or not has_references(completion):
             return future(COMPLETE, peer.complete(completion))
 
@@ -114,7 +119,7 @@ class Outbox:
         return child(COMPLETE, resolved())
 
     def _answered(self, record: Record, peer: Peer, call: "asyncio.Future[Outcome]") -> None:
-        """Handle the end of the first try, at `peer`."""
+        """Handle the end of the first try, which called `peer`."""
         if not call.cancelled() and call.exception() is None:
             record.calls.discard(call)
             self._context.destinations.reached(record.peer.destination_key)
@@ -123,12 +128,12 @@ class Outbox:
             self._retry(record, (peer, call))
 
     def _retry(self, record: Record, *first: "tuple[Peer, asyncio.Future[Outcome]]") -> None:
-        """Continue a delivery in a task. `first` is the peer and the call of the first try, if it was made."""
+        """Continue a delivery in a task. `first` is the peer and the call of the first try, if there was a call."""
         if not self._closed:
             self._context.supervisor.start(DELIVER, partial(self._deliver, record, list(first)))
 
     async def _deliver(self, record: Record, first: "list[tuple[Peer, asyncio.Future[Outcome]]]") -> None:
-        """Retry until the delivery is settled. If the task is cancelled, it stays undelivered."""
+        """Retry until the delivery is settled. If the task is cancelled, the completion stays undelivered."""
         assert record.delivery.ended is not None
         peer, call = first.pop() if first else (record.peer, self._call(record))
         gives_up = record.delivery.ended + self._context.config.record_ttl
@@ -169,10 +174,11 @@ class Outbox:
                 log.error("the completion of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # After a retry_after, and after a retry for an available trainer that failed, only time ends the wait.
+                # The wait also ends when the trainer is available again. There are two exceptions: the trainer sent a
+                # retry_after, or the try that failed was made because the trainer was available again.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
-            if record.peer is not peer or record.delivery.dropped:  # that trainer is not tried again
+            if record.peer is not peer or record.delivery.dropped:  # no further try calls `peer`
                 self._context.destinations.tried(record, peer.destination_key, reached=False)
                 woken = False
             if record.delivery.dropped:
@@ -191,7 +197,7 @@ class Outbox:
             task.add_done_callback(lambda _: self._resends.discard(key))
 
     async def _resend(self, peer: Peer, completion: Completion, give_up: float) -> None:
-        """Retry until the trainer has answered or the grace period is over."""
+        """Send a completion until the trainer has answered, or until `give_up`, a time of the event loop."""
         backoff = Backoff(*self._context.config.outbox_delay)
         while True:
             try:
@@ -211,7 +217,7 @@ class Outbox:
             await asyncio.sleep(pause)
 
     def _settle(self, record: Record, kind: events.Delivered) -> None:
-        if not record.delivery.undelivered:  # another try was answered before
+        if not record.delivery.undelivered:  # another try has settled it
             return
         failpoints.reach("outcome.before")
         self._count(record, -1)

@@ -1,7 +1,7 @@
-"""Distinguishes outcomes of earlier runs of a trainer from those of its present run, and counts them for the log.
+"""Finds the outcomes that are from an earlier run of the trainer, and counts them for the log.
 
-An ended rollout belongs to the run of the trainer in which it ended. An Init of another run gets its outcome with an
-EarlierRun, and no agent runs for it.
+An ended rollout belongs to the run of the trainer in which it ended. When another run of the trainer sends an Init for
+this rollout, no agent runs. The trainer gets the old outcome with an EarlierRun.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from osmosis_grpc.types import EarlierRun, EndedBy
 log = logging.getLogger(__name__)
 
 SUMMED = 2.0
-"""The interval, in seconds, of the log line that counts Inits of earlier rollouts."""
+"""The interval, in seconds, of the log line that counts Inits for rollouts of earlier runs."""
 
 
 class Provenance:
-    """Knows this process and the versions of its agents."""
+    """Holds the id of this process and the versions of its agents."""
 
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:
         self.process_uuid = uuid.uuid4().hex
         self._versions = {name: AgentVersion.of(runnable.source) for name, runnable in runnables.items()}
         self.versions = {name: version.digest for name, version in self._versions.items()}
-        """The version of each agent; empty if it is not known."""
+        """The version of each agent. Empty if the version is not known."""
         self._journal = journal
         self._count = 0
         self._changed: dict[str, str] = {}
@@ -38,11 +38,11 @@ class Provenance:
                 journal.keep_version(version.digest, version.parts)
 
     def ended_by(self, record: Record) -> EndedBy:
-        """Return this process and the run of the trainer, for a rollout that ends now."""
+        """Return the process and the run of the trainer in which a rollout ends now."""
         return EndedBy(self.process_uuid, record.peer.trainer_run)
 
     def earlier(self, record: Record, peer: Peer) -> EarlierRun | None:
-        """Return where an ended rollout's outcome comes from; None if it ended for the same run of the trainer."""
+        """Return the earlier run in which a rollout ended, or None if it ended in the present run of the trainer."""
         completion, by = record.delivery.completion, record.delivery.ended_by
         if completion is None or not peer.trainer_run or by.trainer_run == peer.trainer_run:
             return None
@@ -74,7 +74,7 @@ class Provenance:
             self._changed[earlier.agent_loop] = change
 
     def report(self) -> None:
-        """Log the count since the last report, if any. Called every SUMMED seconds."""
+        """Log the count since the last report, if it is not 0. Called every SUMMED seconds."""
         if not self._count:
             return
         log.warning(
@@ -89,5 +89,5 @@ class Provenance:
 
 
 def run_name(text: str) -> str:
-    """Return a name for a run of a trainer that others may see: an attachment's id is secret."""
+    """Return a public name for a run of a trainer. The name is a hash, because an attachment's id is secret."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

@@ -28,18 +28,18 @@ TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
     RolloutState.RUNNING: frozenset({RolloutState.REPORTING}),
     RolloutState.REPORTING: TERMINAL,
 }
-"""The states that may follow each state; none follows a terminal one.
+"""The states that may follow each state. No state follows a terminal state.
 
-REPORTING lasts from the decision about the end to the commit of the end.
+REPORTING lasts from the building of the completion to the commit of the end.
 """
 
 
 class LifecycleError(RuntimeError):
-    """A transition that the table does not have: a mistake in the engine."""
+    """Raised for a transition that TRANSITIONS does not have. This is a mistake in the engine."""
 
 
 def advance(state: RolloutState, following: RolloutState) -> RolloutState:
-    """Return the following state. Raises LifecycleError if it does not follow `state`."""
+    """Return `following`. Raises LifecycleError if `following` may not follow `state`."""
     if following not in TRANSITIONS.get(state, ()):
         raise LifecycleError(f"{following} does not follow {state}")
     return following
@@ -47,15 +47,15 @@ def advance(state: RolloutState, following: RolloutState) -> RolloutState:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Tenant:
-    """One attachment, or all callbacks of an owner. The tenants of an owner share its slots. The engine counts."""
+    """One attachment, or all callbacks of an owner. The tenants of an owner share the owner's slots."""
 
     open: int = 0
-    """Rollouts that have not ended."""
+    """The number of rollouts that have not ended."""
     running: int = 0
-    """Used slots."""
+    """The number of used slots."""
     undelivered: int = 0
     lost: bool = False
-    """Whether its trainer was away for longer than the grace period."""
+    """Whether the trainer was away for longer than the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,20 @@ class Peer:
     chat: ChatModel
     complete: ResultSink
     key: object = None
-    """Equal for the same peer. An Init from another peer re-points the rollout: its calls go there from then on."""
+    """Equal keys mean the same peer. When an equal Init comes from another peer, the rollout is re-pointed.
+
+    From then on, the calls of the rollout go to the new peer.
+    """
     has_tokens: bool = False
-    """Whether it has the tokens of earlier chats, so that chats need not carry them."""
+    """Whether the peer has the tokens of earlier chats. If so, chats need not carry these tokens."""
     accepts_references: bool = False
-    """Whether it keeps its replies, so that completions only refer to its chats."""
+    """Whether the peer keeps its replies. If so, completions only refer to chats."""
     tenant: Tenant | None = None
     """None for callback trainers, which have no attachment."""
     attachment_id: str = ""
-    """Of the attachment that its calls go to; empty for a callback."""
+    """The id of the attachment that the calls go to. Empty for a callback."""
     trainer_run: str = ""
-    """A name for the run of the trainer that others may see; empty if the run has no name."""
+    """A public name for the run of the trainer. Empty if the run has no name."""
     destination_key: object = None
     """Equal for all peers at one trainer address. None if no other peer has the same address."""
 
@@ -86,35 +89,38 @@ class Run:
 
     meter: Meter
     timeout: float | None = None
-    """The server's agent_timeout, in seconds from the start; None if the request names its own."""
+    """The server's agent_timeout, in seconds from the start. None if the request has an agent_timeout."""
     deadline: float | None = None
-    """Monotonic."""
+    """The monotonic time at which the agent_timeout ends. None means no limit."""
     start_time: float | None = None
     termination: Termination | None = None
-    """How it ends; None until that is decided."""
+    """How the rollout ends. None until that is decided."""
     agent_version: str = ""
     parked: bool = False
-    """Whether it stays in the journal, unfinished, for the next process."""
+    """Whether the rollout stays unfinished in the journal, for the next process."""
     left_over: bool = False
-    """Whether another process accepted it: its agent starts after a commit, so that a crash is counted."""
+    """Whether an earlier process accepted the rollout.
+
+    If so, the agent starts only after the event Started is committed. Then the next process can count a crash.
+    """
     recording: Recording | None = None
-    """The replies from before the restart of the server."""
+    """The chats from before the restart of the server. None if the agent does not run again."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     doing: dict[object, tuple[tuple[object, ...], float]] = field(default_factory=dict)
-    """Open chats and tools, the newest last: a description, and since when."""
+    """The open chats and tools, the newest last. Each has a description and the time when it began."""
     did: tuple[object, ...] = ()
     """The description of the chat or tool that ended last."""
     called: tuple[str, ...] = ()
     """The tools that the newest reply calls."""
     progress_time: float = 0.0
-    """The time of the newest event or tool call: Unix seconds."""
+    """The time of the newest event or tool call, in Unix seconds."""
     progress: float = 0.0
-    """The same, monotonic."""
+    """The monotonic time of the newest event or tool call."""
     stall: float | None = None
-    """The `progress` of the newest stall that was logged."""
+    """The value of `progress` when a stall was last logged."""
 
     def cancel_timers(self) -> None:
         """Cancel all timers of the rollout."""
@@ -125,19 +131,19 @@ class Run:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """The outbox's part of a record: the end, and whether the trainer has it."""
+    """The outbox's part of a record: the end of the rollout, and whether the completion is delivered."""
 
     report: tuple[Completion, EndedBy] | None = None
-    """The end, as soon as it is appended to the log. It does not change after that."""
+    """The end. It is set when the end is appended to the log, and does not change after that."""
     completion: Completion | None = None
-    """The end, after its commit."""
+    """The completion. It is set when the end is committed."""
     ended_by: EndedBy = EndedBy()
     end_time: float | None = None
     ended: float | None = None
-    """Monotonic."""
+    """The monotonic time of the end."""
     undelivered: bool = False
     dropped: bool = False
-    """Whether a higher attempt replaced it while it was undelivered."""
+    """Whether a higher attempt replaced the rollout before its completion was delivered."""
     settled: bool = False
     """Whether no further event is possible."""
 
@@ -151,16 +157,16 @@ class Trail:
     written: int = 0
     """The number of the newest appended event."""
     journaled: bool = True
-    """Whether its events can be committed; if not, the rollout continues without them."""
+    """Whether the events can be committed. If not, the rollout continues without events."""
     waiters: set[asyncio.Event] = field(default_factory=set)
-    """Set when an event is committed."""
+    """When an event is committed, all of these are set."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One attempt of one rollout. Only the engine changes it: each part has one owner.
+    """One attempt of one rollout. Only the engine changes a record.
 
-    `run` belongs to the runner and its session, `delivery` to the outbox, `trail` to the event log.
+    `run` belongs to the runner and its session. `delivery` belongs to the outbox. `trail` belongs to the event log.
     """
 
     init: InitRequest
@@ -170,23 +176,23 @@ class Record:
     accept_time: float
     run: Run
     accepted: "asyncio.Future[None]"
-    """Done once the rollout is accepted; failed if it was refused."""
+    """Done when the rollout is accepted. If the rollout is refused, it has an exception."""
     state: RolloutState = RolloutState.ACCEPTED
     sequence: int = 0
-    """Orders records by acceptance; 0 before that."""
+    """Gives the order of acceptance. 0 before the acceptance."""
     agent_loop: str = ""
     tools: Sequence[ToolDict] = ()
     cancel_reason: str | None = None
-    """A cancel that came before the acceptance was complete."""
+    """The reason of a cancel that came before the acceptance was complete."""
     reserved: bool = False
-    """Whether Admission reserves a place for it until it is accepted."""
+    """Whether Admission has a reserved place for the rollout (see Admission.reserve)."""
     counted: bool = False
-    """Whether `tenant.open` counts it."""
+    """Whether `tenant.open` counts the rollout."""
     slot: bool = False
     delivery: Delivery = field(default_factory=Delivery)
     trail: Trail = field(default_factory=Trail)
     calls: set[Any] = field(default_factory=set)
-    """Open calls to its peer, futures and the like; cancelled when the rollout ends or is re-pointed."""
+    """The open calls to the peer. They are cancelled when the rollout ends or is re-pointed."""
     _repointed: asyncio.Event | None = None
     rollout_id: str = field(init=False)
     attempt: int = field(init=False)
@@ -196,12 +202,15 @@ class Record:
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the rollout has not ended."""
         return self.state not in TERMINAL
 
     @classmethod
     def of(cls, entry: JournaledRollout, peer: Peer, tenant: Tenant, now: float, elapsed: float) -> "Record":
-        """Return the record of a rollout in a journal, accepted `elapsed` seconds before the monotonic time `now`."""
+        """Return the record of a rollout that is in a journal.
+
+        The rollout was accepted `elapsed` seconds before the monotonic time `now`.
+        """
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.set_result(None)
         timeout = entry.init.request.agent_timeout
@@ -236,12 +245,12 @@ class Record:
         )
 
     def count(self, counted: bool) -> None:
-        """Count it in `tenant.open`, or no longer. Idempotent."""
+        """Start or stop counting the rollout in `tenant.open`. Idempotent."""
         self.tenant.open += counted - self.counted
         self.counted = counted
 
     def entry(self) -> JournaledRollout:
-        """Return the journal's entry for it."""
+        """Return the journal's entry for the rollout."""
         return JournaledRollout(
             init=self.init,
             tools=self.tools,
@@ -253,7 +262,7 @@ class Record:
         )
 
     def repointed(self) -> asyncio.Event:
-        """Return the event that the next re-pointing, or wake(), sets."""
+        """Return the asyncio.Event that the next re-pointing or the next wake() sets."""
         if self._repointed is None or self._repointed.is_set():
             self._repointed = asyncio.Event()
         return self._repointed
@@ -264,17 +273,17 @@ class Record:
             self._repointed.set()
 
     def restart_calls(self) -> None:
-        """Cancel the open calls and end every wait. The calls are made again, to the present peer."""
+        """Cancel the open calls and end every wait. The callers then call the present peer."""
         self.wake()
         self.cancel_calls()
 
     def cancel_calls(self) -> None:
-        """Cancel the open calls to its peer."""
+        """Cancel the open calls to the peer."""
         for call in list(self.calls):
             call.cancel()
 
     def activity(self) -> Activity:
-        """Return its present activity."""
+        """Return what the rollout does now."""
         if self.state is RolloutState.RUNNING and self.run.termination is None:
             called = f"agent (called: {', '.join(self.run.called)})" if self.run.called else "agent"
             since = self.run.progress_time or self.run.start_time or self.accept_time
@@ -288,7 +297,7 @@ class Record:
         )
 
     def info(self) -> RolloutInfo:
-        """Return its state, without its completion."""
+        """Return the state of the rollout, without the completion."""
         return RolloutInfo(
             rollout_id=self.rollout_id,
             attempt=self.attempt,

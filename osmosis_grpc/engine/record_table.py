@@ -1,6 +1,6 @@
-"""The records in memory, by id and attempt, within record_ttl and the memory budget.
+"""The table of the records in memory, by id and attempt. It enforces record_ttl and the memory budget.
 
-With a durable journal, settled rollouts are read from it and are not kept in memory.
+If the journal is durable, settled rollouts are not kept in memory. They are read from the journal.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.types import JournaledRollout, RolloutRequest
 
 MESSAGE_BYTES = 256
-"""The memory of a message besides its texts, about."""
+"""The approximate memory of a message without its texts, in bytes."""
 SLICE = 200
-"""Records dropped before the event loop runs other tasks."""
+"""After a sweep has dropped this many records, other tasks run."""
 PAGE = 256
-"""Entries read from the journal at once."""
+"""The number of entries that are read from the journal at once."""
 
 
 async def _refuse(call: Any, /) -> Any:
@@ -28,7 +28,7 @@ async def _refuse(call: Any, /) -> Any:
 
 
 _NO_PEER = Peer(_refuse, _refuse)
-"""The peer of settled rollouts, which make no calls."""
+"""The peer of settled rollouts. A settled rollout makes no calls."""
 
 
 class RecordTable:
@@ -42,9 +42,9 @@ class RecordTable:
         self._by_sequence: dict[int, Record] = {}
         self._last_sequence = journal.last_sequence
         self._live: dict[Record, int] = {}
-        """The unfinished records, with the bytes of each besides its events."""
+        """The unfinished records. Each value is the bytes of the record without its events."""
         self._ended: dict[Record, int] = {}
-        """The ended records, with the bytes of each."""
+        """The ended records. Each value is the bytes of the record."""
         self._sizes = Shares(config.memory_budget)
         """The bytes of each owner's records."""
         self._settled: dict[str, dict[Record, None]] = {}
@@ -53,7 +53,7 @@ class RecordTable:
         self._keys: dict[tuple[str, str], str] = {}
 
     def find(self, rollout_id: str, attempt: int) -> Record | None:
-        """Return one attempt; None if it is not known."""
+        """Return one attempt, or None if the attempt is not known."""
         record = self._records.get(rollout_id, {}).get(attempt)
         return record or next((r for r in self._cold(rollout_id) if r.attempt == attempt), None)
 
@@ -63,12 +63,12 @@ class RecordTable:
         return max(attempts, key=lambda record: record.attempt, default=None)
 
     def newest(self, rollout_id: str) -> Record:
-        """Return the newest attempt of a rollout that has a live attempt: all newer ones are in memory then."""
+        """Return the newest attempt of a rollout. The rollout must have a live attempt, so that all are in memory."""
         attempts = self._records[rollout_id]
         return attempts[max(attempts)]
 
     def accepted(self, rollout_id: str) -> Record | None:
-        """Return the newest accepted attempt; None if there is none."""
+        """Return the newest accepted attempt, or None if there is none."""
         attempts = [r for r in self._records.get(rollout_id, {}).values() if r.accepted.done()]
         return max([*attempts, *self._cold(rollout_id)], key=lambda record: record.attempt, default=None)
 
@@ -82,20 +82,20 @@ class RecordTable:
         return [r for r in self._records.get(rollout_id, {}).values() if not r.accepted.done()]
 
     def attempts_below(self, record: Record) -> list[Record]:
-        """Return the accepted attempts that this one supersedes."""
+        """Return the accepted attempts that this attempt supersedes."""
         attempts = self._records[record.rollout_id].items()
         return [r for a, r in attempts if a < record.attempt and r.accepted.done()]
 
     async def after(self, sequence: int, owner: str, limit: int, where: RolloutFilter = EVERY) -> AsyncIterator[Record]:
-        """Yield the owner's accepted records in order of acceptance, after a sequence number.
+        """Yield the owner's accepted records with higher sequence numbers, in order of acceptance.
 
-        `limit` is the number that the caller wants. The filter is a hint: other records may be yielded too.
+        `limit` is the number of records that the caller needs. Some yielded records possibly do not match the filter.
         """
         while page := await self._journal.entries(owner, sequence, min(PAGE, limit), where):
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)
-                if record is not None or self._journal.durable:  # else it was dropped meanwhile
+                if record is not None or self._journal.durable:  # otherwise it was dropped meanwhile
                     yield record or _record_of(entry)
 
     def in_memory(self) -> list[Record]:
@@ -125,12 +125,15 @@ class RecordTable:
         self._by_sequence[record.sequence] = record
 
     def remove(self, record: Record) -> None:
-        """Drop a record, in the journal, too."""
+        """Drop a record from memory and from the journal."""
         self._evict(record)
         self._journal.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
-        """Note that a record is settled. It leaves memory if the journal has all attempts."""
+        """Note that a record is settled.
+
+        When all attempts of the rollout are settled and are in a durable journal, they leave memory.
+        """
         if record.delivery.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
         if self._journal.durable and record.trail.journaled and record.delivery.settled:
@@ -158,7 +161,10 @@ class RecordTable:
             self._settled.pop(record.owner, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
-        """Raise AlreadyExists if the request's key names another rollout, or its rollout has another key."""
+        """Raise AlreadyExists if the request's idempotency_key does not fit its rollout id.
+
+        This is so if the key names another rollout, or if the rollout has another key.
+        """
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
         if key and named is None:
@@ -189,9 +195,9 @@ class RecordTable:
         self.settled(record)
 
     def check_budget(self, owner: str) -> None:
-        """Raise ResourceExhausted while live rollouts and undelivered outcomes fill a budget.
+        """Raise ResourceExhausted if live rollouts and undelivered outcomes fill the memory or disk budget.
 
-        An owner with less than an even share of what is used is not refused, see engine/shares.py.
+        An owner with less than an even share is not refused (see engine/fair_shares.py).
         """
         self.drop_over_budget()
         budget = self._config.memory_budget
@@ -214,7 +220,7 @@ class RecordTable:
     def drop_over_budget(self) -> None:
         """Drop settled records while the memory budget is exceeded.
 
-        The owner with the largest use loses its oldest records first; an owner with less than an even share loses none.
+        The owner with the largest use loses its oldest records first. An owner below an even share loses no records.
         """
         while self._settled and self._memory > self._config.memory_budget:
             owner = max(self._settled, key=self._sizes.used)
@@ -231,7 +237,7 @@ class RecordTable:
         ]
 
     async def sweep(self, now: float) -> None:
-        """Drop the settled records that are older than record_ttl. Other tasks run between its slices."""
+        """Drop the settled records that are older than record_ttl. Let other tasks run after every SLICE records."""
         before = now - self._config.record_ttl
         settled = [record for records in self._settled.values() for record in records]
         old = [record for record in settled if record.delivery.ended is not None and record.delivery.ended <= before]

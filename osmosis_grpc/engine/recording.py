@@ -1,4 +1,4 @@
-"""The recorded chats of a rollout, with which its agent runs again."""
+"""The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.types import ChatResponse, TrajectoryEvent, events, jsontext
 
 ChatName = tuple[str, int]
-"""Sample and number."""
+"""The name of the sample, and the number of the chat."""
 
 
 class Diverged(Exception):
-    """The agent asks another question than before."""
+    """Raised when an agent runs again and asks a different question than in its earlier run."""
 
     def __init__(self, asked: events.ChatRequested) -> None:
         super().__init__(
@@ -21,7 +21,7 @@ class Diverged(Exception):
 
 
 class Reply(NamedTuple):
-    """A recorded reply, and the event that recorded it."""
+    """A recorded reply, and the number of the event that recorded it."""
 
     response: ChatResponse
     number: int
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 
 class Recording:
-    """Questions and replies by sample and number, of all runs of one attempt."""
+    """The questions and replies of all runs of one attempt, by sample and number."""
 
     def __init__(self, trajectory: Iterable[TrajectoryEvent]) -> None:
         self._questions: dict[ChatName, str] = {}
@@ -38,9 +38,9 @@ class Recording:
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
         self.progressed = False
-        """Whether the agent got a new reply in that process."""
+        """Whether the agent got a new reply in the last process that had the rollout."""
         self.cancelled: str | None = None
-        """The reason of a cancel; None without one."""
+        """The reason of a cancel, or None if there was no cancel."""
         for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.Started):
@@ -57,13 +57,13 @@ class Recording:
                 self.cancelled = kind.reason
 
     def count(self, meter: Meter) -> None:
-        """Count the recorded replies in the metrics of a rollout that ends without running again."""
+        """Add the recorded replies to the metrics of a rollout. Its agent does not run again."""
         for response, _, latency in self._replies.values():
             prompt_ids = 0 if response.prompt_ids is None else response.prompt_prefix + len(response.prompt_ids)
             meter.answered(response, prompt_ids, latency)
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the recorded reply of a chat; None if it has none. Raises Diverged for another question."""
+        """Return the recorded reply of a chat, or None if there is none. Raises Diverged for a different question."""
         name = asked.sample, asked.number
         before = self._questions.get(name)
         if before is not None and before != question(asked):
@@ -72,6 +72,6 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """Return a text that is equal for equal questions only."""
+    """Return a text for a question. Two texts are equal only if the questions are equal."""
     body = [asked.continues, list(asked.messages), dict(asked.params), asked.purpose.value]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

@@ -1,7 +1,7 @@
-"""Continues the rollouts that another process left in the journal.
+"""Continues the rollouts that the previous process left in the journal.
 
-A rollout is a suspect once the process has died several times while its agent ran and got no new reply. Suspects run
-alone: an agent that kills the process would otherwise do so at every start, and no other rollout would ever end.
+A rollout is a suspect when the process has died several times while its agent ran and got no new reply. Each suspect
+runs alone. Otherwise, an agent that kills the process would do so at every start, and no other rollout would ever end.
 """
 
 import heapq
@@ -22,9 +22,12 @@ from osmosis_grpc.types.failure_reasons import DATA_LOSS
 log = logging.getLogger(__name__)
 
 SUSPECTED = 2
-"""Deaths of the process after which a rollout runs alone."""
+"""When the process has died this many times, the rollout runs alone."""
 CONVICTED = 4
-"""Deaths after which it does not run again: one in its first run or after a new reply, one in each of 3 more runs."""
+"""When the process has died this many times, the rollout does not run again.
+
+The first death is in the first run or after a new reply. Each of the other deaths is in a further run.
+"""
 
 
 class Recovery:
@@ -35,14 +38,14 @@ class Recovery:
         self._runner = runner
         self._outbox = outbox
         self._before: set[tuple[str, int]] = set()
-        """Rollouts that run again; the next suspect waits until each has got a new reply or has ended."""
+        """The rollouts that run again. The next suspect waits until each of them has a new reply or has ended."""
         self._suspects: list[tuple[int, int, Record]] = []
 
     def recover(self, peer_of: Callable[[JournaledRollout], Peer]) -> Counter[str]:
-        """Continue every rollout that another process left, with the peer that `peer_of` returns for it.
+        """Continue every rollout that the previous process left, with the peer that `peer_of` returns for the rollout.
 
-        Returns how many were delivered, queued, run again and ended, for the log. Rollouts that may have killed the
-        previous process start after the others.
+        Returns, for the log, how many rollouts are delivered again, queued, run again, and ended. The suspects start
+        after the other rollouts.
         """
         continued = Counter(self._continue(entry, peer_of(entry)) for entry in self._context.journal.unsettled())
         if self._suspects:
@@ -51,7 +54,7 @@ class Recovery:
         return continued
 
     def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
-        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns which."""
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
         now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
         record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
         self._context.table.add(record)
@@ -65,7 +68,7 @@ class Recovery:
                 self._outbox.put(record)
             return "delivered again"
         record.count(True)
-        if superseded:  # the previous process did not end it any more
+        if superseded:  # the previous process stopped before it ended the rollout
             self._runner.supersede(record)
         elif entry.damage:
             why = f"the journal's record of the rollout is damaged: {entry.damage}"
@@ -82,7 +85,7 @@ class Recovery:
         agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, Termination.cancelled())
-        elif self._context.tombstones.take(record):  # the previous process did not use it any more
+        elif self._context.tombstones.take(record):  # the previous process stopped before it did this
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
@@ -100,7 +103,7 @@ class Recovery:
                 self._admit(record)
 
     def _resume(self, record: Record, recording: Recording, deaths: int) -> None:
-        """Run an agent again with its recorded replies; alone if the process died while it ran."""
+        """Run an agent again with its recorded replies. After too many deaths, run it alone or end its rollout."""
         if deaths >= CONVICTED:
             why = f"the server's process died {deaths} times while this agent ran, and it got no new reply in between"
             reason = FailureReason.CRASHED_SERVER
@@ -127,13 +130,13 @@ class Recovery:
             self.passed(event.rollout_id, event.attempt)
 
     def passed(self, rollout_id: str, attempt: int) -> None:
-        """Note that a rollout has ended or has got a new reply: the suspects need not wait for it."""
+        """Note that a rollout has ended or has got a new reply. The suspects no longer wait for this rollout."""
         if (rollout_id, attempt) in self._before:
             self._before.discard((rollout_id, attempt))
             self._start_suspects()
 
     def _start_suspects(self) -> None:
-        """Start the next suspect, with the fewest deaths, once no other rollout runs before it."""
+        """Start the suspect with the fewest deaths, if the suspects wait for no other rollout."""
         while self._suspects and not self._before:
             record = heapq.heappop(self._suspects)[2]
             if record.run.termination is None and not record.run.parked:
@@ -141,7 +144,10 @@ class Recovery:
                 self._admit(record)
 
     def _count_deaths(self, entry: JournaledRollout, recording: Recording) -> int:
-        """Return how often the process died while this agent ran, since its last new reply, and record it."""
+        """Return how often the process died while this agent ran, and record the number.
+
+        Only deaths after the agent's last new reply count.
+        """
         deaths = 0 if recording.progressed else entry.deaths
         deaths += recording.ran and self._context.journal.crashed
         if deaths != entry.deaths:

@@ -1,4 +1,4 @@
-"""Replaces the references to chats in a completion by their messages and tokens, from the log."""
+"""Replaces a completion's references to chats with the messages and tokens of these chats, which are in the log."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def resolve_references(
 
 
 async def resolve_from_journal(completion: Completion, store: Journal) -> Completion:
-    """Return the same as resolve_references(). Reads and decodes the trajectory off the event loop."""
+    """Return the result of resolve_references(). The trajectory is read and decoded outside the event loop."""
     if not has_references(completion):
         return completion
     return await store.read_apart(lambda trajectories: resolve_references(completion, trajectories))
@@ -63,7 +63,7 @@ def _resolved(
     asked: Mapping[ChatName, events.ChatRequested],
     answered: Mapping[ChatName, events.ChatAnswered],
 ) -> tuple[ChatRef | None, Sequence[Message]]:
-    """Return a conversation with the messages of the chat that it begins with."""
+    """Return a conversation. If it begins with a reference to a chat, add the messages of this chat."""
     if begins is None or begins.prefix_len:
         return begins, messages
     line, number = [begins.number], asked[begins.sample, begins.number].continues

@@ -1,4 +1,4 @@
-"""Answers questions about rollouts. For every owner but its own, a rollout does not exist."""
+"""Answers questions about rollouts. An owner sees only its own rollouts."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -19,7 +19,7 @@ class Rollouts:
         self._context = context
 
     def get(self, owner: str, rollout_id: str, attempt: int = 0) -> Record:
-        """Return a rollout of the owner; the newest attempt without one. Raises NotFound."""
+        """Return an attempt of a rollout of the owner. With attempt 0, return the newest attempt. Raises NotFound."""
         record = self._context.table.find(rollout_id, attempt) if attempt else self._context.table.accepted(rollout_id)
         if record is None or record.owner != owner or not record.accepted.done():
             raise NotFound(
@@ -30,11 +30,11 @@ class Rollouts:
         return record
 
     async def info(self, record: Record) -> RolloutInfo:
-        """Return the state of a rollout, with its completion after the end."""
+        """Return the state of a rollout. After the end, the state includes the completion."""
         info, completion = record.info(), record.delivery.completion
         if completion is None:
             return info
-        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # one caller only
+        bare = replace(completion, from_journal=None) if completion.from_journal else completion  # for one caller only
         return replace(info, completion=await resolve_from_journal(bare, self._context.journal))
 
     async def page(
@@ -47,7 +47,10 @@ class Rollouts:
         group_id: str = "",
         undelivered: bool = False,
     ) -> tuple[list[RolloutInfo], int]:
-        """Return the owner's rollouts after a sequence number, and the number to continue from; 0 after the last."""
+        """Return a page of the owner's rollouts after a sequence number, and the `after` of the next page.
+
+        If there is no next page, its `after` is 0.
+        """
         rows: list[RolloutInfo] = []
         last = 0
         where = RolloutFilter(states, group_id, unsettled=undelivered)
@@ -74,7 +77,7 @@ class Rollouts:
         return self._context.log.follow_all(owner, position)
 
     def in_flight(self) -> Counter[str]:
-        """Return how many accepted rollouts have not ended, by agent."""
+        """Return, for each agent, how many accepted rollouts have not ended."""
         return Counter(record.agent_loop for record in self._context.table.live() if record.accepted.done())
 
     def knows(self, owner: str, rollout_id: str, attempt: int) -> bool:
@@ -83,10 +86,13 @@ class Rollouts:
         return record is not None and record.owner == owner and record.accepted.done()
 
     def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
-        """Return whether this chat was ever asked; True for an ended rollout, which does not keep its chats."""
+        """Return whether this chat was ever asked.
+
+        For an ended rollout, return True, because it does not keep its chats.
+        """
         try:
             record = self._context.table.find(rollout_id, attempt)
-        except Unavailable:  # the journal cannot be read: it may have ended
+        except Unavailable:  # the journal cannot be read, so the rollout has possibly ended
             return True
         if record is None or record.owner != owner:
             return False
@@ -96,6 +102,9 @@ class Rollouts:
         return state is not None and 0 < number <= state.chats
 
     def holds(self, owner: str, rollout_id: str, attempt: int) -> bool:
-        """Return whether an Init of this attempt adds no live rollout: it is known, or replaces a live one."""
+        """Return whether the number of live rollouts stays the same after an Init of this attempt.
+
+        It stays the same if the attempt is known, or if the attempt replaces a live attempt.
+        """
         known = self._context.table.highest(rollout_id)
         return known is not None and known.owner == owner and (known.attempt >= attempt or known.live)

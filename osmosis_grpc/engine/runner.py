@@ -1,8 +1,8 @@
 """Runs agents, and ends each rollout exactly once.
 
 An agent runs in a plain asyncio task. The first of result, cancel and deadline decides how its rollout ends. An agent
-that does not stop is cancelled again after 1 s and 3 s. Then its rollout ends without it: the context refuses every
-call, and the task counts as abandoned and keeps its slot until it ends.
+that does not stop is cancelled again after 1 s and after 3 s. If it still runs then, its rollout ends without it. The
+agent's task counts as abandoned: the context refuses every call, and the slot stays in use until the task ends.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ STOP_AGAIN = job("engine.stop_again", OnFailure.REPORT, "timer")
 ABANDON = job("engine.abandon", OnFailure.REPORT, "timer")
 
 AFTER_LAST_CANCEL = 0.05
-"""Seconds that an agent has to stop after it was cancelled for the last time."""
+"""After the last cancel, the runner waits this many seconds for the agent to stop."""
 
 
 class Runner:
@@ -64,7 +64,7 @@ class Runner:
 
     @property
     def longest_stop(self) -> float:
-        """The longest time that ending a running rollout takes, in seconds."""
+        """The longest time, in seconds, that it takes to end a running rollout."""
         return (self._context.config.stop_again_after or (0.0,))[-1] + 2 * AFTER_LAST_CANCEL
 
     def admit(self, record: Record) -> None:
@@ -82,7 +82,7 @@ class Runner:
             self._later(DEADLINE, record, left, lambda: self.decide(record, _timed_out(record)))
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """Decide how a rollout ends, and end it. Returns False if that was decided before."""
+        """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination
@@ -98,7 +98,7 @@ class Runner:
             self._stop(record)
 
     def fail(self, record: Record, error: BaseException) -> None:
-        """End a rollout FAILED (server): the server's own code raised `error`."""
+        """End a rollout FAILED (server), because the server's own code raised `error`."""
         if record.delivery.report is not None or record.delivery.ended is not None:  # its end is written
             return
         if record.run.parked:  # the next process continues it
@@ -116,12 +116,12 @@ class Runner:
         self._carry_out(record)
 
     def cancel(self, record: Record, reason: str) -> None:
-        """Cancel a rollout. The cancel is written first, so that it also holds after a crash."""
+        """Cancel a rollout. The cancel is written to the log first, so that it takes effect even after a crash."""
         self._context.log.append(record, events.CancelAsked(reason))
         self.decide(record, Termination.cancelled())
 
     def supersede(self, record: Record) -> None:
-        """End a rollout CANCELLED because a higher attempt replaces it. It delivers nothing."""
+        """End a rollout CANCELLED because a higher attempt replaces it. Its completion is not delivered."""
         if record.delivery.ended is not None:
             self._outbox.drop(record)
         elif not self.decide(record, Termination(CompletionStatus.CANCELLED, "superseded", deliver=False)):
@@ -129,11 +129,11 @@ class Runner:
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def _diverge(self, record: Record, why: str) -> None:
-        """End a rollout whose agent runs again and asks another question than before."""
+        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
         self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Set a timer of a rollout. An exception of its callback ends the rollout FAILED (server)."""
+        """Set a timer of a rollout. If the callback raises, the rollout ends FAILED (server)."""
         timer = self._context.supervisor.call_later(job, seconds, callback, *args, report=partial(self.fail, record))
         record.run.timers.append(timer)
 
@@ -198,7 +198,7 @@ class Runner:
         self._end(record, free=True)
 
     def _stop(self, record: Record) -> None:
-        """Cancel the agent, several times if needed. In the end its rollout ends without it."""
+        """Cancel the agent, several times if needed. If the agent never stops, its rollout ends without it."""
         assert record.run.task is not None
         task = record.run.task
         self._later(ABANDON, record, self.longest_stop - AFTER_LAST_CANCEL, self._abandon, record)
@@ -212,11 +212,11 @@ class Runner:
             self.abandoned.add(record.run.task)
             if not record.run.parked:
                 self._end(record, free=False)
-        elif not record.run.parked:  # it has stopped, and _over was not called
+        elif not record.run.parked:  # the agent has stopped, and _over was not called
             self._end(record, free=record.slot)
 
     def park(self, record: Record) -> None:
-        """Stop a rollout and leave it unfinished in the journal: the next process continues it."""
+        """Stop a rollout and leave it unfinished in the journal, so that the next process continues it."""
         record.run.parked = True
         record.run.cancel_timers()
         if record.run.session is not None:
@@ -227,7 +227,7 @@ class Runner:
             self._stop(record)
 
     def _end(self, record: Record, *, free: bool) -> None:
-        """Build the completion and commit it, once. With `free` the slot is given back after the commit."""
+        """Build the completion and commit it, once. If `free` is True, give back the slot after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:
             return
@@ -270,7 +270,7 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """Make a committed end visible. Called once more if it raises."""
+        """Make a committed end visible. If this method raises, it is called once more."""
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
@@ -299,7 +299,7 @@ class Runner:
 
 
 async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
-    """Run an agent. Returns the termination for its result or its exception; only a cancellation is raised."""
+    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation."""
     try:
         return Termination.returned(await agent.run(context))
     except asyncio.CancelledError:
@@ -319,8 +319,8 @@ async def _outcome(agent: Runnable, context: RolloutContext) -> Termination:
 def _timed_out(record: Record) -> Termination:
     """Return the termination of a rollout whose agent_timeout ran out.
 
-    The boundary depends on what the rollout was doing. Beyond max_turns it is always the agent: without the further
-    turns it would have ended in time.
+    The boundary depends on what the rollout was doing. If the agent asked more chats than max_turns, the
+    boundary is always the agent, because without the extra chats the rollout would have ended in time.
     """
     request, run = record.init.request, record.run
     limit = request.agent_timeout or run.timeout or 0.0
@@ -342,7 +342,7 @@ def _timed_out(record: Record) -> Termination:
 
 
 def notify_ended(agent: Runnable | None, record: Record) -> None:
-    """Call ended() of an agent, and log its exception."""
+    """Call ended() of an agent. If it raises, log the exception."""
     try:
         if agent is not None:
             agent.ended(record.rollout_id, record.attempt)
@@ -351,9 +351,9 @@ def notify_ended(agent: Runnable | None, record: Record) -> None:
 
 
 def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> RolloutRequest:
-    """Return a copy of a request, which the agent may change.
+    """Return a copy of a request. The agent may change the copy.
 
-    The copy parses the metadata when the agent first reads them, and then calls `read` with their size in bytes.
+    When the agent first reads the metadata, the copy parses it and calls `read` with its size in bytes.
     """
     metadata = unread_metadata(request)
     own: Any = {}

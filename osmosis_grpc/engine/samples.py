@@ -1,4 +1,4 @@
-"""The samples of one run: each is a conversation with its tokens."""
+"""The samples of one run. A sample is a conversation with its tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tools import dump_model
 
 ConversationStart = tuple[list[Message], ChatRef | None]
-"""A conversation, and the answered chat that it begins with."""
+"""A conversation, and a reference to the answered chat that the conversation begins with."""
 
 
 class SampleState:
@@ -27,32 +27,35 @@ class SampleState:
         """The newest reply of the policy."""
 
     def known_ids(self, continues: int) -> Ids | None:
-        """Return the tokens of the chat that another one continues; None if there are none."""
+        """Return the tokens of the chat with the number `continues`, or None if it has no tokens."""
         ids = self._assembler.tokens(continues)
         return ids if len(ids) else None
 
     def assemble(self, number: int, continues: int, response: ChatResponse, purpose: ChatPurpose) -> int:
-        """Add the tokens of a reply. Returns the length of its prompt. Raises ReplyUnreadable if they do not fit."""
+        """Add the tokens of a reply. Returns the length of the prompt.
+
+        Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        """
         try:
             return self._assembler.add(number, continues, response, purpose) or 0
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
-        """Add a reply to the conversation. The reply of a judge belongs to no sample."""
+        """Add a reply to the conversation. A judge's reply does not become `newest`."""
         reply = self.conversation.answer(asked, response.message, number)
         if purpose is ChatPurpose.POLICY:
             self.newest = reply
 
     def up_to_newest(self, name: str) -> ConversationStart:
-        """Return the conversation up to the newest reply; an empty one before the first reply."""
+        """Return the conversation up to the newest reply. It is empty before the first reply."""
         if self.newest is None:
             return [], None
         messages = path(self.newest)
         return messages, ChatRef(name, self.newest.chat, len(messages))
 
     def assembled(self, name: str, *, refer: bool) -> Sample:
-        """Return the sample. With `refer` its segments refer to chats and have no tokens."""
+        """Return the sample. With `refer`, its segments refer to chats and have no tokens."""
         messages, begins = self.up_to_newest(name)
         reason = self._assembler.reason
         return Sample(
@@ -93,7 +96,10 @@ class Samples(dict[str, SampleState]):
         return max((state.chats for state in self.values()), default=0)
 
     def tool_messages(self, given: Sequence[Message]) -> Mapping[str, int]:
-        """Return how many tool messages answer each call id, without those of `given`, the request's messages."""
+        """Return how many tool messages answer each call id. Tool messages in `given` do not count.
+
+        `given` has the messages of the request.
+        """
         most: dict[str, int] = {}
         for state in (*self.values(), self._unsampled):
             for call_id, count in state.conversation.tool_messages().items() if state else ():
@@ -109,7 +115,7 @@ class Samples(dict[str, SampleState]):
 
 
 def plain(messages: Any, field: str) -> list[Any]:
-    """Return messages, dicts or pydantic models, as a list of dicts. Raises InvalidArgument."""
+    """Return messages as a list of dicts. A message can be a dict or a pydantic model. Raises InvalidArgument."""
     if not isinstance(messages, list | tuple):
         raise InvalidArgument(field, f"is a {type(messages).__name__}, not a list")
     if all(type(message) is dict for message in messages):

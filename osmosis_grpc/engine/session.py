@@ -1,7 +1,7 @@
 """The engine's side of a RolloutContext: the chat client and the trajectory of one run.
 
-The chat client finds the earlier chat that a history continues, numbers the chats, and retries a chat under the same
-number while the trainer is away. It writes each chat to the log before it sends it.
+The chat client finds the earlier chat that the new messages continue, and gives the new chat a number. It writes the
+chat to the log, and then sends it. While the trainer is away, it sends the chat again under the same number.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""A chat that times out after this part of `chat_silence` reached a trainer that still samples."""
+"""When a chat times out after at least this fraction of `chat_silence`, the trainer counts as still sampling."""
 
 
 class RolloutSession:
     """One run of one rollout. Every method raises RolloutEndedError after the end.
 
-    `on_superseded` is called when the trainer runs a higher attempt, `on_diverged` when the agent runs again and asks
-    another question than before.
+    `on_superseded` is called when the trainer has a higher attempt of the rollout. `on_diverged` is called when the
+    agent runs again and asks a different question than in its earlier run.
     """
 
     __slots__ = ("_context", "_on_diverged", "_on_superseded", "_record", "open", "samples")
@@ -103,7 +103,7 @@ class RolloutSession:
         return done
 
     def _begin(self, *words: object) -> Callable[[], float]:
-        """Note that a chat or a tool began. Returns the function that notes its end and returns its seconds."""
+        """Note that a chat or a tool began. Returns a function that notes the end and returns the seconds."""
         run, clock = self._record.run, self._context.clock
         activity, kind, began = object(), str(words[0]), clock.monotonic()
         run.meter.count_open(kind, 1, began)
@@ -143,7 +143,7 @@ class RolloutSession:
         params: Mapping[str, Any],
     ) -> ChatResponse:
         if not self.open:
-            await asyncio.sleep(0)  # an agent that ignores the error in a loop must not block the event loop
+            await asyncio.sleep(0)  # an agent that ignores RolloutEndedError in a loop must not block the event loop
         self.check_open()
         if sample not in self.samples:
             self.add_sample(sample)
@@ -214,7 +214,7 @@ class RolloutSession:
         return response
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the reply that this chat got before the server was restarted; None for a new chat."""
+        """Return the reply that this chat got before the server was restarted, or None for a new chat."""
         if self._record.run.recording is None:
             return None
         try:
@@ -224,9 +224,11 @@ class RolloutSession:
             raise RolloutEndedError(str(error)) from None
 
     async def _ask(self, request: ChatRequest) -> ChatResponse:
-        """Send a chat until it is answered. Raises what the trainer answers, or the last error after the grace period.
+        """Send a chat, and send it again after each retryable error. Any other error is raised at once.
 
-        The grace period begins when the trainer is away, and again when the rollout moves to another peer.
+        The grace period begins with the first retryable error. If the next try would come after the grace period, the
+        error is raised. The grace period begins anew when the rollout moves to another peer. It also begins anew when
+        a chat times out at a trainer that still samples (see SILENT).
         """
         config, clock, backoff = self._context.config, self._context.clock, Backoff(*self._context.config.retry_delay)
         away_since: float | None = None
@@ -281,7 +283,7 @@ class RolloutSession:
             self._record.calls.discard(call)
 
     def _timeout(self) -> float:
-        """Return the seconds that one try may take."""
+        """Return the timeout of one try, in seconds."""
         silence, deadline = self._context.config.chat_silence, self._record.run.deadline
         return silence if deadline is None else max(0.001, min(silence, deadline - self._context.clock.monotonic()))
 
@@ -290,7 +292,7 @@ class RolloutSession:
         return callback.state if callback else b""
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for so many seconds, or until the rollout moves to another peer."""
+        """Wait until `seconds` have passed or the rollout moves to another peer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._record.repointed().wait()
@@ -309,7 +311,7 @@ class RolloutSession:
 
 
 def _called(reply: Message) -> tuple[str, ...]:
-    """Return the names of the tools that a reply calls, at most 8."""
+    """Return the names of the first 8 tools that a reply calls."""
     calls = reply.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return tuple(clip(str(f.get("name")), 256) for f in functions[:8] if isinstance(f, dict))

@@ -15,11 +15,14 @@ from osmosis_grpc.types import FailureReason
 log = logging.getLogger(__name__)
 
 LAST_DELIVERIES = 3.5
-"""Seconds after the drain limit in which the last completions may still be delivered."""
+"""After the drain limit, the engine waits this many seconds for the last deliveries."""
 
 
 class Shutdown:
-    """A drain refuses new rollouts; closing ends the unfinished ones or leaves them to the next process."""
+    """Drains and closes the engine.
+
+    A drain refuses new rollouts. Closing ends the unfinished rollouts or leaves them to the next process.
+    """
 
     def __init__(self, context: EngineContext, runner: Runner, outbox: Outbox) -> None:
         self.draining = False
@@ -41,7 +44,7 @@ class Shutdown:
         self.draining = self.closing
 
     async def drained(self, limit: float) -> bool:
-        """Wait until all rollouts have ended and are delivered. Returns False after `limit` seconds."""
+        """Wait until all rollouts have ended and are delivered. Returns False if `limit` seconds pass before that."""
         with anyio.move_on_after(limit):
             while self._unfinished() or self._outbox.undelivered:
                 self.changed.clear()
@@ -73,10 +76,10 @@ class Shutdown:
             )
 
     async def close(self, limit: float) -> None:
-        """End the unfinished rollouts FAILED (server, retryable), and try for `limit` seconds to deliver them.
+        """End the unfinished rollouts FAILED (server, retryable). Try for `limit` seconds to deliver them.
 
-        With a durable journal, rollouts that the next process can continue are parked instead. Agents get the time
-        that stopping one takes, whatever the limit.
+        With a durable journal, rollouts that the next process can continue are parked instead. `limit` does not shorten
+        the time that agents have to stop.
         """
         self.draining = self.closing = True
         for record in self._context.table.live():
@@ -104,5 +107,5 @@ class Shutdown:
             self._runner.decide(record, Termination.server_failed(reason, "the server shut down", "shutdown"))
 
     def _unfinished(self) -> list[Record]:
-        """Return the rollouts that this process has to finish, and the parked ones whose agent still runs."""
+        """Return the rollouts that this process must finish, and the parked rollouts whose agents still run."""
         return [record for record in self._context.table.live() if not record.run.parked or record.run.task is not None]

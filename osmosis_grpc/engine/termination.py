@@ -36,12 +36,12 @@ class Termination:
     def server_failed(
         cls, reason: FailureReason = FailureReason.SERVER_ERROR, why: str = "", finish_reason: str = "internal"
     ) -> "Termination":
-        """Return FAILED (server, retryable); without a reason, code of the server itself has failed."""
+        """Return FAILED (server, retryable). The default reason means that the server's own code has failed."""
         return cls.failed("server", why, retryable=True, reason=reason, finish_reason=finish_reason)
 
     @classmethod
     def raised(cls, error: BaseException) -> "Termination":
-        """Return FAILED for an exception that left run."""
+        """Return FAILED for an exception that the agent's run() raised."""
         return cls(CompletionStatus.FAILED, "error", Failure.of(error))
 
     @classmethod
@@ -51,7 +51,7 @@ class Termination:
 
     @classmethod
     def trainer_lost(cls, seconds: float) -> "Termination":
-        """Return FAILED (trainer, retryable): the trainer was away for longer than the grace period."""
+        """Return FAILED (trainer, retryable), for a trainer that was away for longer than the grace period."""
         why, reason = f"the trainer was away for {seconds:g} s", FailureReason.TRAINER_LOST
         return cls.failed("trainer", why, retryable=True, reason=reason, finish_reason="trainer_lost")
 

@@ -1,6 +1,7 @@
-"""Cancels that came before their Init. Each waits for tombstone_ttl.
+"""Tombstones are cancels that came before their Init. Each tombstone is kept for tombstone_ttl.
 
-A cancel that was answered takes effect, so none is dropped for another one: an owner with too many cancels is refused.
+A cancel that was answered must take effect. So no tombstone is dropped to make room for another one. When an owner has
+too many tombstones, a further cancel is refused.
 """
 
 from osmosis_grpc.agent.ports import Clock
@@ -10,12 +11,15 @@ from osmosis_grpc.engine.record import Record
 from osmosis_grpc.errors import ResourceExhausted
 
 CANCELLED_EARLY = "cancelled before its Init came"
-"""The reason that their rollouts get; the reason of the cancel is not kept."""
+"""The cancel reason of the rollouts that a tombstone cancels. The reason in the request is not kept."""
 _ANY_ATTEMPT = 2**32
 
 
 class Tombstones:
-    """Keeps by owner and rollout id up to which attempt it is cancelled, and until when; in the journal, too."""
+    """Keeps the tombstones, in memory and in the journal.
+
+    Each owner and rollout id has the highest cancelled attempt, and the time until which the tombstone is kept.
+    """
 
     def __init__(self, config: EngineConfig, journal: Journal, clock: Clock) -> None:
         self._config = config
@@ -27,7 +31,7 @@ class Tombstones:
             self._owners.setdefault(owner, {})[rollout_id] = (attempt, now + seconds)
 
     def add(self, owner: str, rollout_id: str, attempt: int) -> None:
-        """Keep a cancel whose Init may still come; 0 means every attempt. Raises ResourceExhausted."""
+        """Keep a cancel whose Init can still come. Attempt 0 means every attempt. Raises ResourceExhausted."""
         now, ttl, most = self._clock.monotonic(), self._config.tombstone_ttl, self._config.max_tombstones
         kept = self._owners.setdefault(owner, {})
         if rollout_id not in kept and len(kept) >= most:
@@ -54,7 +58,7 @@ class Tombstones:
         return sum(map(len, self._owners.values()))
 
     def sweep(self, now: float) -> None:
-        """Drop the cancels whose time is over at the monotonic time `now`; the journal drops its own."""
+        """Drop the cancels that are too old at the monotonic time `now`. The journal drops its own copies."""
         for owner, kept in list(self._owners.items()):
             for rollout_id in [name for name, (_, until) in kept.items() if until <= now]:
                 del kept[rollout_id]

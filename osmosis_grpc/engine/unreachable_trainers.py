@@ -1,7 +1,7 @@
 """Trainer addresses that could not be reached, and the deliveries that wait for them.
 
-Each delivery waits for its own pause. The first call that succeeds shows that the trainer is available again: then
-the waiting deliveries are retried at once, a limited number at a time.
+Each delivery waits for its own pause. When a call succeeds, the trainer is available again. Then the waiting deliveries
+do not wait for the end of their pauses. They are retried, a limited number at a time.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from osmosis_grpc.engine.record import Record
 
 AT_ONCE = 16
-"""Deliveries to one trainer that are retried in parallel once it is available again."""
+"""When a trainer is available again, at most this many deliveries to it are retried in parallel."""
 
 
 @dataclass(slots=True)
@@ -18,9 +18,9 @@ class Destination:
     """One trainer address."""
 
     waiting: dict[Record, None] = field(default_factory=dict)
-    """Deliveries that wait until it is available, the oldest first."""
+    """The deliveries that wait until the address is available, the oldest first."""
     retrying: set[Record] = field(default_factory=set)
-    """Deliveries that are retried because it is available again."""
+    """The deliveries that are retried because the address is available again."""
 
 
 class Destinations:
@@ -40,9 +40,10 @@ class Destinations:
         return sum(len(destination.retrying) for destination in self._destinations.values())
 
     async def wait(self, record: Record, seconds: float, key: object) -> bool:
-        """Wait until a re-pointing, until the address is available (key None: ignore that), or for `seconds`.
+        """Wait for `seconds`. The wait ends early if the rollout is re-pointed or the address `key` is available.
 
-        Returns whether the address is available. The caller then retries and calls tried().
+        If `key` is None, no address ends the wait. Returns whether the address is available. If it is, the caller
+        retries the delivery and calls tried().
         """
         destination = Destination() if key is None else self._destinations.setdefault(key, Destination())
         destination.waiting[record] = None
@@ -57,7 +58,7 @@ class Destinations:
         return record in destination.retrying
 
     def reached(self, key: object) -> None:
-        """Note that a call to an address succeeded: retry the deliveries that wait for it."""
+        """Note that a call to an address succeeded. Retry the deliveries that wait for this address."""
         destination = self._destinations.get(key) if self._destinations else None
         if destination is None:
             return
@@ -68,7 +69,7 @@ class Destinations:
             record.wake()
 
     def tried(self, record: Record, key: object, *, reached: bool) -> None:
-        """Note that a delivery was tried; if it reached its address, the next ones are retried."""
+        """Note that a delivery was tried. If it reached its address, retry the next deliveries."""
         destination = self._destinations.get(key)
         if destination is None:
             return

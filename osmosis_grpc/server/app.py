@@ -43,22 +43,24 @@ SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
 LIST_TOOLS_TIMEOUT = 2.0
-"""Seconds for an async get_tools whose result GetServerInfo lists."""
+"""GetServerInfo lists the tools of agents. The server waits this many seconds for an async get_tools."""
 _Status = health_pb2.HealthCheckResponse
 
 
 class AgentServer:
     """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` is what callers must show. `credentials` is what the server shows to trainers: a token to those of
-    `connect`, and TLS files to all. The server opens a stream to each trainer of `connect`, HOST:PORT each, who owns
-    the rollouts of that stream.
+    `security` says what callers must show. `connect` has the addresses of trainers, each as HOST:PORT. The server opens
+    a stream to each of these trainers, and the trainer owns the rollouts of the stream. `credentials` is what the
+    server shows to trainers: the token to the trainers in `connect`, and the TLS files to all trainers.
 
-    With a `state_dir` the server keeps a journal there: it answers an Init and sends an outcome after its commit, and
-    continues the rollouts of the previous process. It is then made within the running event loop.
+    With a `state_dir`, the server keeps a journal in this folder. It answers an Init after the acceptance is committed,
+    and sends an outcome after the end is committed. It continues the rollouts of the previous process. Make such a
+    server within the running event loop.
 
-    Health knows three names. "" and the RolloutService are NOT_SERVING while the server drains or cannot write its
-    journal, and after `supervisor` has failed. "liveness" is SERVING until the end. Every caller may ask for health.
+    The health service has three names: "", the RolloutService, and "liveness". The first two are NOT_SERVING while the
+    server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
+    ends. Every caller may ask for health.
 
     Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
     taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
@@ -91,7 +93,7 @@ class AgentServer:
             tls=self.credentials.tls,
         )
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health())
-        """Owns the background work; its `failure` says why the server has failed."""
+        """Owns the background work. `supervisor.failure` says why the server has failed."""
         self._health = health.aio.HealthServicer()
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
@@ -115,7 +117,7 @@ class AgentServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the port as bound."""
+        """HOST:PORT with the port that the server has bound."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     async def __aenter__(self) -> "AgentServer":
@@ -190,7 +192,7 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Accept new rollouts again. Raises FailedPrecondition once the server is stopping."""
+        """Accept new rollouts again. Raises FailedPrecondition if the server is stopping."""
         if self._stopped:
             raise FailedPrecondition("the server is stopping", kind="STOPPING")
         if self.engine.shutdown.draining:
@@ -200,7 +202,7 @@ class AgentServer:
             await self._update_health()
 
     def _set_health(self) -> None:
-        """Update the health after a problem of the journal, its end, or a failure of the server."""
+        """Update the health when a problem of the journal begins or ends, or when the server has failed."""
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
@@ -211,7 +213,7 @@ class AgentServer:
     async def stop(self, limit: float) -> None:
         """Drain for at most `limit` seconds, then stop.
 
-        Rollouts that are unfinished then end FAILED (server, retryable), or the next process continues them.
+        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
         """
         self._stopped = True
         await self.drain()
@@ -227,7 +229,7 @@ def _left(capacity: Capacity) -> dict[str, int]:
 
 
 async def _default_tools(agent: Runnable) -> list[ToolDict]:
-    """Return the tools for an empty request; an empty list for an agent that needs a real one."""
+    """Return the tools for an empty request. For an agent that needs a real request, return an empty list."""
     if not agent.lists_tools_without_request:
         return []
     try:

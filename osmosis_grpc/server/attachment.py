@@ -1,7 +1,8 @@
-"""The server's end of an attachment: the peer of its rollouts, across all its streams.
+"""The server's end of a trainer's attachment.
 
-It keeps chats and completions until they are answered, and sends them again on the trainer's next stream. It passes
-the trainer's frames to the engine.
+An attachment lasts over several streams of the trainer, one after the other. It is the peer of the trainer's rollouts.
+It keeps chats and completions until the trainer answers them, and sends the unanswered ones again on the next stream.
+It passes the trainer's frames to the engine.
 """
 
 import asyncio
@@ -41,9 +42,9 @@ CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
 MAX_EQUAL_INITS = 64
-"""Equal Inits that may wait for the same answer."""
+"""The largest number of equal Inits that wait for the same answer. Equal Inits have the same id, attempt and spec."""
 MAX_CANCELLING = 4 * 1024 * 1024
-"""Bytes of cancel replies that may wait for their commit."""
+"""A reply waits until its cancel is committed. When more bytes of replies wait, further cancels are refused."""
 
 ChatKey = tuple[str, int, str, int]
 ResultKey = tuple[str, int, str]
@@ -97,11 +98,11 @@ class Attachment:
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
         self._resent: set[ResultKey] = set()
-        """Delivered completions that were sent again on this stream."""
+        """The delivered completions that were sent again on the present stream."""
         self._accepting: Counter[Record] = Counter()
-        """The number of Inits that wait for the acceptance of each rollout."""
+        """For each rollout that is being accepted, the number of Inits that wait for the answer."""
         self._cancelling = 0
-        """Bytes of cancel replies that wait for their commit."""
+        """The bytes of the replies that wait until their cancels are committed."""
         self._stream: FrameStream | None = None
         self._delta = True
         self._chat_window = 0
@@ -133,7 +134,10 @@ class Attachment:
     # Calls of the engine.
 
     def chat(self, request: ChatRequest, /) -> "asyncio.Future[ChatResponse]":
-        """Send a chat as soon as the trainer's window allows it, and again on each new stream. A ChatModel."""
+        """Send a chat as soon as the trainer's window allows it. Implements ChatModel.
+
+        Until the chat is answered, it is sent again on each new stream.
+        """
         key = (request.rollout_id, request.attempt, request.sample, request.number)
         future: asyncio.Future[ChatResponse] = self._loop.create_future()
         chat = self._open.get(key)
@@ -148,9 +152,10 @@ class Attachment:
         return future
 
     def complete(self, completion: Completion, /, *, again: bool = False) -> "asyncio.Future[Outcome]":
-        """Send a completion at once, and again on each new stream. A ResultSink.
+        """Send a completion at once. Implements ResultSink.
 
-        `again` says that this stream has had the completion before.
+        Until the completion is answered, it is sent again on each new stream. `again` is True if the completion was
+        already sent on the present stream.
         """
         frame = complete_frame(completion)
         key = (completion.rollout_id, completion.attempt, completion.result_id)
@@ -164,9 +169,9 @@ class Attachment:
     # The stream.
 
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
-        """Use a stream after both hellos, and send the unanswered chats and completions again.
+        """Use a new stream after both hellos. Send the unanswered chats and completions again on the new stream.
 
-        An older stream ends ABORTED. `granted` is the window in the server's hello.
+        An older stream ends with ABORTED. `granted` is the window in the server's hello.
         """
         if self._stream is not None:
             self._stream.end(Aborted("another stream with this attachment id took over"))
@@ -204,7 +209,10 @@ class Attachment:
             self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
     def notify_draining(self, *, last: bool = False, kept: Sequence[Record] = ()) -> None:
-        """Send the trainer that the server drains. With `last` the stream ends; `kept` rollouts stay in the journal."""
+        """Tell the trainer that the server drains.
+
+        If `last` is True, the stream ends. `kept` has the rollouts that stay in the journal for the next process.
+        """
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
             self._stream.send(server_frame("draining", pb.Draining(last=last, kept=refs)))
@@ -212,7 +220,10 @@ class Attachment:
                 self._stream.end(Unavailable("the server has shut down"))
 
     def _tick(self, stream: FrameStream) -> None:
-        """Send chats and completions again that are unanswered for chat_silence: a proxy may have lost them."""
+        """Send each chat and completion again that has had no answer for chat_silence.
+
+        The reason is that a proxy can lose a frame.
+        """
         now = self._loop.time()
         before = now - self._engine.config.chat_silence
         for chat in list(self._open.values()):
@@ -224,7 +235,7 @@ class Attachment:
                 result.sent = now
 
     def _ask(self) -> None:
-        """Send the waiting chats that the trainer's window allows."""
+        """Send as many waiting chats as the trainer's window allows."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
             chat = self._waiting[0]
@@ -237,7 +248,7 @@ class Attachment:
             frame = chat_frame(chat_bytes(chat.request, delta=chat.delta, all_tools=False))
             if len(frame) > MAX_MESSAGE_BYTES:
                 raise InvalidArgument("messages", f"the chat has {len(frame)} bytes, more than {MAX_MESSAGE_BYTES}")
-        except Exception as error:  # the next chats are sent nevertheless
+        except Exception as error:  # the error must not stop the chats after this one
             self._open.pop(chat.key, None)
             chat.future.set_exception(error)
             return
@@ -248,7 +259,7 @@ class Attachment:
     # Frames of the trainer.
 
     def _send(self, kind: str, message: Any, *, answer: bool = True) -> None:
-        """Send a frame, as an answer or not; the stream limits the bytes of unread answers."""
+        """Send a frame. `answer` says that the trainer asked for it. The stream limits the bytes of unread answers."""
         if self._stream is not None:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
@@ -298,7 +309,8 @@ class Attachment:
         if completion is None or record.delivery.undelivered:
             return
         key = (completion.rollout_id, completion.attempt, completion.result_id)
-        if key not in self._results:  # the trainer may have lost it; an unanswered one is sent on each stream anyway
+        # The trainer may have lost a delivered completion. take() sends the unanswered completions again anyway.
+        if key not in self._results:
             resent = self.complete(completion, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
@@ -325,7 +337,7 @@ class Attachment:
         self._engine.log.barrier(committed)
 
     def _failed(self, error: BaseException) -> None:
-        """End the stream after a failed answer: the trainer sends its request again on the next one."""
+        """End the stream because an answer has failed. The trainer then sends its request again on the next stream."""
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 

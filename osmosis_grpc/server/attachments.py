@@ -31,7 +31,7 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""Of all owners together; they share them, see engine/shares.py."""
+"""The largest number of attachments. All owners share it (see engine/fair_shares.py)."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 
@@ -51,9 +51,9 @@ class Attachments:
         self._dialling: list[asyncio.Task[None]] = []
 
     async def attach(self, call: Duplex, owner: str, address: str = "") -> None:
-        """Serve a stream that a trainer has opened, until its end. Raises the CallError with which it ends.
+        """Serve a stream that a trainer has opened, until the stream ends. Raises the CallError that ends the stream.
 
-        `address` is the trainer's, for the log.
+        `address` is the address of the trainer, for the log.
         """
         stream = FrameStream(call, _HEARTBEAT, waits=False)
         hello = await stream.hello(opener=True)
@@ -87,7 +87,7 @@ class Attachments:
         self._dialling.append(self._engine.supervisor.start(DIAL, partial(redial, connect, ended)))
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
-        """Return the peer for a trainer with rollouts of the previous process. Its grace period begins."""
+        """Return the peer for a trainer with rollouts of the previous process. The trainer's grace period begins."""
         attachment = self._attachments.get(attachment_id)
         if attachment is None:
             attachment = self._add(attachment_id, owner)
@@ -95,7 +95,7 @@ class Attachments:
         return attachment.peer
 
     def get(self, attachment_id: str) -> Attachment | None:
-        """Return an attachment that is open or within its grace period; None for any other id."""
+        """Return an attachment that is open or within its grace period, or None for any other id."""
         return self._attachments.get(attachment_id)
 
     @property
@@ -104,13 +104,13 @@ class Attachments:
         return len(self._graces)
 
     def drain(self) -> None:
-        """Close the windows, and send all trainers that the server drains."""
+        """Set all windows to 0, and tell all trainers that the server drains."""
         self.grant()
         for attachment in self.attached:
             attachment.notify_draining()
 
     async def close(self) -> None:
-        """Send all trainers that the server ends, and end their streams."""
+        """Tell all trainers that the server ends, and end their streams."""
         parked = self._engine.shutdown.parked
         for attachment in self.attached:
             attachment.notify_draining(last=True, kept=[r for r in parked if r.peer is attachment.peer])
@@ -196,20 +196,23 @@ class Attachments:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
-        """Return the window of one more attachment of an owner."""
+        """Return the window that one more attachment of an owner gets."""
         attached = Counter(attachment.owner for attachment in self.attached if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)
 
     def _window(self, attached: Mapping[str, int], owner: str) -> int:
-        """Return an even share for each owner, divided by its attachments; 0 during a drain."""
+        """Return the window of one attachment: the owner's even share, divided by the owner's attachments.
+
+        During a drain, return 0.
+        """
         if self._engine.shutdown.draining:
             return 0
         config = self._engine.config
         return max(1, (config.max_concurrent + config.queue_limit) // len(attached) // attached[owner])
 
     def grant(self) -> None:
-        """Send each trainer its window, if that changed."""
+        """Send each trainer its window, if the window has changed."""
         owners = Counter(attachment.owner for attachment in self.attached)
         for attachment in self.attached:
             attachment.grant(self._window(owners, attachment.owner))

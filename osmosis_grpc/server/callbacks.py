@@ -1,4 +1,4 @@
-"""Peers for callback trainers: the engine's ports over calls to a TrainerService at a checked address."""
+"""Peers for callback trainers. A peer implements the engine's ports with calls to a TrainerService."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ COMPLETE_TIMEOUT = 30.0
 """The timeout of one try of a delivery, in seconds."""
 
 REACHED_AFTER = 10.0
-"""Seconds after which a call that is cut off had reached the trainer: longer than grpc tries to connect."""
+"""When a call is cut off after this many seconds, it had reached the trainer. grpc tries to connect for less time."""
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
@@ -44,7 +44,7 @@ MakePeer = Callable[..., Awaitable[Peer]]
 class Callbacks:
     """Makes the peers for callbacks. Trainers at one address share a channel while a rollout needs it.
 
-    `schemes` has the factory for targets with a scheme (http://...). `authenticated` says whether callers are
+    `schemes` has the peer factory of each URL scheme. `authenticated` says whether callers are
     identified. `tls` has the files for callbacks over TLS.
     """
 
@@ -60,7 +60,7 @@ class Callbacks:
         )
 
     async def peer(self, init: InitRequest) -> Peer:
-        """Return the peer for a request's callback. Raises InvalidArgument naming callback or callback.target."""
+        """Return the peer for a request's callback. Raises InvalidArgument if the callback is missing or wrong."""
         callback = init.callback
         if callback is None:
             raise InvalidArgument("callback", "is missing: say where chats and the completion go")
@@ -88,7 +88,7 @@ class Callbacks:
     def later(self, init: InitRequest) -> Peer:
         """Return the peer for a rollout of the previous process.
 
-        It resolves the target with its first call: the name of the target may not resolve before.
+        The peer resolves the target at its first call, because the target possibly has no address before.
         """
         found: list[Peer] = []
 
@@ -114,17 +114,17 @@ class Callbacks:
 
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
-    """Return a Peer. Its key is equal for equal callbacks."""
+    """Return a Peer. Equal callbacks give equal keys."""
     run = run_name(callback.run_id or callback.target)
     return Peer(chat, complete, callback, trainer_run=run, destination_key=callback.target)
 
 
 class _Trainer:
-    """One rollout's trainer."""
+    """The trainer of one rollout."""
 
     def __init__(self, channel: grpc.aio.Channel, init: InitRequest, calls: CallSink | None) -> None:
         assert init.callback is not None
-        self._channel = channel  # this reference keeps it open
+        self._channel = channel  # this reference keeps the channel open
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
@@ -159,7 +159,7 @@ class _Trainer:
 
 
 class _Asking:
-    """An open chat. The agent's task awaits it; cancel() ends it."""
+    """An open chat. The agent's task awaits the chat. cancel() ends the chat."""
 
     __slots__ = ("_began", "_call", "_cancelled", "_delta", "_request", "_trainer")
 
@@ -187,20 +187,21 @@ class _Asking:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
-                # A call is cut if the connection or a proxy ended it, and not the trainer.
+                # A call is cut if the connection or a proxy ended it. Then the trainer has not answered.
                 answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
                 cut = not answered and failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 error = error_of(failed, hide=self._trainer.callback.credential)
-                if cut and failed.code() is grpc.StatusCode.CANCELLED:  # a trainer that stops
+                if cut and failed.code() is grpc.StatusCode.CANCELLED:  # the trainer stops
                     error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
                 reached = cut and time.monotonic() - asked >= REACHED_AFTER
-                # grpc may send the call after a cut on the broken connection, so its failure is no answer either.
+                # After a cut, grpc can send the next call on the broken connection.
+                # A cut of that call is no answer either.
                 again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
                     raise error from None
                 self._delta = self._delta and not unknown
-            limit = self._request.timeout  # all calls share it
+            limit = self._request.timeout  # all calls share this timeout
             left = None if limit is None else max(0.001, limit - (time.monotonic() - self._began))
             self._call = self._trainer.call(self._request, left, delta=self._delta)
         try:

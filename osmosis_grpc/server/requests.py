@@ -13,7 +13,7 @@ from osmosis_grpc.wire.rollout import ACTIVITY, EARLIER_RUN
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
-    """Cancel the selected rollouts. Send the response after the log's barrier. Raises InvalidArgument."""
+    """Cancel the selected rollouts. The caller sends the response after the log's barrier. Raises InvalidArgument."""
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **control.selection_from_wire(request))
     return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
@@ -34,7 +34,7 @@ def init_answer(record: Record, started: bool) -> InitResponse:
 async def follow(
     engine: Engine, owner: str, request: pb.StreamEventsRequest, *, tokens: bool = True
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-    """Yield the events of one rollout, or of all of the owner. Without `tokens` replies have no token blocks."""
+    """Yield events of one rollout or of all the owner's rollouts. Without `tokens`, replies have no token blocks."""
     control.check_stream(request)
     if request.rollout_id:
         record = engine.rollouts.get(owner, request.rollout_id, request.attempt)

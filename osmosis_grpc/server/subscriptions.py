@@ -1,4 +1,4 @@
-"""Subscriptions to events over an attachment. Each reads the log as fast as the stream sends."""
+"""Subscriptions to events over an attachment. Each subscription reads the log as fast as the stream sends."""
 
 import asyncio
 from contextlib import aclosing
@@ -17,7 +17,7 @@ from osmosis_grpc.wire.attach import refusal, server_frame
 FOLLOW = job("server.follow_events", OnFailure.REPORT)
 
 MAX_SUBSCRIPTIONS = 1024
-"""The limit of one attachment."""
+"""The largest number of subscriptions of one attachment."""
 
 
 class Subscriptions:
@@ -34,7 +34,7 @@ class Subscriptions:
         return len(self._tasks)
 
     def begin(self, stream: FrameStream, message: pb.Subscribe) -> None:
-        """Begin a subscription. It replaces one with the same id."""
+        """Begin a subscription. It replaces a subscription with the same id."""
         self.end(message.id)
         if len(self._tasks) >= MAX_SUBSCRIPTIONS:
             error = ResourceExhausted(f"there are {MAX_SUBSCRIPTIONS} subscriptions already")

@@ -1,4 +1,4 @@
-"""The --log folder: one .jsonl file per rollout, under a folder named for the time of the start."""
+"""The --log folder: one .jsonl file per rollout, in a subfolder whose name is the start time."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ from osmosis_grpc.types import InitRequest, TrajectoryEvent
 
 
 class TraceLog:
-    """An EventSink. A file name is derived from the rollout id."""
+    """Writes events to files. Implements EventSink."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder) / str(int(time.time()))
@@ -34,14 +34,14 @@ class TraceLog:
             file.write(json.dumps(row, ensure_ascii=False, default=_plain) + "\n")
 
     def path(self, rollout_id: str) -> Path:
-        """Return the file of a rollout."""
+        """Return the file of a rollout. Its name is made from the rollout id."""
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", rollout_id)[:64]
         mark = hashlib.sha256(rollout_id.encode()).hexdigest()[:8]
         return self.folder / f"{slug}-{mark}.jsonl"
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that json cannot write as one that it can; a request without its credentials."""
+    """Convert a value that json cannot write to a value that json can write. Leave out the credentials of a request."""
     if isinstance(value, InitRequest):
         return dataclasses.replace(value.request, api_key=None)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
