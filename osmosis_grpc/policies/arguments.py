@@ -1,6 +1,6 @@
-"""Makes plain arguments for a tool from its JSON Schema, the same ones each time.
+"""Makes plain arguments for a tool from its JSON Schema. Equal schemas give equal arguments.
 
-An author chooses them with `examples` or a `default`. Keywords that are not read: `not`, `if`,
+The author of a tool can choose its arguments with `examples` or a `default`. Ignored keywords: `not`, `if`,
 `patternProperties`, `dependentSchemas`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.policies.pattern import matching
 
 _DEEPEST = 8
-"""The most levels of objects and lists; the lower half has no optional fields."""
+"""The most levels of nested objects and lists. Objects in the deeper half have no optional fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
@@ -41,7 +41,7 @@ _KINDS = (
     ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
     ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
 )
-"""Keyword to the type that a schema without a type means."""
+"""Types with keywords. A schema without `type` has the first type of which it has a keyword."""
 
 _Schema = Mapping[str, Any]
 _NOTHING = object()
@@ -60,7 +60,7 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int) -> Any:
-        """Return a fitting value, another one for another index if the schema allows it; _NOTHING if there is none."""
+        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value."""
         self._left -= 1
         if schema is False or self._left < 0:
             return _NOTHING
@@ -132,7 +132,7 @@ class _Maker:
 
     def _array(self, schema: _Schema, level: int) -> Any:
         first, items = _list(schema, "prefixItems"), schema.get("items", {})
-        if isinstance(items, list):  # as older drafts have it
+        if isinstance(items, list):  # in older drafts of JSON Schema
             first, items = items, schema.get("additionalItems", {})
         least, most = _whole(schema, "minItems", 0), _whole(schema, "maxItems", _MOST_ITEMS)
         contains = [schema["contains"]] if "contains" in schema else []
@@ -146,7 +146,7 @@ def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
     step = _real(schema, "multipleOf") or (1.0 if whole else 0.0)
     low, high = _real(schema, "minimum"), _real(schema, "maximum")
     above, below = _real(schema, "exclusiveMinimum"), _real(schema, "exclusiveMaximum")
-    if schema.get("exclusiveMinimum") is True:  # as older drafts have it
+    if schema.get("exclusiveMinimum") is True:  # in older drafts of JSON Schema
         low, above = None, low
     if schema.get("exclusiveMaximum") is True:
         high, below = None, high
@@ -188,7 +188,7 @@ def _list(schema: _Schema, word: str) -> list[Any]:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return a value that is a mapping, and {} for any other."""
+    """Return the value if it is a mapping, otherwise {}."""
     return value if isinstance(value, Mapping) else {}
 
 

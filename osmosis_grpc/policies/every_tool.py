@@ -1,7 +1,7 @@
 """A mock model that calls every offered tool and then answers.
 
-validate --run tries agents with it. Its arguments are made from each tool's JSON Schema
-(osmosis_grpc.policies.arguments), its tokens by the formula of osmosis_grpc.policies.formula.
+validate --run tries agents with this mock. osmosis_grpc.policies.arguments makes the arguments from each tool's JSON
+Schema. osmosis_grpc.policies.formula makes the tokens.
 """
 
 import json
@@ -13,13 +13,14 @@ from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
 
 MOST_CHATS = 8
-"""Chats of a sample in which it calls tools, so that an agent that drops calls from its history gets an answer, too."""
+"""The mock calls tools only in this many chats of a sample. Then it answers, even if the history lacks the calls."""
 
 
 class EveryToolMock:
-    """Calls the first offered tool alone and then all others at once, each once, and ends with `answer`.
+    """Calls the first offered tool alone, then all other tools at once, and then replies with `answer`.
 
-    A tool that is offered later is called then. `tool_choice` is heeded: "none", or the tool that it names.
+    Each tool is called once. A tool that is first offered in a later chat is called in that chat. With `tool_choice`
+    "none", no tool is called. If `tool_choice` names a tool, only that tool is called.
     """
 
     def __init__(self, answer: str = "I called every tool.", *, tokens: int | None = None) -> None:
@@ -58,7 +59,7 @@ class EveryToolMock:
 
 
 def called_names(messages: Sequence[Message]) -> Iterator[str]:
-    """Return the names of the tools that the assistant's messages call."""
+    """Yield the names of the tools that the assistant's messages call."""
     for message in messages:
         calls = message.get("tool_calls") if message.get("role") == "assistant" else None
         for call in calls if isinstance(calls, list) else ():
@@ -68,7 +69,7 @@ def called_names(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Return the names of tools and the schemas of their arguments."""
+    """Yield the name of each tool with the schema of its arguments."""
     for tool in tools:
         function = mapping(mapping(tool).get("function"))
         if isinstance(function.get("name"), str):

@@ -1,8 +1,8 @@
 """A policy that asks an OpenAI-compatible model server: vLLM, SGLang, or any other.
 
-Token ids and logprobs are kept when the server gives them (`return_token_ids`: vLLM puts the
-prompt's ids beside the choices, SGLang into them). Where it does not, the reply comes without,
-and its sample is not trainable; nothing is ever tokenized again.
+The policy keeps the token ids and logprobs that a server returns for `return_token_ids`. vLLM puts the prompt's ids
+beside the choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its
+sample is not trainable. The policy never tokenizes a text itself.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_HEADER = "X-Session-ID"
-"""A header with one value for all chats of a sample: a router then picks the replica that caches their prefix."""
+"""This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
 ABORT_RETRY = 1.0
-"""Seconds after which an aborted chat is retried."""
+"""When the model server aborts a chat, the agent server asks again after this many seconds."""
 
 
 class OpenAIPolicy:
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
-    A trainer opens its connections and closes them at its end; elsewhere use `async with OpenAIPolicy(url, model)`.
-    `token_ids=False` leaves out `return_token_ids`, which some servers refuse. `timeout` is in
-    seconds, for one reply. `version` is kept with every reply; without it the trainer's own is.
+    A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
+    `token_ids=False` leaves out `return_token_ids`, because some servers refuse it. One reply may take `timeout`
+    seconds. `version` is kept with every reply. Without `version`, the trainer's version is kept.
 
-    429, 5xx and a reply with the finish reason "abort" (vLLM and SGLang send what they have when weights change)
-    raise errors after which the agent server asks again, for its `trainer_grace` at most; 4xx is final. Errors name
-    the URL, never the key. Raises MissingExtraError without aiohttp, ValueError for a `base_url` that is none.
+    After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
+    its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
+    the URL, never the key. Raises MissingExtraError without aiohttp, and ValueError for a malformed `base_url`.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class OpenAIPolicy:
 
 
 def _checked(base_url: str) -> str:
-    """Return the base URL. Raises ValueError for one that is malformed or holds a password."""
+    """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")

@@ -1,6 +1,6 @@
 """Makes a text that matches a simple regular expression.
 
-Simple is: characters, escapes, sets, groups, alternatives, anchors, and repetition. For anything else there is no text.
+A simple expression has only characters, escapes, sets, groups, alternatives, anchors and repetition.
 Python's own parser reads the pattern.
 """
 
@@ -24,10 +24,10 @@ class _NotSimple(Exception):
 
 
 def matching(pattern: str, at_least: int = 0) -> str | None:
-    """Return a text of a minimum length in which a pattern is found; None if the pattern is not simple."""
+    """Return a text of at least `at_least` characters that contains a match; None if no text is found."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Python warns of is not simple
+            warnings.simplefilter("error")  # a pattern with a warning is not simple
             compiled = re.compile(pattern)
             for more in dict.fromkeys((0, at_least)) if compiled.flags == re.UNICODE else ():
                 text = _text(_parser.parse(pattern), more)
@@ -39,7 +39,7 @@ def matching(pattern: str, at_least: int = 0) -> str | None:
 
 
 def _text(parsed: Any, more: int) -> str:
-    """Return a text for a parsed pattern; `more` is the number of repetitions of a part without an upper limit."""
+    """Return a text for a parsed pattern; `more` is the wanted number of repetitions of a part."""
     text = ""
     for kind, value in parsed:
         if kind is _parser.LITERAL:

@@ -1,6 +1,6 @@
-"""Runs blocking functions on daemon threads, and a sync policy with them.
+"""Runs blocking functions, for example sync policies, on daemon threads.
 
-The threads are daemons: a function that never returns does not keep the process from its end.
+The threads are daemons, so that a function that never returns does not keep the process alive.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class DaemonThreads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function on one of the threads, in the order of the calls. A cancelled caller does not stop it."""
+        """Call a function on a thread, in the order of the calls. Cancelling does not stop the function."""
         future: Future[T] = Future()
         self._jobs.put((future, function))
         if len(self._threads) < self._count:
@@ -100,7 +100,7 @@ def _work(jobs: "SimpleQueue[_Job | None]") -> bool:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(function())
-        except StopIteration as stop:  # no future of asyncio takes it
+        except StopIteration as stop:  # an asyncio future takes no StopIteration
             future.set_exception(RuntimeError(f"the function raised {stop!r}"))
         except BaseException as error:
             future.set_exception(error)

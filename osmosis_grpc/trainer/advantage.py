@@ -27,7 +27,7 @@ _METHODS: dict[str, Callable[[Floats], Floats]] = {
 class Advantages(ArrayEquality):
     """The advantages of a group: one for each sample of each outcome, in order.
 
-    If every rollout has one sample, there is one for each outcome.
+    If every rollout has one sample, there is one advantage for each outcome.
     """
 
     keys: tuple[tuple[str, str], ...]
@@ -45,8 +45,8 @@ def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantag
 
     `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
     mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
-    the division; "rloo" is the reward minus the mean of the others. If the samples of a rollout
-    have different rewards, a sample is compared with the samples of the same name.
+    the division; "rloo" is the reward minus the mean of the other rewards. If any rollout has samples
+    with different rewards, each sample is compared only with the samples of the same name.
 
     Raises InvalidArgument for an unknown method, and for a rollout that failed, was an evaluation or has no reward.
     """

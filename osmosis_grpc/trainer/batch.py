@@ -28,7 +28,7 @@ class Row:
     """The segment of a row."""
 
     outcome: int
-    """The index of its outcome in the argument of pad(); each outcome of a group counts."""
+    """The index of the row's outcome in the argument of pad(). Each outcome of a group has its own index."""
     rollout_id: str
     sample: str
     """The name of the sample."""
@@ -105,16 +105,18 @@ def pad(
     too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
 ) -> Batch:
-    """Make a batch of the trainable samples of `outcomes`, which may contain groups.
+    """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
 
-    `advantages` are the Advantages of every group, or one number for each outcome, which all of its samples get.
+    `advantages` are the Advantages of every group, or one number for each outcome. All samples of an outcome get its
+    number.
 
-    An outcome that is not trainable (it failed, was an evaluation, has no reward or no exact tokens) raises
-    InvalidArgument; with `untrainable="skip"` it is listed in `skipped`. An untrainable sample beside a trainable one
-    is always listed. A segment longer than `max_length` raises InvalidArgument; with `too_long="truncate"` it loses its
-    end (the logprobs of the other tokens stay exact), with `too_long="skip"` it is listed.
+    An outcome is not trainable if it failed, was an evaluation, or has no reward or no exact tokens. Such an outcome
+    raises InvalidArgument. With `untrainable="skip"`, the outcome is listed in `skipped` instead. If only some samples
+    of an outcome are untrainable, these samples are always listed. A segment longer than `max_length` raises
+    InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
+    exact. With `too_long="skip"`, the segment is listed.
 
-    Raises InvalidArgument naming the argument and the rollout.
+    Raises InvalidArgument with the names of the argument and the rollout.
     """
     for name, value, known in (
         ("side", side, Side),

@@ -39,7 +39,7 @@ from osmosis_grpc.wire.message import tools_from_wire
 from osmosis_grpc.wire.rollout import EARLIER_RUN, ROLLOUT, init_to_wire
 
 STREAM_PAUSES = 0.25, 5.0
-"""Seconds before events() connects again: the first pause, and the longest."""
+"""The first and the longest pause, in seconds, before events() connects again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,18 @@ class InitResult:
     attempt: int
     tools: Sequence[ToolDict]
     created: bool
-    """Whether this call started the rollout; False if an equal request had started it before."""
+    """Whether this call started the rollout. False if an earlier call with the same request had started it."""
     from_journal: EarlierRun | None = None
-    """Set if the rollout had ended in an earlier run of the trainer; its completion is sent again."""
+    """Set if the rollout ended in an earlier run of the trainer. The server sends its completion again."""
 
 
 class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError. `timeout` is the deadline of a unary call. events() survives breaks until the server was
-    away for `lost_after`. Both are in seconds. `token` is shown with every call, `tls` says how to speak TLS. A token
-    goes in plain text to this machine only, unless `insecure` is set. Raises ValueError for a target that cannot be
-    dialled so, TypeError for a `tls` that is not ClientTls.
+    Methods raise CallError. A unary call fails after `timeout` seconds. events() connects again after a break, until
+    the server was away for `lost_after` seconds. Every call sends `token`. `tls` configures TLS. Without TLS, a token
+    is sent only to this machine, unless `insecure` is set. Raises ValueError for a target that is malformed or needs
+    TLS, and TypeError for a `tls` that is not ClientTls.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class RolloutClient:
         callback: Callback | None = None,
         **changes: Unpack[RolloutFields],
     ) -> InitResult:
-        """Start a rollout: a RolloutRequest, or its fields by name.
+        """Start a rollout. Takes a RolloutRequest, or its fields by name.
 
-        Idempotent: the same request again returns the same, with `created` false, and runs nothing. A rollout that has
-        ended sends its completion once more; a higher `attempt` runs it anew. `from_journal` is set if it ended in an
-        earlier run of the trainer.
+        Idempotent: a second call with the same request starts nothing, and returns the same result with `created`
+        false. If the rollout has ended, the server sends its completion again. A higher `attempt` runs the rollout
+        again. `from_journal` is set if the rollout ended in an earlier run of the trainer.
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
@@ -153,10 +153,10 @@ class RolloutClient:
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, then live ones, until the last one.
+        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
 
-        A stream that breaks continues where it was. Events of a newer protocol are left out. Raises Unavailable when
-        the server is lost, and when this client is closed.
+        After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
+        Raises Unavailable when the server is lost, and when this client is closed.
         """
         answered, backoff = time.monotonic(), Backoff(*STREAM_PAUSES)
         while True:
@@ -181,9 +181,9 @@ class RolloutClient:
     async def all_events(
         self, cursor: str = "", from_now: bool = False
     ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
-        """Yield the events of all rollouts from a cursor onward, without end, as pairs of cursor and event.
+        """Yield the events of all rollouts after `cursor`, without end. Each value is a pair of a cursor and an event.
 
-        Heartbeats come as None. A broken stream raises Unavailable; continue from the last cursor.
+        The event of a heartbeat is None. A broken stream raises Unavailable. Then call again with the last cursor.
         """
         request = pb.StreamEventsRequest(cursor=cursor, from_now=from_now)
         async with aclosing(self._stream(request)) as stream:
@@ -196,7 +196,7 @@ class RolloutClient:
         return SERVER_INFO.from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
     async def drain(self, *, cancel: bool = False) -> DrainResult:
-        """Let the server refuse new rollouts and finish the running ones; with `cancel`, let it accept rollouts again.
+        """Make the server refuse new rollouts and finish running ones. With `cancel`, it accepts new rollouts again.
 
         Needs an administrator's token (`serve --admin-token-file`), or a server on this machine without tokens.
         """

@@ -1,4 +1,4 @@
-"""A trainer's metrics for Prometheus: metrics() by family, histograms, and RPCs with the names of gRFC A66."""
+"""A trainer's metrics for Prometheus: the values of metrics(), histograms, and RPC metrics named as in gRFC A66."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -69,9 +69,9 @@ _NAMES: dict[str, tuple[Family, Labels]] = {
 
 
 class TrainerMetrics(Source):
-    """A Source over what a trainer counts. Any thread may read it.
+    """The metrics of one trainer as a Source. Any thread may read it.
 
-    `flat` is its metrics(), `failed` counts the failures of its background jobs.
+    `flat` is the trainer's metrics(). `failed` counts the failures of its background jobs.
     """
 
     def __init__(self, metrics: Metrics, flat: Callable[[], dict[str, float]], failed: Mapping[str, int]) -> None:
@@ -99,7 +99,7 @@ class TrainerMetrics(Source):
 
 
 def _family_of(name: str) -> tuple[Family, Labels] | None:
-    """Returns the family and the labels of a name of metrics(); None for a percentile, which the histograms have."""
+    """Returns the family and the labels of a name of metrics(); None if the name is not exported."""
     plain = name.removeprefix("evaluation/")
     first, _, rest = plain.partition("/")
     if plain in _NAMES:

@@ -1,7 +1,7 @@
 """Records the completions that agent servers report, and answers the servers.
 
-A completion that refers to chats which are not cached is recorded after the rollout's events were read. The bytes that
-wait for that are limited for each server, since a server may report such completions without end.
+If a completion refers to chats that are not in the cache, the recorder first reads the rollout's events. For each
+server, the bytes of the completions that wait for events are limited, because a server could report any number of them.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
 UNCLAIMED_RETRY = 5.0
-"""Seconds after which a server may report a rollout again that no caller waits for."""
+"""When no caller waits for a rollout, its server reports the completion again after this many seconds."""
 
 READING_BYTES = 64 * 1024 * 1024
-"""Bytes of one server's completions that may wait for events. A completion beyond them is refused for now."""
+"""The most bytes of one server's completions that wait for events. Further completions are refused for now."""
 READING_COST = 64 * 1024
-"""Bytes counted for each completion beside its own."""
+"""Bytes that are added to the size of each waiting completion."""
 READING_RETRY = 1.0
-"""Seconds after which a server may report a refused completion again."""
+"""A server reports a refused completion again after this many seconds."""
 
 READING_LIMIT = 60.0
-"""Seconds to read the events that an outcome refers to; after that its rollout ends with an error."""
+"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
@@ -42,8 +42,8 @@ ReadingKey = tuple[AgentServerLink, str, int, str]
 class CompletionRecorder:
     """Records the completions of all servers.
 
-    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called after each one is recorded, `refused` with each
-    one whose outcome cannot be used.
+    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose completion is recorded.
+    `refused` is called with each rollout whose outcome cannot be used.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class CompletionRecorder:
         self._supervisor = supervisor
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
-        """One for each rollout with an outcome that cannot be recorded yet."""
+        """One timer for each rollout with an outcome that cannot be recorded yet."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
-        """Record a completion, if needed after reading the rollout's events, and answer its server.
+        """Record a completion and answer its server. If needed, read the rollout's events first.
 
-        Raises Aborted for a lower attempt, Unavailable if no caller waits for the rollout, or if too many
-        of the server's completions wait for events.
+        Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
+        server's completions wait for events.
         """
         completion = report.completion
         rollout = self._rollouts.get(completion.rollout_id)
@@ -104,7 +104,7 @@ class CompletionRecorder:
 
         rollout = self._rollouts.get(report.completion.rollout_id)
         if rollout is not None and rollout.request.evaluation and not report.completion.evaluation:
-            # An older server does not echo the field. The ledger keeps `raw`, so it is set there too.
+            # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
             report.completion, report.raw.evaluation = replace(report.completion, evaluation=True), True
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
         self._cache.record(report.completion, report.raw, done, abandoned=abandoned, chats=chats)
@@ -167,7 +167,7 @@ class CompletionRecorder:
         rollout.done.add_done_callback(lambda _: end())
 
     def fail(self, report: Report, failed: Job, error: BaseException) -> None:
-        """End a rollout whose outcome this side failed to record. Its server keeps the outcome."""
+        """End a rollout, because this trainer failed to record its outcome. The server keeps the outcome."""
         problem = job_failed(failed, error)
         rollout = self._rollouts.get(report.completion.rollout_id)
         if rollout is not None and rollout.key == (report.completion.rollout_id, report.completion.attempt):
@@ -175,7 +175,7 @@ class CompletionRecorder:
         report.reply(problem)
 
     async def _recover(self, server: AgentServerLink, report: Report) -> None:
-        """Read the chats that a completion refers to from the rollout's events, and record it then."""
+        """Read the missing chats from the rollout's events, and then record the completion."""
         rollout_id, attempt = report.completion.rollout_id, report.completion.attempt
         try:
             trajectory: list[TrajectoryEvent] = []

@@ -7,7 +7,7 @@ from osmosis_grpc.types import Completion, CompletionStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The outcomes of one evaluation, in order of their ends."""
+    """The outcomes of one evaluation, in the order in which the rollouts ended."""
 
     outcomes: tuple[Completion, ...] = ()
 

@@ -1,7 +1,7 @@
-"""Complete groups: Trainer.groups().
+"""Trainer.groups() runs each request as a group of rollouts.
 
-A group is yielded when its last member ends. Until then its outcomes are kept here. There are at most as many open
-groups as rollouts in flight, and one more that is being started.
+A group is yielded when its last member ends. Until then, GroupRun keeps its outcomes. The number of open groups is at
+most the number of rollouts in flight plus one.
 """
 
 import logging
@@ -29,7 +29,7 @@ MIN_MEMBERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeGroup:
-    """The outcomes of one group. Iterates over the completed ones."""
+    """The outcomes of one group. Iterates over the completed outcomes."""
 
     id: str
     """The id of its request."""
@@ -38,7 +38,7 @@ class OutcomeGroup:
     outcomes: tuple[Completion, ...]
     """The members that completed, in order of their index."""
     failed: tuple[Completion, ...] = ()
-    """The last outcomes of the members that were dropped, in order of their index. Not to be trained on."""
+    """The last outcomes of the members that were dropped, in order of their index. Do not train on them."""
 
     def __iter__(self) -> Iterator[Completion]:
         return iter(self.outcomes)
@@ -53,7 +53,7 @@ class OutcomeGroup:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """The rewards of `outcomes`: float64, shape (n,), NaN for an outcome without one."""
+        """The rewards of `outcomes`: float64, shape (n,), NaN for an outcome without a reward."""
         return np.array([np.nan if outcome.reward is None else outcome.reward for outcome in self.outcomes])
 
     @property
@@ -75,11 +75,11 @@ class GroupCounts:
     dropped: int = 0
     """Groups that were not yielded, because too many members had failed."""
     dropped_members: int = 0
-    """Members that had failed, in groups that were yielded."""
+    """Failed members of groups that were yielded."""
     retried: int = 0
     """Failed members that were started again."""
     zero_variance: int = 0
-    """Groups that were yielded with equal rewards."""
+    """Yielded groups whose rewards are all equal."""
 
 
 class GroupRun(Run):
@@ -97,7 +97,7 @@ class GroupRun(Run):
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # once, and before the first yielded group
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
         self._open: dict[str, dict[int, Completion]] = {}
         """The outcomes of unfinished groups, by index."""
 
@@ -128,7 +128,7 @@ class GroupRun(Run):
         return made
 
     async def _drop(self, name: str, group: dict[int, Completion], last: Completion) -> None:
-        """Drop a group: cancel its running members, and confirm its outcomes, which are not yielded."""
+        """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
         untaken = self.abandon(name)
         self._close(name)
         self._counts["dropped"] += 1

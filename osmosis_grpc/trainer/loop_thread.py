@@ -1,6 +1,6 @@
 """An event loop in its own thread, for callers that are not async.
 
-It runs awaitables and iterates async iterators for other threads, and knows nothing of trainers.
+LoopThread runs awaitables and async iterators for other threads. It does not depend on Trainer.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether the thread was started and not stopped."""
         return self._loop is not None
 
     def start(self) -> None:
@@ -61,9 +61,10 @@ class LoopThread:
             raise self._failure
 
     def call(self, work: Callable[[], Awaitable[T]], timeout: float | None = None) -> T:
-        """Await on the loop what `work` returns, and wait for it; a KeyboardInterrupt here cancels it there.
+        """Call `work` on the loop, await its result there, and return the value.
 
-        Raises what it raises, Unavailable after stop(), TimeoutError after `timeout` seconds.
+        A KeyboardInterrupt in the calling thread cancels the work. Raises the error of the work, Unavailable after
+        stop(), and TimeoutError after `timeout` seconds.
         """
         if self.is_own_thread():
             raise RuntimeError("a SyncTrainer is not for async code on its own loop: it would wait for itself")
@@ -72,7 +73,7 @@ class LoopThread:
             return await work()
 
         def begin(loop: asyncio.AbstractEventLoop) -> None:
-            # The coroutine is made on the loop: a KeyboardInterrupt does not come between making and awaiting it.
+            # The coroutine is made on the loop, so that no KeyboardInterrupt comes before the loop awaits it.
             running = asyncio.run_coroutine_threadsafe(run(), loop)
             future.add_done_callback(lambda _: running.cancel())
             running.add_done_callback(report)
@@ -138,7 +139,7 @@ class LoopThread:
         self._iterations.discard(iteration)
         if self._loop is None:
             return
-        if self.is_own_thread():  # the garbage collector ran here
+        if self.is_own_thread():  # the garbage collector closed the generator on this thread
             # The supervisor logs an error; no caller waits for it.
             iteration.closing = self._supervisor.start(CLOSE, iteration.close, lambda _: None)
         else:
@@ -150,14 +151,14 @@ class LoopThread:
             self._loop.call_soon(started.set)
             try:
                 runner.run(self._stop.wait())
-            except BaseException as error:  # running calls are cancelled after this and raise the failure
+            except BaseException as error:  # running calls are cancelled next, and raise this failure
                 self._failure, self._loop = TrainerFailed(LOOP.name, error), None
                 raise
         return False
 
 
 class _Iteration(Generic[T]):
-    """One async iterator, begun with its first value. Its methods run on the loop."""
+    """One async iterator. The first next() begins it. The methods run on the loop."""
 
     def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
         self.closing: asyncio.Task[None] | None = None
@@ -176,7 +177,7 @@ class _Iteration(Generic[T]):
             self._step = None
 
     async def close(self) -> None:
-        """End a step that has not ended, then the iterator. Idempotent."""
+        """Cancel a running next(), and then close the iterator. Idempotent."""
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait({self._step})

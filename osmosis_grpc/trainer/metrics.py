@@ -17,7 +17,7 @@ from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SEC
 from osmosis_grpc.types import ChatResponse, Completion, CompletionStatus, RolloutRequest
 
 RECENT = 1024
-"""Means and percentiles are computed from so many of the newest values."""
+"""Means and percentiles are computed from this many of the newest values."""
 MAX_REASONS = 64
 """The most kinds of failure that are counted by name; others are counted as `failures/other`."""
 _REASON_CHARS = 64
@@ -50,11 +50,11 @@ class Recent:
         self._values: deque[float] = deque(maxlen=RECENT)
 
     def add(self, value: float) -> None:
-        """Add a value; the oldest one goes when there are too many."""
+        """Add a value. If there are too many values, drop the oldest value."""
         self._values.append(value)
 
     def read(self, name: str, *statistics: str) -> Iterator[tuple[str, float]]:
-        """Yield statistics of the values, named as in _STATISTICS; nothing without a value."""
+        """Yield the named statistics of _STATISTICS for the values. Yield nothing without a value."""
         values = list(self._values)
         if values:
             yield from ((f"{name}/{statistic}", float(_STATISTICS[statistic](values))) for statistic in statistics)
@@ -65,12 +65,12 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts = Counter(dict.fromkeys([*map(_status, CompletionStatus), "rollouts/from_journal"], 0))
-        """By name. Read by any thread."""
+        """The counts by name. Any thread may read them."""
         self._failures: Counter[str] = Counter()
         self._rewards, self._seconds, self._lags = Recent(), Recent(), Recent()
 
     def ended(self, outcome: Completion, version: str) -> None:
-        """Count an outcome; `version` is the policy's current one."""
+        """Count an outcome. `version` is the policy's current version."""
         self.counts[_status(outcome.status)] += 1
         if outcome.failure is not None:
             reason = _NOT_IN_NAMES.sub("_", (outcome.failure.reason or outcome.finish_reason)[:_REASON_CHARS])
@@ -91,7 +91,7 @@ class Tally:
         self._failed(f"refused/{type(error).__name__}")
 
     def items(self, prefix: str) -> Iterator[tuple[str, float]]:
-        """Yields names with values."""
+        """Yield the names with their values."""
         for name, count in [*self.counts.items(), *self._failures.items()]:
             yield f"{prefix}{name}", float(count)
         yield from self._rewards.read(f"{prefix}reward", "mean")
@@ -118,7 +118,7 @@ class Metrics:
         """The RPCs that the trainer answers and makes."""
 
     def ended(self, outcome: Completion, version: str) -> None:
-        """Count an outcome; `version` is the policy's current one."""
+        """Count an outcome. `version` is the policy's current version."""
         self._tally(outcome).ended(outcome, version)
         if outcome.from_journal is None:
             self.durations[outcome.evaluation].observe(outcome.metrics.total_latency_ms / 1000)

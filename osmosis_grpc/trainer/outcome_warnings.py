@@ -1,6 +1,6 @@
-"""Warns of the first outcome of a kind, and logs the total at the end: earlier runs, and untrainable rollouts.
+"""Logs a warning for the first outcome from an earlier run and for the first untrainable rollout, and then totals.
 
-The warnings reach stderr without logging configuration, too: Python's handler of last resort writes them.
+Without logging configuration, Python's handler of last resort writes the warnings to stderr.
 """
 
 import logging
@@ -11,11 +11,11 @@ from osmosis_grpc.types.completion import clip, printable
 log = logging.getLogger(__name__)
 
 MAX_REASON = 512
-"""Bytes of a reason in a warning."""
+"""The most bytes of a reason in a warning."""
 
 
 class EarlierOutcomes:
-    """Counts outcomes, and those from an earlier run among them."""
+    """Counts all outcomes, and the outcomes from an earlier run."""
 
     def __init__(self) -> None:
         self._begin()
@@ -23,11 +23,11 @@ class EarlierOutcomes:
     def _begin(self) -> None:
         self._outcomes = self._earlier = self._reported = self._attempt = 0
         self._server_restarted = False
-        """Whether one of them ended in an earlier process of the server."""
+        """Whether a counted outcome ended in an earlier process of the server."""
         self._changes: dict[str, str] = {}
 
     def count(self, completion: Completion) -> None:
-        """Count an outcome. Logs a warning at the first one from an earlier run."""
+        """Count an outcome. Logs a warning at the first outcome from an earlier run."""
         self._outcomes += 1
         earlier = completion.from_journal
         if earlier is None:
@@ -65,7 +65,7 @@ class UntrainableOutcomes:
     def __init__(self) -> None:
         self._completed = self._untrainable = 0
         self._reason = ""
-        """The reason of the first one."""
+        """Why the first untrainable rollout is not trainable."""
 
     def count(self, completion: Completion) -> None:
         """Count an outcome. Evaluations and rollouts that did not complete are left out."""
@@ -79,7 +79,7 @@ class UntrainableOutcomes:
             log.warning("rollout %s completed but is not trainable: %s", completion.rollout_id, self._reason)
 
     def report(self) -> None:
-        """Log the total if there is more than the one that was logged."""
+        """Log the total if more than one rollout was untrainable."""
         if self._untrainable > 1:
             log.warning(
                 "%d of %d completed rollouts are not trainable; the first one: %s",

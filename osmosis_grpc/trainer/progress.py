@@ -27,14 +27,14 @@ _QUIET_LINE_PERIOD = 60.0
 _REFRESHES = 10
 """The most draws by refresh() between two draws by the timer; a draw takes about a millisecond."""
 _RATE_OVER = 256
-"""The shown rate is computed from so many ends."""
+"""The shown rate is computed from the newest ends of rollouts, this many."""
 
 
 class Progress:
     """Counts the rollouts of one run(). Used as a context manager, on the event loop's thread.
 
-    `total` is the expected number of rollouts, None if unknown. It draws on `file`, by default stderr. A bar needs a
-    terminal and rich (the extra `server`); without one of them it writes lines.
+    `total` is the expected number of rollouts, None if unknown. Progress draws on `file`, by default stderr. A bar
+    needs a terminal and rich (the extra `server`). Otherwise Progress writes lines.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         done.add_done_callback(self._count)
 
     def refresh(self) -> None:
-        """Draw a bar again before code runs that may print or block the event loop. Lines keep their period."""
+        """Draw the bar again, because the caller's code may block the event loop next. Lines keep their period."""
         if self._display is not None and self._display.refreshes and self._refreshed < _REFRESHES:
             self._refreshed += 1
             self._draw()
@@ -102,7 +102,7 @@ class Progress:
         total = None if self._total is None else max(self._total, self._started)
         try:
             (display.finish if last else display.draw)(str(self), self._ended, total)
-        except (OSError, ValueError) as error:  # the file is closed: the rollouts continue
+        except (OSError, ValueError) as error:  # the file is closed, but the rollouts continue
             self._display = None
             log.warning("progress is not shown any more: %s", error)
 
@@ -121,13 +121,13 @@ class Lines:
         self._written = time.monotonic()
 
     def draw(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the current numbers: a line if rollouts have ended since the last one, or after a minute."""
+        """Write a line if rollouts have ended since the last line, or if the last line is a minute old."""
         now = time.monotonic()
         if ended != self._ended or now - self._written >= _QUIET_LINE_PERIOD:
             self.finish(text, ended, total)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the last numbers and restore the terminal."""
+        """Write a line with the current numbers."""
         self._ended, self._written = ended, time.monotonic()
         self._file.write(f"rollouts: {text}\n")
         self._file.flush()
@@ -159,7 +159,7 @@ class Bar:
         self._bar.update(self._task, description=text, completed=ended, total=total, refresh=True)
 
     def finish(self, text: str, ended: int, total: int | None) -> None:
-        """Draw the bar for the last time; it stays on the screen."""
+        """Draw the bar for the last time. The bar stays on the screen."""
         try:
             self.draw(text, ended, total)
         finally:

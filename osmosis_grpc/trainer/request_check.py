@@ -13,7 +13,7 @@ from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""The largest request; the rest of a message is for its callback and its frame."""
+"""The most bytes of a request. The rest of a message is for the callback and the frame."""
 
 
 class RolloutFields(TypedDict, total=False):
@@ -40,7 +40,7 @@ class RolloutFields(TypedDict, total=False):
 
 
 def _plain_kinds() -> Iterator[tuple[str, type]]:
-    """Yield the fields of RolloutRequest whose type is str, int or bool, or one of them or None."""
+    """Yield the fields of RolloutRequest whose type is str, int or bool, with or without None."""
     for name, hint in get_type_hints(RolloutRequest).items():
         for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
             if kind in (str, int, bool):
@@ -51,7 +51,7 @@ _KINDS = dict(_plain_kinds())
 
 
 def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str, Any]) -> RolloutRequest:
-    """Returns the request with `changes`. Raises TypeError, InvalidArgument naming the field."""
+    """Returns the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
     unknown = sorted(changes.keys() - {field.name for field in fields(RolloutRequest)})

@@ -13,20 +13,21 @@ class RolloutQueue:
         self._queues: dict[str, deque[Rollout]] = {}
 
     def add(self, rollout: Rollout, *, first: bool = False) -> None:
-        """Add a rollout as the last one, or as the first one."""
+        """Add a rollout at the end of its queue, or with `first` at the start."""
         queue = self._queues.setdefault(rollout.request.agent_loop, deque())
         (queue.appendleft if first else queue.append)(rollout)
 
     def remove(self, rollout: Rollout) -> None:
-        """Remove a rollout, if it waits."""
+        """Remove a rollout if it is queued."""
         queue = self._queues.get(rollout.request.agent_loop)
         if queue is not None and rollout in queue:
             queue.remove(rollout)
 
     def send(self, sent: Callable[[Rollout], bool]) -> None:
-        """Call `sent` with each rollout, and remove it if that returns True.
+        """Call `sent` with each rollout, and remove the rollout if `sent` returns True.
 
-        The first rollout without an affinity key that finds no server ends its queue: no server has a free slot.
+        If `sent` returns False for a rollout without an affinity key, no server has a free slot for its agent loop.
+        Then send() skips the rest of this queue.
         """
         for agent_loop, queue in list(self._queues.items()):
             unsent: list[Rollout] = []

@@ -23,7 +23,7 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, Completion]
 
 REMEMBERED = 65_536
-"""Requests that a run remembers, to refuse a second request with the same id."""
+"""A run remembers the ids of this many requests, and refuses a second request with the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +49,15 @@ class RunOptions:
 
 
 class Run:
-    """One call of Trainer.run(): starts rollouts while there are free slots and yields each one when it ends.
+    """One call of Trainer.run(). Starts rollouts while slots are free. Yields each completion when its rollout ends.
 
-    The other methods of Trainer that run many rollouts have subclasses.
+    Trainer.groups() and Trainer.evaluate() use subclasses.
     """
 
     name = "run"
     """The method of Trainer, for error messages."""
     raises_known = False
-    """Whether a rollout that has ended before is an error."""
+    """Whether the run raises an error when the rollout of a request has ended before."""
     changes: ClassVar[Mapping[str, Any]] = {}
     """Fields that are set in every request."""
 
@@ -74,7 +74,7 @@ class Run:
         """The id of the request whose members are being started."""
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
-        """Yield requests with their completions in the order of their ends. See Trainer.run()."""
+        """Yield each request with its completion when the rollout ends. See Trainer.run()."""
         scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
         with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
             feeder = scheduler.supervisor.start(
@@ -106,7 +106,7 @@ class Run:
                     self._leave(rollout)
 
     def abandon(self, group_id: str) -> list[Completion]:
-        """Cancel the running members of a group and start no further ones. A slot is free after its rollout has ended.
+        """Cancel the running members of a group, and start no further members. A slot is freed when its rollout ends.
 
         Returns the completions of the group that were not yielded.
         """
@@ -141,13 +141,13 @@ class Run:
                         self._slots.release()
                         break
                     self._start(member)
-        except Exception as error:  # a wrong request, or an error of the caller's iterator: not a failure of this job
+        except Exception as error:  # an error of a request or of the caller's iterator is no failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)
 
     def _start(self, request: RolloutRequest) -> None:
-        """Start a rollout; it keeps its slot until its completion is taken. Raises AlreadyExists, Aborted."""
+        """Start a rollout. It keeps its slot until ended() takes its completion. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
             rollout = self._scheduler.submit(request, affinity_key=affinity_key)
@@ -159,7 +159,7 @@ class Run:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
-            rollout.done.exception()  # the run may have ended
+            rollout.done.exception()  # no error is logged if the run has ended
         rollout.waiters += 1
         self._started[rollout] += 1
         if self._progress is not None:
@@ -212,10 +212,10 @@ def reason_of(completion: Completion) -> str:
 
 
 def _may_succeed(rollout: Rollout, completion: Completion) -> bool:
-    """Returns whether a rollout that did not complete may complete in another attempt.
+    """Returns whether an ended rollout should run again, because another attempt may complete.
 
-    An agent's failure may depend on the policy's replies, so its `retryable` does not matter. A refusal has to be
-    retryable. A cancelled rollout is not run again.
+    A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
+    rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
     """
     if completion.status in (CompletionStatus.COMPLETED, CompletionStatus.CANCELLED):
         return False
@@ -242,7 +242,7 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[Completion, None]:
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
-    """Returns a request as the members of its group."""
+    """Returns the requests for all members of a request's group."""
     if group_size == 1:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
@@ -267,7 +267,7 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 
 def _ended(rollout: Rollout) -> Completion:
-    """Returns the completion of an ended rollout; for a refusal a FAILED one."""
+    """Returns the completion of an ended rollout. For a refused rollout, the completion is FAILED."""
     request, error = rollout.request, rollout.done.exception()
     if error is None:
         return rollout.done.result()

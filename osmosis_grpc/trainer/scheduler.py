@@ -1,4 +1,4 @@
-"""Sends each rollout to the agent server with the most free slots, and to another one when that server is lost."""
+"""Sends each rollout to the agent server with the most free slots. Runs the rollouts of a lost server elsewhere."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 SETTLING = 5.0
-"""Seconds that close waits for the outcomes of abandoned rollouts, and for the ledger."""
+"""settle() waits this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
 
 
 class Scheduler(Owner):
@@ -43,9 +43,9 @@ class Scheduler(Owner):
         self.cache = cache
         self.supervisor = supervisor
         self.failure: TrainerFailed | None = None
-        """Set when the trainer has failed. Every call raises it."""
+        """The error of a failed trainer. Every call raises this error."""
         self.runs: set[Callable[[TrainerFailed], None]] = set()
-        """One for each open run() and groups(); called when the trainer fails."""
+        """One function for each open run(), groups() and evaluate(). fail() calls each function."""
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
         self.earlier = EarlierOutcomes()
@@ -64,7 +64,10 @@ class Scheduler(Owner):
         self._closed = False
 
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
-        """Queue a rollout, or join the equal one that is unfinished. Raises AlreadyExists, Aborted, Unavailable."""
+        """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
+
+        If the same rollout is unfinished or its completion is unconfirmed, returns that rollout and queues nothing.
+        """
         try:
             return self._submit(request, affinity_key)
         except CallError as error:
@@ -84,7 +87,7 @@ class Scheduler(Owner):
         self.held.left.pop(request.rollout_id, None)
         if known is not None:
             same = replace(request, attempt=known.request.attempt)
-            if known.request != same and init_bytes(known.request) != init_bytes(same):  # one may be from the ledger
+            if known.request != same and init_bytes(known.request) != init_bytes(same):  # the ledger changes the form
                 raise AlreadyExists(
                     f"rollout {request.rollout_id} runs with another request",
                     rollout_id=request.rollout_id,
@@ -117,7 +120,7 @@ class Scheduler(Owner):
         return rollout
 
     def restore(self, kept: Iterable[LedgerRollout]) -> None:
-        """Take over the rollouts that an earlier process had sent."""
+        """Continue the rollouts that an earlier process had sent."""
         by_key = {server.server_key: server for server in self.servers}
         for row in kept:
             if row.init is None:
@@ -149,7 +152,7 @@ class Scheduler(Owner):
             rollout.done.set_exception(error)
 
     def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
-        """Refuses a new rollout; one that ran before waits for the ledger."""
+        """Refuse a new rollout whose Init the ledger could not commit. Retry a rollout that the ledger already has."""
         if rollout.begun:
             self.put_back(rollout, UNWRITTEN_RETRY)
         else:
@@ -157,7 +160,7 @@ class Scheduler(Owner):
         self.changed()
 
     def _drop(self, rollout: Rollout) -> None:
-        """Remove a rollout from the ledger that ends without a completion."""
+        """Remove from the ledger a rollout that ends without a completion."""
         if self.ledger is not None and rollout.begun:
             self.ledger.drop(*rollout.key)
 
@@ -173,7 +176,7 @@ class Scheduler(Owner):
             cancelled.add_done_callback(retrieve)
 
     def end_here(self, rollout: Rollout) -> None:
-        """End a rollout CANCELLED that no server has."""
+        """End a rollout with the status CANCELLED. No server has the rollout."""
         self._queue.remove(rollout)
         self._drop(rollout)
         self.forget(rollout)
@@ -191,7 +194,7 @@ class Scheduler(Owner):
             )
 
     def _supersede(self, rollout: Rollout, request: RolloutRequest) -> None:
-        """Run a higher attempt. Callers of the lower one get its completion."""
+        """Run a higher attempt. Callers of the lower attempt get the completion of the higher attempt."""
         if rollout.server is None:  # it is queued and has never run
             rollout.request = request
             return
@@ -200,7 +203,10 @@ class Scheduler(Owner):
         self.restart(rollout, "a higher attempt was asked for")
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """The pause keeps a server that forgets its rollouts from using up all attempts at once."""
+        """Run a lost rollout again after a pause, or end the rollout after `max_attempts` losses.
+
+        Without the pause, a server that forgets its rollouts would use up all attempts at once.
+        """
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
@@ -211,7 +217,7 @@ class Scheduler(Owner):
         self.changed()
 
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
-        """Run a rollout again, with a higher attempt, on any server."""
+        """Run a rollout again on any server, with a higher attempt. A cancelled rollout ends instead."""
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
@@ -232,11 +238,11 @@ class Scheduler(Owner):
         self._loop.call_soon(self.changed)
 
     def unpin(self, affinity_key: str) -> None:
-        """Forget the server of a group that gets no further rollouts."""
+        """Forget which server runs a group. The group gets no further rollouts."""
         for server in self.servers:
             pin = server.pinned.get(affinity_key)
             if pin is not None and pin.open:
-                pin.started = sys.maxsize  # removed with its last open rollout
+                pin.started = sys.maxsize  # release() removes the pin with the last open rollout
             elif pin is not None:
                 del server.pinned[affinity_key]
 
@@ -276,11 +282,14 @@ class Scheduler(Owner):
         return True
 
     def _pick_server(self, rollout: Rollout) -> AgentServerLink | None:
-        """Returns the server with the most free slots, for a group the server of the group; None if all are full."""
+        """Returns the server with the most free slots; None if all servers are full.
+
+        If servers already have the rollout's affinity key, only these servers are considered.
+        """
         attached = self.servers.attached
         hosts = [server for server in attached if server.hosts(rollout.request.agent_loop)]
         if not hosts and len(attached) == len(self.servers):
-            hosts = attached  # no server hosts the agent loop: the refusal names those there are
+            hosts = attached  # no server hosts the agent loop, and the refusal of a server names its agent loops
         if rollout.affinity_key:
             hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
@@ -334,7 +343,7 @@ class Scheduler(Owner):
             self.lost(rollout, why)
 
     def _stuck(self, server: AgentServerLink, error: BaseException) -> None:
-        """End the rollouts of a lost server that could not be run again."""
+        """End the rollouts of a lost server, because _lost() failed to run them again."""
         for rollout in list(server.rollouts.values()):
             self.refused(rollout, job_failed(LOST, error))
 
@@ -349,9 +358,9 @@ class Scheduler(Owner):
     async def settle(self) -> None:
         """Wait for the outcomes of abandoned rollouts, and for the ledger, before the connections are closed.
 
-        A server keeps an outcome that is not answered, and when it stops it waits for this trainer.
+        A server keeps every outcome that this trainer has not answered. A server that stops waits for these answers.
         """
-        for _ in range(3):  # asyncio closes a run() that was left in the next turns of the loop
+        for _ in range(3):  # asyncio closes an abandoned run() within the next turns of the event loop
             await asyncio.sleep(0)
         ending = [r.done for r in self.rollouts.values() if r.abandoned and r.server is not None and r.server.attached]
         if ending:

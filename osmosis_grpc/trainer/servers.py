@@ -20,7 +20,7 @@ LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 _PARTING = 2 * LEAVE_TIMEOUT
-"""Seconds that streams have to end in good order: to write their last frames, and to have them read."""
+"""part() waits this many seconds until the last frames of all streams are written and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Server:
     """The state of an agent server."""
 
     name: str
-    """Its target, or the address that it dialled from."""
+    """The server's target, or the address from which the server dialled in."""
     attached: bool
     window: int
-    """How many rollouts may be open there."""
+    """How many rollouts may be open on the server."""
     open: int
-    """How many rollouts are open there."""
+    """How many rollouts are open on the server."""
     agent_loops: tuple[str, ...]
     version: str
     journal_id: str
@@ -42,8 +42,8 @@ class Server:
 class Servers:
     """The named servers and the servers that dialled in. Iterates over all of them.
 
-    `lost` is called with a server that was away for `lost_after` seconds, and runs its rollouts elsewhere; `stuck` is
-    called if that fails. `none_attached` is called when no server was attached for so long.
+    When a server was away for `lost_after` seconds, `lost` is called and runs the server's rollouts elsewhere. If
+    `lost` fails, `stuck` is called. When no server was attached for `lost_after` seconds, `none_attached` is called.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Servers:
         """Cleared while the trainer is paused."""
         self.running.set()
         self.more_may_come = False
-        """Whether other servers than the named ones may dial in."""
+        """Whether servers that are not named may dial in."""
         self._known: list[AgentServerLink] = []
         self._lost_after = config.lost_after
         self._max_open_chats = config.max_open_chats
@@ -71,7 +71,7 @@ class Servers:
         self._giving_up: asyncio.TimerHandle | None = None
         self._wait_for_any()
         self.parting = False
-        """Whether the trainer closes. Connections that end then are not lost."""
+        """Whether the trainer is closing. While it closes, an ended connection is not reported as a failure."""
         self._parted = asyncio.Event()
         self._closed = False
 
@@ -106,7 +106,7 @@ class Servers:
         self.grant()
 
     def not_reached(self, server: AgentServerLink, error: CallError | None) -> None:
-        """Record a failed connection. If every server refuses its first connection for good, no rollout waits."""
+        """Record a failed connection. If every server has a permanent error, the waiting rollouts end at once."""
         if server.used or self._closed:
             return
         before, server.refusal = server.refusal, error if is_permanent(error) else None
@@ -116,7 +116,7 @@ class Servers:
                 self._give_up()
         elif (
             before is not None and self._giving_up is None and not self.attached
-        ):  # perhaps it was started again and works now
+        ):  # the server may work after a restart
             self._wait_for_any()
 
     @property
@@ -124,7 +124,7 @@ class Servers:
         return not self.more_may_come and all(server.refusal is not None for server in self._known)
 
     def left(self, server: AgentServerLink) -> None:
-        """Record that a server cannot be reached. Its rollouts wait for it for `lost_after` seconds."""
+        """Record that a server cannot be reached. Its rollouts wait `lost_after` seconds for the server."""
         self._parted.set()
         if self._closed or server.attached:
             return
@@ -134,7 +134,7 @@ class Servers:
             self._wait_for_any()
 
     def wait_anew(self) -> None:
-        """Start the time that servers with rollouts of an earlier process have to come back."""
+        """Wait `lost_after` seconds from now for each server that has rollouts of an earlier process."""
         for server in self._known:
             if server.rollouts:
                 self._wait_for(server)
@@ -143,21 +143,21 @@ class Servers:
         self._wait_for_any()
 
     def drop_one(self) -> bool:
-        """Forget a server that is away and runs no rollouts. Returns False if there is none."""
+        """Forget a server that is away and runs no rollouts. Returns False if there is no such server."""
         gone = next((s for s in self._known if not s.attached and not s.rollouts and s not in self._timers), None)
         if gone is not None:
             self._known.remove(gone)
         return gone is not None
 
     def share(self, joining: AgentServerLink | None = None) -> int:
-        """Returns how many chats each server may have open; 0 while paused."""
+        """Returns how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
         if not self.running.is_set():
             return 0
         others = sum(server is not joining for server in self.attached)
         return max(1, self._max_open_chats // (others + 1))
 
     def pause(self) -> None:
-        """Let servers open no further chat."""
+        """Stop servers from opening chats."""
         self.running.clear()
         self.grant()
 
@@ -172,7 +172,7 @@ class Servers:
             server.grant(self.share(server))
 
     async def part(self) -> None:
-        """End every connection after its queued messages."""
+        """End every connection after its queued messages are sent."""
         self.parting = True
         for server in self.attached:
             server.part()
@@ -192,7 +192,7 @@ class Servers:
             server.close(error)
 
     def why_none(self) -> CallError:
-        """Returns the error for rollouts that wait for a server: the refusal, if every server refuses."""
+        """Returns the error for rollouts that wait for a server. If every server refuses, it has the refusals."""
         refusals = [server.refusal for server in self._known if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))

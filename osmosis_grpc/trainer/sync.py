@@ -1,7 +1,7 @@
 """SyncTrainer: a Trainer for code that is not async, for example scripts, notebooks and TRL's hooks.
 
-A trainer runs on a loop in a thread that SyncTrainer owns (loop_thread.py). A new method of Trainer
-needs one line here: `_waits` for a coroutine, `_iterates` for an async generator.
+The Trainer runs on an event loop in a thread of its own (loop_thread.py). Each new method of Trainer needs one line
+here, with `_waits` for a coroutine or `_iterates` for an async generator.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _INTERRUPT_LIMIT = 10.0
-"""Seconds that closing may take after Ctrl-C."""
+"""After Ctrl-C, closing the trainer may take this many seconds."""
 _CANCEL_LIMIT = 2.0
-"""Seconds of that time for the answers to the cancels."""
+"""During this time, the trainer waits this many seconds at most for the answers to the cancels."""
 _END = object()
 
 
@@ -85,12 +85,13 @@ class SyncTrainer:
             for outcome in trainer.run(requests, max_in_flight=64):
                 train_on(outcome)
 
-    It owns one thread with one event loop, so it also works in a notebook, where a loop runs already; open() and
-    close() replace `with` there. Its methods may be called from any thread. An async policy runs on that loop. A sync
-    policy runs on its own thread, one call at a time; ThreadedPolicy(policy, threads=16) gives it more threads.
-    Iterators of requests are read on their own thread.
+    SyncTrainer has a thread with an event loop. So it also works in a notebook, where another loop already runs. In a
+    notebook, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
+    the loop of SyncTrainer. A sync policy runs on its own thread, one call at a time. ThreadedPolicy(policy,
+    threads=16) gives a sync policy more threads. Each iterator of requests is read on its own thread.
 
-    Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises what Trainer raises.
+    Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
+    Trainer.
     """
 
     @_typed_as(Trainer)
@@ -205,15 +206,16 @@ class _Reader(Generic[T]):
             yield cast("T", value)
 
     def close(self) -> None:
-        """End the thread, after the value that it reads."""
+        """End the thread after it has read the current value."""
         self._thread.close()
 
 
 @contextmanager
 def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the arguments of a call; an iterator of requests is replaced by its _Reader.
+    """Yield the arguments of a call. A _Reader replaces an iterator of requests.
 
-    So it may block, and may use the SyncTrainer. Requests are the first argument, or are named so.
+    With a _Reader, the iterator may block, and may use the SyncTrainer. The requests are the first argument, or the
+    argument `requests`.
     """
     requests = args[0] if args else kwargs.get("requests")
     if not isinstance(requests, Iterable) or isinstance(requests, Collection):

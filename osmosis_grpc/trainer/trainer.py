@@ -47,17 +47,17 @@ class Trainer:
 
     `servers` are the agent servers, each HOST:PORT. `transport` is one of:
 
-    - "attach": one stream to each server carries all messages. With `listen`, a HOST:PORT, agent servers may open the
-      stream, too (`serve --connect`).
-    - "callback": the trainer calls the servers, and they call the trainer back at `listen`, by default a free port of
-      127.0.0.1.
+    - "attach": one stream to each server carries all messages. With `listen` (HOST:PORT), agent servers can also open
+      the stream (`serve --connect`).
+    - "callback": the trainer calls the servers, and the servers call the trainer at `listen`. The default of `listen`
+      is a free port of 127.0.0.1.
 
-    Port 0 in `listen` takes a free port; `address` has the port as bound.
+    Port 0 in `listen` means a free port. `address` has the bound port.
 
-    `ledger` is a file that stores the sent rollouts, the answers to chats, and the completions until
+    The file `ledger` stores the sent rollouts and the answers to chats. It stores each completion until
     `await completion.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
-    earlier process; see unconfirmed(). Without a ledger a completion counts as recorded when its caller has it, and a
-    killed trainer forgets its rollouts.
+    earlier process; see unconfirmed(). Without a ledger, a completion counts as recorded when the caller has received
+    it, and a killed trainer forgets its rollouts.
 
     `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that
     callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
@@ -103,11 +103,11 @@ class Trainer:
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
         self.address = ""
-        """HOST:PORT where the trainer listens, the port as bound; empty if it does not listen."""
+        """HOST:PORT where the trainer listens, with the bound port. Empty if the trainer does not listen."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """The parts of an open trainer, for tests. Their names may change. Raises RuntimeError before it is open."""
+        """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
         if self._scheduler is None:
             raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
         return self._scheduler
@@ -167,13 +167,14 @@ class Trainer:
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> Completion:
-        """Run a rollout, a RolloutRequest or its fields by name, and wait for its completion.
+        """Run a rollout and wait for its completion. Takes a RolloutRequest, or its fields by name.
 
-        Joins an unfinished rollout of the same id, and with a ledger also one that has ended and is not confirmed.
-        Rollouts with an equal `affinity_key` go to one server. Cancelling the last waiting call cancels the rollout.
+        If a rollout with the same id is unfinished, waits for that rollout. If the ledger has its unconfirmed
+        completion, returns that completion. Rollouts with the same `affinity_key` go to one server. Cancelling the
+        last waiting call cancels the rollout.
 
-        Raises InvalidArgument naming the field, AlreadyExists if the id is used by another request, Unavailable
-        without an agent server, and the CallError of a server that refuses the rollout.
+        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Unavailable
+        if there is no agent server, and the CallError of a server that refuses the rollout.
         """
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
@@ -193,14 +194,14 @@ class Trainer:
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[Completion, None]:
-        """Run rollouts and yield their completions in the order of their ends.
+        """Run rollouts, and yield each completion when its rollout ends.
 
-        With a `group_size` above 1 each request runs so many times, as ID-0, ID-1, ... in the group ID;
-        `colocate_groups` keeps a group's members on one server. A refused rollout is yielded as FAILED, with the
-        reason. Leaving the loop cancels unfinished rollouts. With `progress` stderr shows the progress: a bar on a
-        terminal with rich (the extra `server`), otherwise a line every few seconds.
+        Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
+        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused rollout is
+        yielded as FAILED, with the reason. Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
+        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
 
-        Raises TypeError and InvalidArgument for a wrong request, InvalidArgument for two requests with one id.
+        Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id.
         """
         options = RunOptions(
             group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, progress=progress
@@ -222,10 +223,11 @@ class Trainer:
     ) -> AsyncGenerator[OutcomeGroup, None]:
         """Run each request as a group, as run() does, and yield each group when its last member ends.
 
-        A member that does not complete runs again with a higher attempt, up to `retries` times, unless it was
-        cancelled or refused for good. After that `on_failure` decides: "drop_group" cancels the other members and
-        yields nothing, "drop_member" yields the group without the member if at least two members complete. Both are
-        logged and counted in `group_counts`. Leaving the loop cancels unfinished rollouts.
+        A member that does not complete runs again with a higher attempt, up to `retries` times. A member that was
+        cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
+        decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
+        member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`.
+        Leaving the loop cancels unfinished rollouts.
 
         Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
         has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
@@ -253,21 +255,22 @@ class Trainer:
     ) -> Evaluation:
         """Run rollouts that measure the policy, beside other rollouts, and return all outcomes with a summary.
 
-        The requests are sent with `evaluation=True`, so their outcomes are marked on both sides and on
-        disk, and trainable_samples() and pad() leave them out. They share the servers with the
-        other rollouts in the order of arrival; `priority` in a request puts it ahead in a server's queue.
-        An id runs once: a later evaluation of the same rows needs new ids. Raises as run() does.
-        Cancelling it cancels unfinished rollouts.
+        The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
+        evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
+        the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a
+        later evaluation of the same rows needs new ids. Raises the errors of run(). Cancelling the call cancels
+        unfinished rollouts.
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
         async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
             return Evaluation(outcomes=tuple([completion async for _, completion in ended]))
 
     async def unconfirmed(self) -> AsyncGenerator[Completion, None]:
-        """Yield the completions of an earlier process that the ledger has and no call has asked for.
+        """Yield the unconfirmed completions of an earlier process, and of the rollouts that it did not finish.
 
-        First the completions that were not confirmed, oldest first, then those of the unfinished rollouts, in the
-        order of their ends. A rollout that rollout() or run() asks for is left out. Leaving the loop cancels nothing.
+        The unconfirmed completions in the ledger come first, oldest first. Then each unfinished rollout's completion
+        is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out. Leaving the loop
+        cancels nothing.
         Yields nothing without a ledger.
         """
         async with aclosing(left_over(self.scheduler)) as completions:
@@ -279,9 +282,10 @@ class Trainer:
     ) -> list[CancelResult]:
         """Cancel one rollout of this trainer, a group, or everything. Idempotent.
 
-        Rollouts end CANCELLED, and their callers get that completion. Raises InvalidArgument unless exactly one of
-        the three is given, and Unavailable when a server cannot write the cancel to its disk: the cancel is
-        valid in that process, and may be repeated.
+        Each rollout ends with the status CANCELLED, and its callers get this completion. Raises InvalidArgument unless
+        exactly one of `rollout_id`, `group_id` and `everything` is given. Raises Unavailable when a server cannot
+        write the cancel to its disk. In this case the running server process still cancels the rollouts, and the call
+        can be repeated.
         """
         check_selection(rollout_id, group_id, everything=everything)
         cancels = []
@@ -293,19 +297,20 @@ class Trainer:
             rollout.cancelled = True
             if rollout.server is None:
                 self.scheduler.end_here(rollout)
-            else:  # by id: a group may include rollouts of the owner's other trainers
+            else:  # by id, because the group may include rollouts of another trainer
                 cancels.append(rollout.server.cancel(rollout.request.rollout_id, reason))
         return list(chain.from_iterable(await asyncio.gather(*cancels)))
 
     async def events(
         self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, then live ones, until the last one. Survives breaks.
+        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
 
-        Waits until a server has accepted the rollout. Without `tokens` replies come without their token blocks. Raises
-        NotFound if no server knows the rollout, and the CallError of a server that refuses it.
+        Continues after a broken connection. Waits until a server has accepted the rollout. Without `tokens`, replies
+        have no token blocks. Raises NotFound if no server knows the rollout, and the CallError of a server that
+        refuses the rollout.
         """
-        await asyncio.sleep(0)  # a task that was created just before may submit the rollout
+        await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
         if self.scheduler.failure is not None:
             raise self.scheduler.failure
         rollout = self.scheduler.rollouts.get(rollout_id)
@@ -327,11 +332,11 @@ class Trainer:
         raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
-        """Let servers open no further chat, for example while weights are swapped. Open chats are answered.
+        """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.
 
-        The call pauses at once. With `idle`, awaiting its result waits until no policy call is in flight, and raises
-        FailedPrecondition when resume() is called before that. asyncio.timeout() limits the wait; the trainer stays
-        paused.
+        The call pauses the trainer at once and returns an awaitable. With `idle`, the awaitable waits until no policy
+        call is in flight. It raises FailedPrecondition when resume() is called before that. asyncio.timeout() can
+        limit the wait. After a timeout the trainer stays paused.
 
             await trainer.pause(idle=True)
             load_weights(step)
@@ -343,9 +348,9 @@ class Trainer:
     def resume(self, *, version: str | int | None = None) -> None:
         """Let servers open chats again, and set the policy's version; None keeps the version.
 
-        The version is in ChatRequest.version of the next policy calls, and in replies without `versions` of their own.
-        It may be called without a pause, for example to set the first version. Raises TypeError for a version that is
-        neither text nor a whole number.
+        The next policy calls get the version in ChatRequest.version. Replies without `versions` get this version.
+        resume() can be called without a pause, for example to set the first version. Raises TypeError for a version
+        that is neither text nor a whole number.
         """
         if version is not None:
             self.scheduler.cache.sampler.version = version_text(version)
@@ -356,7 +361,7 @@ class Trainer:
         """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
 
         Counts since the trainer was started: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
-        `rollouts/from_journal` (outcomes of an earlier run among them), `failures/BOUNDARY/REASON`,
+        `rollouts/from_journal` (ended rollouts of an earlier run), `failures/BOUNDARY/REASON`,
         `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
         `rollouts/not_trainable` (completed rollouts without a trainable sample), `samples/trainable`,
         `samples/segments` (segments of these; more segments than samples means that a prompt did not continue the
@@ -365,8 +370,9 @@ class Trainer:
         Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean`, `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
         `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
-        outcome's oldest token and the current one). Names without a value are left out; version and lag need versions
-        that are numbers. Evaluations are counted separately, as `evaluation/rollouts/completed` and so on.
+        outcome's oldest token and the current version). A name without a value is left out. `policy/version` and
+        `policy/lag` need versions that are numbers. Evaluations are counted separately, as
+        `evaluation/rollouts/completed` and so on.
 
             wandb.log(trainer.metrics(), step=step)
 

@@ -1,4 +1,4 @@
-"""Hands out the completions in a ledger that the application has not confirmed."""
+"""Reads the unconfirmed completions of a ledger. The application confirms a completion with confirm()."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class UnconfirmedOutcomes:
-    """The unconfirmed completions of a ledger, each assembled again from its chats; none without a ledger."""
+    """The unconfirmed completions of a ledger. Each is assembled again from its chats. Empty without a ledger."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
@@ -32,7 +32,7 @@ class UnconfirmedOutcomes:
         return self._attempts.get(rollout_id, 0) >= attempt
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[Completion]":
-        """Returns a future of a completion; it raises AlreadyExists for another request, LedgerError."""
+        """Returns a future of a completion. The future raises AlreadyExists for another request, and LedgerError."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         assert self._ledger is not None
@@ -65,7 +65,7 @@ class UnconfirmedOutcomes:
 
 
 def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> Completion:
-    """Returns the completion; a FAILED one (DATA_LOSS) if the record is damaged. Raises AlreadyExists."""
+    """Returns the completion. If the record is damaged, the completion is FAILED (DATA_LOSS). Raises AlreadyExists."""
     damage = kept.damage
     if not damage:
         if request is not None and kept.init is not None:

@@ -15,7 +15,7 @@ WARN = job("trainer.warn_unreached", OnFailure.RESTART)
 EVERY = 5.0
 """Seconds between two warnings of one server."""
 REFUSED_EVERY = 60.0
-"""Seconds between two warnings of a server that refuses for good."""
+"""Seconds between two warnings about a server that refuses with a permanent error."""
 
 
 class Unreached:
@@ -35,7 +35,7 @@ class Unreached:
             self._task = self._supervisor.start(WARN, self._warn_again_and_again)
 
     def failed(self, error: CallError | None) -> None:
-        """Record a failed call, or with None a connection that the server has ended. Logs a warning if one is due."""
+        """Record a failed call. None means that the server ended the connection. Logs a warning if one is due."""
         refused = is_permanent(error)
         due = self._warned is None or time.monotonic() - self._warned >= self._pause or refused != self._refused
         self._why, self._refused = str(error or "it left"), refused

@@ -1,1 +1,1 @@
-"""The chats of a trainer's rollouts. Each is sampled once; the same chat again gets the same reply."""
+"""The chats of a trainer's rollouts. Each chat is sampled once. A chat that is sent again gets the same reply."""

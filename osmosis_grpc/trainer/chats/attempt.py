@@ -1,7 +1,7 @@
-"""The cache for one attempt of a rollout: its chats, each sampled once.
+"""The cache of one attempt of a rollout. Each chat is sampled once.
 
-The same chat again gets the same reply. A second request joins a sampling that has not ended. A caller that leaves does
-not stop a sampling; the end of the rollout does.
+A chat that is sent again gets the same reply. If the sampling still runs, the second request waits for it. A sampling
+continues when its caller leaves, and stops when the rollout ends.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from osmosis_grpc.wire.trainer import reply_bytes
 log = logging.getLogger(__name__)
 
 MAX_LOGGED = 2048
-"""Bytes of an error's text in a warning."""
+"""The most bytes of an error's text in a warning."""
 UNWRITTEN_RETRY = 1.0
-"""Seconds after which a server may retry when the ledger cannot be written."""
+"""When the ledger cannot be written, a server retries after this many seconds."""
 
 
 class AttemptCache:
@@ -50,12 +50,12 @@ class AttemptCache:
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.restored = False
-        """Whether it comes from the ledger of an earlier process."""
+        """Whether the attempt comes from the ledger of an earlier process."""
         self.committing: list[Callable[[], None]] | None = None
-        """Called after the commit of its completion; None while there is no commit."""
+        """Functions to call after the running commit of the completion; None while no commit runs."""
         self.last_used = 0.0
         self.tools: Sequence[ToolDict] | None = None
-        """The tools of chats that name none; None if unknown."""
+        """The tools of chats without tools of their own; None if unknown."""
         self._tools_digest: str | None = None
         self.samples: dict[str, SampleState] = {}
         self._ledger = ledger
@@ -63,8 +63,8 @@ class AttemptCache:
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
         """Returns a chat. Starts its sampling unless it was started before.
 
-        Raises AlreadyExists for another body, UnknownChat for a delta on an unknown chat, FailedPrecondition after the
-        end of the rollout.
+        Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat, and
+        FailedPrecondition after the rollout has ended.
         """
         if self.result_id is not None:
             raise FailedPrecondition(
@@ -115,7 +115,7 @@ class AttemptCache:
         asked = sample.asked[request.number] = PendingChat(sample, request.number, body, position.continues)
         try:
             asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
-        except BaseException:  # nothing would answer it: let it be sampled when it comes again
+        except BaseException:  # without the entry, the next request samples the chat
             del sample.asked[request.number]
             raise
         return asked
@@ -158,14 +158,14 @@ class AttemptCache:
         self._write(asked, kept)
 
     def _write(self, asked: PendingChat, chat: ChatRow) -> None:
-        """Commit a reply, and set the chat done after the commit."""
+        """Commit a reply. After the commit, set the chat done."""
         assert self._ledger is not None
         asked.unwritten = chat
 
         def committed(_: Any, error: LedgerError | None) -> None:
             if error is not None:
                 asked.done.set_exception(unwritten())
-                asked.done.exception()  # its caller may have left
+                asked.done.exception()  # no error is logged if the caller has left
                 return
             reach("ledger.reply.committed")
             self.entered = True
@@ -182,7 +182,7 @@ class AttemptCache:
         return self._tools_digest or ""
 
     def lacks(self, completion: Completion) -> bool:
-        """Returns whether a completion can only be recorded with the rollout's events."""
+        """Returns whether the rollout's events are needed to record a completion."""
         left_out = any(name.endswith("segments") or name == "messages" for name in completion.omitted)
         return left_out or self.refers_beyond(completion)
 
@@ -239,15 +239,15 @@ class AttemptCache:
 
 
 def reply_of(asked: PendingChat, continues: int) -> bytes:
-    """Returns the reply of an answered chat as it is sent, its prompt without the tokens of chat `continues`.
+    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of chat `continues`.
 
-    Raises the CallError of its sampling, Internal.
+    Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
     """
     asked.done.result()
     written, asked.written = asked.written, None
     try:
         reply = written if written is not None and asked.as_kept(continues) else reply_bytes(asked.reply(continues))
-    except Exception as problem:  # the policy may have put anything into it
+    except Exception as problem:  # the policy may have put anything into the reply
         raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")

@@ -22,7 +22,7 @@ from osmosis_grpc.types import ChatRequest, Completion, Outcome
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 
 Recorded = Callable[[Outcome | CallError, Completion | None], None]
-"""Called with the answer for the server, and with the completion if it was recorded now."""
+"""Called with the answer for the server, and with the completion if this call has recorded it."""
 
 
 class LedgerReceipt:
@@ -80,7 +80,7 @@ class ChatCache:
         return self.rollout(request.rollout_id, request.attempt, now).chat(request, self.sampler)
 
     async def answer(self, request: ChatRequest) -> bytes:
-        """Wait until a chat is answered. Returns its reply as it is sent. Raises the CallError of its sampling."""
+        """Wait until a chat is answered. Returns its reply as bytes. Raises the CallError of its sampling."""
         chat = self.chat(request, time.monotonic())
         if not chat.done.done():
             await asyncio.wait({chat.done})
@@ -110,7 +110,7 @@ class ChatCache:
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def complete(self, completion: Completion, now: float) -> tuple[Outcome, Completion | None]:
-        """Record a completion without a ledger. Returns the answer, and the completion if it was recorded now."""
+        """Record a completion without a ledger. Returns the answer, and the completion if this call recorded it."""
         entry = self.rollout(completion.rollout_id, completion.attempt, now)
         if entry.result_id is not None:
             return _known(entry, completion), None
@@ -127,10 +127,10 @@ class ChatCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record a completion and call `then`, with a ledger after the commit. `raw` is the message as it came.
+        """Record a completion, and then call `then`. With a ledger, call `then` after the commit.
 
-        `chats` replace those that the ledger has of the rollout. A completion that is `abandoned` needs no
-        confirmation. Raises Aborted for an attempt that is not the newest.
+        `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
+        completion that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
         """
         ledger = self._ledger
         if ledger is None:
@@ -190,7 +190,7 @@ class ChatCache:
             then(error, None)
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """Returns the entry of an attempt. A higher attempt closes the lower one; a lower attempt raises Aborted."""
+        """Returns the entry of an attempt. A higher attempt closes a lower attempt. A lower attempt raises Aborted."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and attempt < entry.attempt:
             raise Aborted(
@@ -204,7 +204,7 @@ class ChatCache:
         return entry
 
     def sweep(self, before: float, keep: Container[str] = ()) -> None:
-        """Drop rollouts that were last used before a time, except those in `keep` and the unconfirmed ones."""
+        """Drop the rollouts that were last used before a time. Rollouts in `keep` and unconfirmed rollouts stay."""
         unconfirmed: Container[str] = self._ledger.unconfirmed if self._ledger is not None else ()
         old = [
             rollout_id

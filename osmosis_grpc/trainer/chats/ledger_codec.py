@@ -78,7 +78,7 @@ def init_bytes(request: RolloutRequest) -> bytes:
 
 
 def tools_of(kept: LedgerRollout) -> list[ToolDict] | None:
-    """Returns the tools in the answer to its Init; None without an answer."""
+    """Returns the tools in the answer to a rollout's Init; None without an answer."""
     if kept.tools is None:
         return None
     return tools_from_wire(message_pb2.Tools.FromString(kept.tools).tools, "tools")

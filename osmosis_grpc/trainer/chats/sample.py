@@ -41,15 +41,15 @@ class PendingChat:
         self.number = number
         self.body = body
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the chat is answered, with a ledger after the commit. Raises the error of the sampling."""
+        """Done when the chat is answered. With a ledger, done after the commit. Raises the error of the sampling."""
         self.task: asyncio.Future[ChatResponse] | None = None
         self.unwritten: ChatRow | None = None
         """The row that the ledger has not committed."""
         self.written: bytes | None = None
-        """The committed reply, until it is sent."""
+        """The bytes of the committed reply, until the reply is sent."""
         self._sample = sample
         self.continues = continues
-        """The chat that its tokens continue; 0 for none."""
+        """The number of the earlier chat whose tokens this chat continues; 0 for none."""
         self.response: ChatResponse | None = None
 
     def answer(self, response: ChatResponse) -> None:
@@ -71,7 +71,7 @@ class PendingChat:
         self.response = response
 
     def kept(self) -> ChatResponse:
-        """Returns the reply in the form that is kept: its prompt without the tokens of `continues`."""
+        """Returns the kept reply. Its prompt leaves out the tokens of chat `continues`."""
         assert self.response is not None
         return self.response
 
@@ -87,10 +87,10 @@ class PendingChat:
         if self._sample.asked.get(self.number) is self:
             del self._sample.asked[self.number]
         self.done.set_exception(error)
-        self.done.exception()  # its caller may have left
+        self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, continues: int = 0) -> ChatResponse:
-        """Returns the reply, its prompt without the tokens of chat `continues`; with 0 the whole prompt."""
+        """Returns the reply. Its prompt leaves out the tokens of chat `continues`. With 0, the prompt is whole."""
         response = self.kept()
         if self.as_kept(continues):
             return response
@@ -110,17 +110,17 @@ class PendingChat:
         return np.concatenate([assembler.tokens(self.continues)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
-        """Returns its tokens."""
+        """Returns the tokens of the chat."""
         tokens = self.response.tokens if self.response else None
         return SampledChat(number=self.number, continues=self.continues, prompt_ids=self.prompt(), tokens=tokens)
 
     def reassemble(self, continues: int | None, whole: Ids | None) -> None:
-        """Add it to the new assembler of its sample. `whole` is its whole prompt."""
+        """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
         self.continues = self.continues if continues is None else continues
         self.response = self.feed(self._sample.assembler, whole)
 
     def feed(self, assembler: Assembler, whole: Ids | None) -> ChatResponse:
-        """Add it to an assembler with its whole prompt. Returns the reply with that prompt."""
+        """Add the chat with its whole prompt to an assembler. Returns the reply with the whole prompt."""
         response = replace(self.kept(), prompt_ids=whole, prompt_prefix=0)
         assembler.add(self.number, self.continues, response, self.body[3])
         return response
@@ -147,7 +147,7 @@ class SampleState:
             position = self.tree.insert_after(asked.continues, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
-        if position is not None:  # otherwise the chat that it continues is unknown: the sample stays as reported
+        if position is not None:  # without the continued chat, the sample stays as reported
             self._add(asked, position, asked.continues, tools_digest(asked.tools), response)
 
     def learn(self, asked: ChatRequest, continues: int, tools: str, response: ChatResponse) -> None:
@@ -179,7 +179,7 @@ class SampleState:
             asked.reassemble(continues.get(asked.number), whole)
 
     def whole(self, begins: ChatRef, messages: Sequence[Message]) -> tuple[ChatRef, Sequence[Message]]:
-        """Returns a conversation with its first messages, which `begins` refers to."""
+        """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.number)
         if begins.prefix_len or reply is None:
             return begins, messages
@@ -189,7 +189,7 @@ class SampleState:
     def report(self, reported: Sample, omitted: bool) -> Sample:
         """Returns the sample with segments assembled from the cached chats that its segments name.
 
-        Returns it as reported if it is not trainable, or if the trainer did not answer all of these chats.
+        Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
         """
         if reported.begins is not None:
             begins, messages = self.whole(reported.begins, reported.messages)

@@ -55,7 +55,7 @@ class Sampler:
         return len(self._calls)
 
     def sample(self, request: ChatRequest, keep: Keep) -> "asyncio.Future[Any] | None":
-        """Call the policy, then `keep`. Returns the task of an async policy."""
+        """Call the policy, and then call `keep`. Returns the task of an async policy."""
         call = _PolicyCall(time.monotonic(), keep)
         self._calls.add(call)
         ended = partial(self._supervisor.call, KEEP, self._keep, call, report=partial(self._keep, call))
@@ -72,7 +72,7 @@ class Sampler:
         return task
 
     def idle(self, *, wait: bool) -> "asyncio.Future[None]":
-        """Returns a future that is done when no policy call is in flight; without `wait` it is done at once."""
+        """Returns a future that is done when no policy call is in flight. Without `wait`, it is done at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if wait and self.in_flight:
             self._waiting.append(future)
@@ -81,11 +81,11 @@ class Sampler:
         return future
 
     def resumed(self) -> None:
-        """Policy calls may begin again: fail every idle() that is not done."""
+        """Raise FailedPrecondition from every idle() that still waits, because policy calls may begin again."""
         error = FailedPrecondition("the trainer was resumed before it was idle")
         for future in self._take_waiting():
             future.set_exception(error)
-            future.exception()  # its caller may have left
+            future.exception()  # no error is logged if the caller has left
 
     def _keep(self, call: "_PolicyCall", reply: object) -> None:
         if isinstance(reply, asyncio.Future):
@@ -107,7 +107,7 @@ class Sampler:
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
-    """Returns the reply, with this version for its tokens if the policy gave none."""
+    """Returns the reply. If the policy gave no versions, the reply's tokens get this version."""
     tokens = response.tokens
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response
@@ -115,7 +115,7 @@ def versioned(response: ChatResponse, version: str) -> ChatResponse:
 
 
 def entered(policy: object) -> AbstractAsyncContextManager[Any]:
-    """Returns the context of a policy that is an async context manager; an empty one otherwise."""
+    """Returns the policy if it is an async context manager, otherwise an empty context."""
     return policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
 
 

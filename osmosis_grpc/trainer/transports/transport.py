@@ -1,4 +1,4 @@
-"""A trainer's connections to the agent servers that it names, whatever the transport."""
+"""Transport connects a trainer to its named agent servers. Each transport has a subclass."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from osmosis_grpc.trainer.unreachable_servers import Unreached
 DIAL = job("trainer.dial", OnFailure.RESTART)
 
 TARGET = "target "
-"""Begins the ledger's key of a server that the trainer connects to."""
+"""The prefix of the ledger's key for a server to which the trainer connects."""
 
 Link = TypeVar("Link", bound=AgentServerLink)
 
@@ -40,7 +40,7 @@ class Transport(ABC, Generic[Link]):
         config: TrainerConfig,
     ) -> None:
         self.address = listen
-        """HOST:PORT where the trainer listens; after listen() with the port as bound. Empty if it does not listen."""
+        """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if the trainer only dials."""
         self._scheduler = scheduler
         self._targets = targets
         self._credentials = credentials
@@ -51,18 +51,18 @@ class Transport(ABC, Generic[Link]):
 
     @abstractmethod
     def listen(self) -> None:
-        """Take the port; calls are answered after begin(). Raises OSError, ValueError."""
+        """Bind the port. Calls are answered after begin(). Raises OSError, ValueError."""
 
     @abstractmethod
     def _link(self, name: str, server_key: str) -> Link:
-        """Returns a link to a server that is not connected."""
+        """Returns a new link to a server. The link is not connected yet."""
 
     @abstractmethod
     async def _connect(self, link: Link, on_answer: Callable[[], None]) -> CallError | None:
-        """Run a connection to its end. Calls `on_answer` when the server has answered. Raises CallError."""
+        """Connect, and wait until the connection ends. Calls `on_answer` when the server answers. Raises CallError."""
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the named servers, and each server to which the ledger's rollouts were sent."""
+        """Add the named servers. A subclass may also add servers to which the rollouts in `kept` were sent."""
         self._links = [self._link(target, f"{TARGET}{target}") for target in self._targets]
         self._scheduler.servers.add(*self._links)
 
@@ -78,7 +78,7 @@ class Transport(ABC, Generic[Link]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep_connected(self, link: Link) -> None:
-        """Connect again and again, with growing pauses. Logs a warning while the server cannot be reached."""
+        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached."""
         unreached = Unreached(link.name, self._scheduler.supervisor)
 
         async def attempt() -> CallError | None:

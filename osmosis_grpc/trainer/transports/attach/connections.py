@@ -1,4 +1,7 @@
-"""The attach transport: the trainer opens streams to the named servers, and other servers open streams to it."""
+"""The attach transport: the trainer opens streams to the named servers.
+
+Other servers may dial in: they open streams to the trainer.
+"""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -23,14 +26,14 @@ log = logging.getLogger(__name__)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 JOURNAL = "journal "
-"""Begins the ledger's key of a server that dials in."""
+"""The prefix of the ledger's key for a server that dials in."""
 MAX_DIALLED = 1024
 """How many agent servers may dial in."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
 class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServiceServicer):
-    """The streams of one trainer. Its service is for agent servers that dial out."""
+    """The streams of one trainer. The RPC Accept is for agent servers that dial in."""
 
     _server: grpc.aio.Server | None = None
 
@@ -46,7 +49,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         self.address = listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """A server that dialled in and has rollouts in the ledger is awaited, too."""
+        """Add the named servers, and each server that dialled in before and has rollouts in the ledger."""
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
@@ -71,7 +74,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     Complete = Chat
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Serve the stream of an agent server that dials in. Each credential sees only its own rollouts."""
+        """Serve the stream of an agent server that dials in. Raises CallError when the server is refused."""
         servers, peer = self._scheduler.servers, context.peer()
         credential = self._guard(context) if self._guard is not None else ""
         stream = FrameStream(context, _HEARTBEAT, waits=True)
@@ -127,10 +130,10 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
 
 
 def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, peer: str) -> None:
-    """Refuse a second process with the journal of one that is attached. Raises FailedPrecondition.
+    """Raise FailedPrecondition if another process with the same journal is attached.
 
-    A server that is started again has another process, too; its old stream ends with the old process, or at the
-    latest after the silence that ends any stream.
+    A restarted server is another process, too. It is refused until the stream of the old process has ended. That
+    stream ends with the old process, or when it has been silent for too long.
     """
     if known.attached and known.identity.process_uuid != hello.process_uuid:
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)

@@ -1,6 +1,7 @@
-"""The trainer's end of an attachment: one agent server, over the newest stream to it.
+"""The trainer's link to one agent server by a stream of frames.
 
-After a break the link sends again what was not answered. Chats, cancels and subscriptions have modules of their own.
+After a break the link sends every unanswered frame again on the new stream. Chats, cancels and subscriptions have
+modules of their own.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ log = logging.getLogger(__name__)
 
 PROCESS_UUID = secrets.token_hex(16)
 REFS = 1000
-"""Rollouts named in one frame."""
+"""The most rollouts that one frame names."""
 
 
 class AttachedServer(AgentServerLink):
-    """One agent server over attachments."""
+    """The link to one agent server. Each connection is a new stream."""
 
     def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
         super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or secrets.token_urlsafe(24)
         self._delta = delta
         self.stream: FrameStream | None = None
-        """The newest stream; None while there is none."""
+        """The newest stream; None while the server is not attached."""
         self.chats = OpenChats(self.cache, self._unopened, owner.supervisor)
         self.cancels = Cancels(self._send, self.has_ended)
         self.subscriptions = Subscriptions(self._send)
@@ -64,7 +65,7 @@ class AttachedServer(AgentServerLink):
         return self.stream is not None
 
     def greeting(self, granted: int) -> bytes:
-        """Returns the trainer's hello, which grants so many open chats."""
+        """Returns the trainer's hello. The server may have `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -80,7 +81,7 @@ class AttachedServer(AgentServerLink):
         )
 
     def take(self, stream: FrameStream, hello: pb.ServerHello, *, granted: int) -> None:
-        """Use a stream after both hellos, and send again every unanswered frame."""
+        """Use a stream on which both sides have sent their hellos. Send every unanswered frame again."""
         if self.stream is not None:
             self.stream.end(Aborted("another stream of this server took over"))
         self.stream = stream

@@ -1,6 +1,7 @@
-"""The chats that an agent server has open over its attachment, within its window.
+"""The open chats of an agent server. The window is the number of chats that the server may have open.
 
-An open chat belongs to a stream. After a break the server sends the chat again, and the cache joins or repeats it.
+An open chat belongs to a stream. After a break the server sends the chat again. Then the cache returns the kept reply,
+or waits for the sampling that still runs.
 """
 
 import copy
@@ -23,7 +24,7 @@ from osmosis_grpc.wire.trainer import chat_from_wire
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
 MAX_PARKED = 64
-"""Chats of a rollout that may wait for the answer to its Init. The server sends others again."""
+"""The most chats of a rollout that wait for the answer to its Init. The server sends the other chats again."""
 
 ChatKey = tuple[str, int, str, int]
 
@@ -41,7 +42,7 @@ class OpenChats:
         self._parked: dict[RolloutKey, list[trainer_pb2.ChatRequest]] = {}
 
     def take(self, stream: FrameStream, granted: int) -> None:
-        """Use a new stream, whose hello granted so many open chats."""
+        """Use a new stream. The trainer's hello granted `granted` open chats."""
         self.leave()
         self._stream = stream
         self._granted = self._largest_granted = granted
@@ -66,14 +67,14 @@ class OpenChats:
             self.on_chat(chat)
 
     def on_chat(self, message: trainer_pb2.ChatRequest) -> None:
-        """Answer a chat. Raises ResourceExhausted if it exceeds every granted window."""
+        """Answer a chat. Raises ResourceExhausted if the server exceeds the largest window granted on this stream."""
         key = (message.rollout_id, message.attempt, message.sample, message.number)
         if key in self._open:
-            return  # sent twice on this stream: one answer follows
-        if self._unopened(key[:2]):  # the answer to its Init was lost, and the server sends it again
+            return  # the server sent the chat twice on this stream, and gets one answer
+        if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(copy.deepcopy(message))  # it outlives the frame
+                waiting.append(copy.deepcopy(message))  # the frame does not live as long
             return
         if len(self._open) >= self._granted:
             error = ResourceExhausted(f"the window is {self._granted} open chats", retry_after=0.5)
@@ -97,12 +98,12 @@ class OpenChats:
         asked.done.add_done_callback(lambda _: call(ANSWER, answer, report=failed))
 
     def _answered(self, stream: FrameStream | None, key: ChatKey, asked: PendingChat, continues: int) -> None:
-        if stream is self._stream:  # on another stream the server sends the chat again
+        if stream is self._stream:  # on a new stream the server sends the chat again
             self._open.discard(key)
             self._answer(key, asked, continues)
 
     def _failed(self, stream: FrameStream | None, error: BaseException) -> None:
-        """End a stream on which an answer was not sent. The server sends the chat again on the next stream."""
+        """End the stream, because an answer was not sent on it. The server sends the chat again on the next stream."""
         if stream is not None:
             stream.end(Internal("the answer to a chat was not sent; the trainer's log says why"))
 

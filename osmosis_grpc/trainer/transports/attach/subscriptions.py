@@ -13,21 +13,21 @@ from osmosis_grpc.wire.attach import refused
 from osmosis_grpc.wire.event import event_from_wire
 
 MAX_WAITING = 4096
-"""Events that may wait for their reader; then the subscription is paused."""
+"""When this many events wait for their reader, the subscription is paused."""
 
 
 class Subscription:
-    """The events of one rollout after a number."""
+    """A subscription to the events of one rollout with numbers above `after`."""
 
     def __init__(self, rollout_id: str, attempt: int, after: int, tokens: bool) -> None:
         self.subscription_id = ""
-        """A new one for each Subscribe, so that late events of an earlier one are dropped."""
+        """Each begin() sets a new id. Late events with an earlier id are dropped."""
         self._rollout_id = rollout_id
         self._attempt = attempt
         self._after = after
         self._tokens = tokens
         self._waiting: asyncio.Queue[TrajectoryEvent | Exception | None] = asyncio.Queue()
-        """Events, and at last the error that the subscription ends with, or None."""
+        """Events. The last entry is the error that ends the subscription, or None."""
         self._paused = False
 
     def message(self) -> pb.Subscribe:
@@ -36,10 +36,10 @@ class Subscription:
         return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
 
     def put(self, response: control_pb2.StreamEventsResponse) -> bool:
-        """Add an event. Returns False when the reader is too slow for more."""
+        """Add an event. Returns False when the subscription is paused, because its reader is too slow."""
         if self._paused or not response.HasField("event") or response.event.number != self._after + 1:
             return True  # a heartbeat, or an event from before a break
-        if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
+        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
             self._waiting.put_nowait(event_from_wire(response.event))
         self._after = response.event.number
         self._attempt = response.event.attempt
@@ -51,7 +51,7 @@ class Subscription:
         self._waiting.put_nowait(error)
 
     async def read(self, subscribe: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield events. `subscribe` resumes a paused subscription. Raises the error that the subscription ends with."""
+        """Yield events. `subscribe` resumes a paused subscription. Raises the error that ends the subscription."""
         while True:
             if self._paused and self._waiting.empty():
                 self._paused = False

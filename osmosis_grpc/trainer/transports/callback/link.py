@@ -1,8 +1,8 @@
 """The trainer's link to one agent server by unary calls. The server calls the trainer back.
 
-A ping every few seconds shows whether the server can be reached. After a break, and after the server was started again,
-the link sends every rollout again: an equal Init starts nothing twice, and it renews the callback. A rollout that the
-server has forgotten runs again with a higher attempt.
+A ping every few seconds shows whether the server can be reached. When a server is reached again after a break or a
+restart, the link sends the Init of each of its rollouts again. If the server already has the rollout, the Init only
+renews the callback. If the server has forgotten the rollout, the rollout runs again with a higher attempt.
 """
 
 import asyncio
@@ -48,17 +48,18 @@ PING_PERIOD = 5.0
 """Seconds between two pings of a server."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""Seconds between two looks at the state of a channel, which notices an ended connection."""
+"""The link checks the state of its channel every so many seconds, to notice an ended connection."""
 MAX_CALLS = 256
-"""Inits and cancels that are open at one server."""
+"""The most Inits and cancels, counted together, that may be open at one server."""
 RESEND_PAUSE = 1.0
-"""Seconds before an Init is sent again that renews a callback and was refused for now."""
+"""When the server refuses an Init that renews a callback with a retryable error, the link sends the Init again after
+this many seconds."""
 
 Results = list[CancelResult]
 
 
 class CalledServer(AgentServerLink):
-    """One agent server that is called, and calls back."""
+    """The link to one agent server. The trainer calls the server, and the server calls the trainer."""
 
     def __init__(
         self,
@@ -76,14 +77,14 @@ class CalledServer(AgentServerLink):
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._reached = asyncio.Event()
         self._in_doubt = asyncio.Event()
-        """Set when a call got no answer: the next ping comes at once."""
+        """Set when a call got no answer. Then the next ping is sent at once."""
         self._parting = asyncio.Event()
         self._sending: set[Rollout] = set()
         self._cancelling: set[RolloutKey] = set()
         self._cancels: dict[asyncio.Future[Results], asyncio.Task[None]] = {}
         self._repointing: asyncio.Task[None] | None = None
         self._streams: set[Any] = set()
-        """The calls of events() that are open."""
+        """The open calls of events()."""
         self._closed: Exception | None = None
 
     @property
@@ -91,9 +92,9 @@ class CalledServer(AgentServerLink):
         return self._reached.is_set()
 
     async def stay_connected(self, on_reached: Callable[[], None], on_left: Callable[[], None]) -> None:
-        """Connect, call `on_reached` and ping the server until it cannot be reached or part() is called.
+        """Connect, call `on_reached`, and ping the server until a ping fails or part() is called.
 
-        Calls `on_left` at the end of a connection that was reached. Raises the CallError that ends the connection.
+        If the server was reached, calls `on_left` at the end. Raises the CallError that ends the connection.
         """
         try:
             options = client_options(grpc__use_local_subchannel_pool=1, grpc__enable_retries=0)
@@ -130,7 +131,7 @@ class CalledServer(AgentServerLink):
         )
 
     async def _pause(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the next ping is due: the period is over, or the connection is in doubt."""
+        """Wait until the period is over, a call gets no answer, or the channel is not ready. Then a ping is due."""
         left = PING_PERIOD
         while left > 0 and channel.get_state() is grpc.ChannelConnectivity.READY:
             with contextlib.suppress(TimeoutError):
@@ -140,7 +141,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached: send again what it may not have, or may have forgotten."""
+        """Use a server that was reached. Send again the messages that the server may not have or may have forgotten."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_uuid, info.version, loops))
@@ -190,14 +191,14 @@ class CalledServer(AgentServerLink):
                     if not (rollout.opened and error.retryable):
                         self.init_refused(rollout, error)
                         return
-                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # it runs there: no other server may have it
+                    await asyncio.sleep(error.retry_after or RESEND_PAUSE)  # the rollout still runs there
                 else:
                     if self.rollouts.get(key) is rollout and not rollout.opened:
                         self.init_answered(rollout, answer.tools)
                     return
 
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server still has an attempt that it has accepted."""
+        """Returns whether the server has an attempt. The server has accepted the attempt before."""
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
@@ -206,7 +207,7 @@ class CalledServer(AgentServerLink):
         return True
 
     async def _is_reached_again(self) -> bool:
-        """Wait until the server answers a ping. Returns False when it is given up before."""
+        """Wait until the server answers a ping. Returns False if the link is closed before that."""
         await asyncio.sleep(STATE_PERIOD)
         while not self.attached:
             if self._closed is not None:
@@ -217,9 +218,9 @@ class CalledServer(AgentServerLink):
     # Outcomes that the server cannot deliver.
 
     async def _repoint_ended(self) -> None:
-        """Renew the callbacks of ended rollouts whose outcomes the server still has to deliver.
+        """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        The server knows the address of an earlier process, and the ledger may have the outcome already.
+        These callbacks may have the address of an earlier process. The ledger may already have the outcomes.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
@@ -232,13 +233,13 @@ class CalledServer(AgentServerLink):
                 request.page_token = page.next_page_token
                 if not request.page_token:
                     return
-        except NoAnswer:  # the next connection begins anew
+        except NoAnswer:  # the next connection starts this job again
             self._in_doubt.set()
         except CallError as error:
             log.warning("server %s keeps outcomes that it cannot deliver: %s", self.name, error)
 
     async def _repoint(self, rollout_id: str, attempt: int) -> None:
-        """Send the Init that the server has accepted again, with a new callback."""
+        """Send the accepted Init of a rollout again, with a new callback."""
         async with aclosing(self.events(rollout_id, attempt, 0, tokens=False)) as trail:
             async for event in trail:
                 if isinstance(event.kind, events.Accepted):
@@ -303,7 +304,7 @@ class CalledServer(AgentServerLink):
                 async for response in stream:
                     if response.HasField("event"):
                         after, attempt = response.event.number, response.event.attempt
-                        if response.event.WhichOneof("kind") is not None:  # unset: a kind of a newer protocol
+                        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
                             event = event_from_wire(response.event)
                             yield event if tokens else _without_tokens(event)
                 return
@@ -324,7 +325,7 @@ class CalledServer(AgentServerLink):
         raise self._closed
 
     def grant(self, open_chats: int) -> None:
-        """Do nothing: the transport bounds the chats of all servers together."""
+        """Do nothing. The transport limits the chats of all servers together."""
 
     def part(self) -> None:
         self._parting.set()

@@ -20,31 +20,31 @@ from osmosis_grpc.wire.trainer import OUTCOMES, chat_from_wire
 
 
 class Receiver(Protocol):
-    """Answers callbacks. What a method raises is the answer."""
+    """Answers callbacks. If a method raises an error, the error is the answer."""
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """Returns the reply to a chat, as it is sent."""
+        """Returns the reply to a chat, as bytes to send."""
 
     async def complete(
         self, completion: Completion, raw: rollout_pb2.Completion, state: bytes, credential: str
     ) -> Outcome:
-        """Record a completion. `raw` is the message as it came, `state` that of its callback."""
+        """Record a completion. `raw` is the message as received. `state` is the state in the rollout's callback."""
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle a completion that cannot be read. Its server sends no other one."""
+        """Handle a completion that cannot be read. The server does not send it again."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     """Listens for callbacks, from listen() to stop().
 
-    Calls have to show a credential made by `keys`, or a token of `security`.
+    Each call needs a credential made by `keys`, or a token of `security`.
     """
 
     def __init__(
         self, receiver: Receiver, address: str, security: ServerSecurity, keys: CallbackKeys, run_id: str
     ) -> None:
         self.address = address
-        """HOST:PORT; after listen() with the port as bound."""
+        """HOST:PORT. After listen() it has the bound port."""
         self._receiver = receiver
         self._security = security
         self._keys = keys
@@ -52,7 +52,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     def listen(self, calls: CallSink) -> None:
-        """Take the port and count the calls in `calls`. Raises OSError, ValueError."""
+        """Bind the port. `calls` counts the answered calls. Raises OSError, ValueError."""
         self._server = grpc.aio.server(options=server_options())
         services: Any = Registrar(self._server, CallbackAuthenticator(self._security, self._keys), calls)
         services_pb2_grpc.add_TrainerServiceServicer_to_server(self, services)
@@ -64,7 +64,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         await start(self._server)
 
     async def stop(self) -> None:
-        """Answer the calls that are open, for half a second at most, and release the port."""
+        """Wait at most half a second until the open calls are answered, and release the port."""
         if self._server is not None:
             await self._server.stop(0.5)
 
@@ -80,10 +80,11 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     ) -> Callback:
         """Returns the callback to send with an Init.
 
-        `target` is HOST:PORT as agent servers reach this trainer, if that is not where it listens. The callback has a
-        credential that is good for nothing but callbacks to this trainer, with `rollout_id` for that rollout only.
-        `server_name` is the name in this trainer's certificate, if it is not the target's host. Without `delta` every
-        chat has its whole history. Raises ValueError for a `credential` that this trainer would refuse.
+        Agent servers reach this trainer at `target`, HOST:PORT; the default is the address where the trainer listens.
+        The default `credential` is valid only for callbacks to this trainer. With `rollout_id` it is valid only for
+        that rollout. `server_name` is the name in this trainer's certificate, if the name is not the target's host.
+        Without `delta` every chat has its whole history. Raises ValueError for a `credential` that this trainer would
+        refuse.
         """
         if self._server is None:
             raise RuntimeError("the trainer does not listen yet: use it inside `async with`")

@@ -1,6 +1,7 @@
-"""CallbackRecorder: answers callbacks with a policy and hands each completion to a function.
+"""CallbackRecorder answers chats with a policy, and calls a function with each completion.
 
-It starts no rollouts and keeps no ledger: the function has its own memory. The gateway is built on it.
+CallbackRecorder starts no rollouts and has no ledger, so the function stores the completions. The gateway uses
+CallbackRecorder.
 """
 
 import asyncio
@@ -31,12 +32,13 @@ Record = Callable[[Completion, bytes, str], Awaitable[None]]
 
 
 class CallbackRecorder(Receiver):
-    """Answers callbacks, used with `async with`.
+    """Answers callbacks. Used with `async with`.
 
-    `record` is awaited with each completion, which is recorded when it returns. If it raises, the server gets the error
-    and sends the completion again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten
-    `ttl` seconds after its last call. Raises OSError when the port of `listen` is taken, ValueError for an address that
-    needs more security, TypeError for a policy that is not callable.
+    CallbackRecorder awaits `record` with each completion. When `record` returns, the completion is recorded. If
+    `record` raises an error, the agent server gets the error and sends the completion again, except after
+    InvalidArgument, Aborted and Unimplemented. CallbackRecorder forgets a rollout `ttl` seconds after its last call.
+    Raises OSError when the port of `listen` is taken, ValueError for an address that needs more security, and
+    TypeError for a policy that is not callable.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class CallbackRecorder(Receiver):
 
     @property
     def address(self) -> str:
-        """HOST:PORT, the port as bound."""
+        """HOST:PORT with the bound port."""
         return self._listener.address
 
     def callback(self, **options: Any) -> Callback:
@@ -111,14 +113,14 @@ class CallbackRecorder(Receiver):
         return outcome
 
     def recorded(self, completion: Completion) -> None:
-        """Count a completion that was recorded. Its samples come from the chats that were answered here."""
+        """Count a recorded completion. Its samples are assembled from the chats that this recorder answered."""
         self.cache.metrics.ended(completion, self.cache.sampler.version)
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """The server gives up."""
+        """Do nothing. The server does not send the completion again."""
 
     async def _record_once(self, completion: Completion, state: bytes, credential: str) -> None:
-        """Call the recorder once for a result. A second call with the same result waits for the first one."""
+        """Call `record` once for each result. A second call with the same result waits for the first call."""
         key = (completion.rollout_id, completion.attempt, completion.result_id)
         task = self._recording.get(key)
         if task is None:

@@ -1,4 +1,4 @@
-"""The callback transport: calls agent servers, and answers their callbacks."""
+"""The callback transport: the trainer calls agent servers and answers their callbacks."""
 
 import asyncio
 import secrets
@@ -18,7 +18,7 @@ LOCAL = "127.0.0.1:0"
 
 
 class CallbackTransport(Transport[CalledServer], Receiver):
-    """The calls and callbacks of one trainer."""
+    """Calls the agent servers of one trainer and answers their callbacks."""
 
     def listen(self) -> None:
         ledger, tokens = self._scheduler.ledger, self._security.tokens
@@ -66,7 +66,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
     # Calls of the agent servers.
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """Raises NotFound for a rollout that was not started here. Waits while the trainer is paused."""
+        """Answer a chat. Waits while the trainer is paused. Raises NotFound for a rollout of another trainer."""
         cache = self._scheduler.cache
         cache.check_known(request.rollout_id)
         async with self._chat_slots:
@@ -79,7 +79,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def reply(outcome: Outcome | CallError) -> None:
-            if future.done():  # its call was cut
+            if future.done():  # the server's call has ended
                 return
             if isinstance(outcome, CallError):
                 future.set_exception(outcome)
