@@ -25,14 +25,14 @@ from benchmarks.processes import Server, ready_record, running, take_core
 from osmosis_grpc.link.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
-"""About the bytes of a chat, its reply and a completion, for 8 turns of 256 tokens with full histories and prompts."""
+"""About as large as a chat, its reply and a completion, for 8 turns of 256 tokens with full histories and prompts."""
 
 
 Method = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 async def serving(**methods: Callable[[bytes, Any], Any]) -> tuple[grpc.aio.Server, int]:
-    """Start a server of unary methods on a free port. It takes and returns bytes."""
+    """Start a server of unary methods on a free port. The methods take and return bytes."""
     server = grpc.aio.server(options=server_options())
     handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
@@ -42,7 +42,7 @@ async def serving(**methods: Callable[[bytes, Any], Any]) -> tuple[grpc.aio.Serv
 
 
 async def agent_side() -> None:
-    """Run the process that Init calls and that calls back."""
+    """Run the process that receives Init and makes the callbacks."""
     channels: dict[bytes, grpc.aio.Channel] = {}
     running: set[asyncio.Task[None]] = set()
 
@@ -111,7 +111,7 @@ async def trainer_side(server: Server, rollouts: int, turns: int, in_flight: int
 
 
 async def measure(rollouts: int, turns: int, in_flight: int) -> dict[str, Any]:
-    """Measure with both sides, one core each."""
+    """Measure with both sides. Each side has its own core."""
     with running(["-m", "benchmarks.bare_calls", "--serve"], core=0) as process:
         take_core(1)
         return await trainer_side(Server(process.pid, ready_record(process)["grpc"], ""), rollouts, turns, in_flight)

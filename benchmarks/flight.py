@@ -14,7 +14,7 @@ from benchmarks.script import IDS_PER_MESSAGE
 Done = Callable[[], None]
 """Called after every rollout that ended as expected."""
 Route = Callable[[str], Awaitable[str]]
-"""Takes an address and returns the one to use: the same, or that of a Tap."""
+"""Takes an address and returns the address to use: the same address, or the address of a Tap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Work:
     """Ids and logprobs of every reply; 0 for replies without tokens."""
     in_flight: int = 64
     latency: float = 0.0
-    """Seconds after which the trainer answers a chat."""
+    """The trainer waits this many seconds before it answers a chat."""
     ledger: str = ""
     """The trainer's ledger file; empty for none."""
 
     @property
     def stalled_after(self) -> float:
-        """Seconds without the end of a rollout after which all open rollouts count as lost."""
+        """When no rollout ends for this many seconds, all open rollouts count as lost."""
         return 60.0 + 2 * self.turns * self.latency
 
     @property
@@ -44,7 +44,7 @@ class Work:
 
 
 def new_names() -> Iterator[str]:
-    """Return endless rollout ids of one length, different for each run."""
+    """Return an endless iterator of rollout ids. All have the same length, and each run has different ids."""
     run = secrets.token_hex(4)
     return (f"{run}-{number:08d}" for number in itertools.count())
 

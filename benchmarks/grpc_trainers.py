@@ -14,7 +14,7 @@ from osmosis_grpc.trainer import Completion, Credentials, RolloutRequest, Traine
 
 
 class GrpcTrainer:
-    """Runs rollouts over the transport that is the work's mode, attach or callback. An async context."""
+    """Runs rollouts over the transport that the work's mode names: attach or callback. An async context."""
 
     def __init__(
         self, work: Work, server: Server, route: Route, policy: Policy | None = None, *, token: str = ""
@@ -59,7 +59,7 @@ class GrpcTrainer:
 
 
 def check(completion: Completion, work: Work) -> None:
-    """Raise Broken for a completion that is not COMPLETED, or is not trainable although it has tokens."""
+    """Raise Broken for a completion that is not COMPLETED. With tokens, also raise it for one that is not trainable."""
     if completion.status != "COMPLETED":
         raise Broken(f"rollout {completion.rollout_id} is {completion.status}: {completion.failure}")
     if not work.tokens:

@@ -1,7 +1,8 @@
-"""The scripted HTTP trainer, one for *sdk*, *tuned* and our gateway: aiohttp, raw handlers, no validation.
+"""The scripted HTTP trainer. *sdk*, *tuned* and our gateway use the same trainer.
 
-As every trainer must, it parses each request and serializes each reply. A reply carries the text, `token_ids` and
-`logprobs` (as Python writes them), and no prompt ids. Users of the contract send the same; the gRPC modes carry more.
+It uses aiohttp, raw handlers and no validation. As every trainer must, it parses each request and serializes each
+reply. A reply has the text, `token_ids` and `logprobs` (as Python writes them), and no prompt ids. Other trainers of
+the contract send the same data. In the gRPC modes a reply has more data.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class HttpTrainer:
         self._server = server
         self._route = route
         self._policy = policy
-        """Called at each chat; its reply is not used."""
+        """Called at each chat. The reply of the policy is not used."""
         self._reply = _reply(work.tokens)
         self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
@@ -54,7 +55,7 @@ class HttpTrainer:
         await in_flight(names, self._work.in_flight, self._rollout, done)
 
     async def check(self, name: str) -> None:
-        """Raise Broken if our server has not recorded the tokens. It reads them over gRPC."""
+        """Read the recorded tokens over gRPC. Raise Broken if our server has not recorded all of them."""
         if not self._server.grpc:
             return
         async with RolloutClient(self._server.grpc) as client:

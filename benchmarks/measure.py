@@ -1,4 +1,4 @@
-"""Measures one run of a mode: its rate and processor time, and, in a separate pass, its bytes."""
+"""Measures one run of a mode: its rate and its processor time. A separate pass measures its bytes."""
 
 import asyncio
 import cProfile
@@ -26,7 +26,7 @@ TRAINERS: dict[str, Callable[..., Trainer]] = {
 
 LEAST_WARM_UP = 32
 MOST_TAPPED = 64
-"""The least number of rollouts whose bytes are counted; more if more are in flight."""
+"""The bytes of this many rollouts are counted, or of `in_flight` rollouts if that is more."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,10 @@ class Watch:
 
 
 async def finish(trainer: Trainer, names: Sequence[str], watch: Watch, stalled_after: float) -> int:
-    """Run rollouts to their end. Return how many were lost: still open `stalled_after` seconds after an end."""
+    """Run rollouts to their end. Return the number of lost rollouts.
+
+    When no rollout ends for `stalled_after` seconds, all open rollouts are lost.
+    """
     wanted = watch.done + len(names)
     task = asyncio.create_task(trainer.run(names, watch))
     while not task.done():
@@ -78,7 +81,7 @@ async def measure(
     profile: Path | None = None,
     profile_trainer: Path | None = None,
 ) -> dict[str, Any]:
-    """Return all figures of a mode. Untimed rollouts before and after keep the number in flight constant."""
+    """Return all figures of a mode. Untimed rollouts before and after the timed ones keep `in_flight` constant."""
     with server(work.mode, work.in_flight, serve, profile) as started:
         async with TRAINERS[work.mode](work, started, straight) as trainer:
             warm = max(work.in_flight, LEAST_WARM_UP)
@@ -105,7 +108,7 @@ async def measure(
 
 
 async def wire_bytes(work: Work, started: Server) -> int:
-    """Return the bytes per rollout in both directions, without those of connecting."""
+    """Return the bytes per rollout in both directions, without the bytes of opening connections."""
     names = new_names()
     counted = min(work.rollouts, max(MOST_TAPPED, work.in_flight))
     async with Tap() as tap, TRAINERS[work.mode](work, started, tap.route) as trainer:

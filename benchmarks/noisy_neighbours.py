@@ -36,7 +36,7 @@ from benchmarks.processes import Server, ready_record, running, server
 from benchmarks.tap import straight
 
 TOKEN = "BENCHMARK_TOKEN"
-"""The environment variable with the token of a side."""
+"""The name of the environment variable that holds the token of a side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ BURDENS = {
 
 
 async def side(setup: Setup, target: str, burden: bool) -> dict[str, Any]:
-    """Run rollouts without end. Print a line once a rollout was served, and the counts for every line on stdin.
+    """Run rollouts until the process ends. Print a line when a rollout was served. Answer each stdin line with counts.
 
     Raises Broken when the rollouts end.
     """
@@ -96,7 +96,7 @@ async def side(setup: Setup, target: str, burden: bool) -> dict[str, Any]:
     each = -(-setup.hanging // setup.attachments) if burden else None
     work = Work(mode=setup.mode, in_flight=each or setup.in_flight)
     if burden:
-        os.nice(19)  # what it takes from others at the server is measured, not what it takes from this machine
+        os.nice(19)  # the burden's load on the server is measured, not its load on this machine
     async with AsyncExitStack() as stack:
         new = [
             GrpcTrainer(
@@ -128,7 +128,7 @@ async def side(setup: Setup, target: str, burden: bool) -> dict[str, Any]:
 
 
 def phase(setup: Setup, burdened: bool) -> float:
-    """Return the rollouts a second of both sides together."""
+    """Return the rollouts per second of both sides together."""
     with ExitStack() as stack:
         tokens = {name: secrets.token_hex(16) if setup.owners else "" for name in ("one", "two", "burden")}
         options = []
@@ -157,7 +157,7 @@ def phase(setup: Setup, burdened: bool) -> float:
 
 
 async def measure(setup: Setup) -> dict[str, Any]:
-    """Phases without and with the burden, in turn."""
+    """Run phases without and with the burden in turn, and return the figures."""
     rates: dict[bool, list[float]] = {False: [], True: []}
     for number in range(setup.alternations):
         for burdened, found in rates.items():

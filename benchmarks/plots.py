@@ -21,7 +21,7 @@ SWEEPS = {"turns": (8, 32, 128), "tokens": (0, 256, 2048), "in_flight": (1, 32, 
 BASE = {"turns": 8, "tokens": 256, "in_flight": 64}
 UNBEARABLE = {("sdk", "turns", 128), ("sdk", "in_flight", 2048)}
 CHATS = {"attach": 16_000, "callback": 6_000, "tuned": 8_000, "sdk": 1_600}
-"""Chats that are timed at a point, about the same seconds in each mode."""
+"""The number of chats that are timed at a point. They take about the same time in each mode."""
 
 LABELS = {"turns": "turns", "tokens": "tokens per turn", "in_flight": "rollouts in flight"}
 PANELS = {

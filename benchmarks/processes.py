@@ -29,13 +29,13 @@ class Server:
 
     @property
     def cpu_seconds(self) -> float:
-        """Its processor time so far, user and system."""
+        """The server's processor time so far, user and system."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def peak_rss_mb(self) -> float:
-        """Its peak memory, in MB of 1,000,000 bytes."""
+        """The server's peak memory, in MB of 1,000,000 bytes."""
         rows = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
 
@@ -87,7 +87,7 @@ def running(
 ) -> Iterator["subprocess.Popen[str]"]:
     """Start Python with these arguments on the given core, with pipes for stdin and stdout.
 
-    At its exit the context ends the process, by force after 60 s.
+    When the context exits, it ends the process. After 60 s it kills the process.
     """
     before = os.sched_getaffinity(0)
     take_core(core)  # inherited, so that every thread of the child has it
@@ -122,7 +122,7 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
 def run_program(name: str, *arguments: object) -> dict[str, Any]:
     """Return the figures of `python -m benchmarks.NAME ARGUMENTS --json`, run in a separate process.
 
-    A run that goes wrong gives {"missing": "failed"}; its stderr, which passes through, says why.
+    A run that fails gives {"missing": "failed"}. Its stderr is shown and has the reason.
     """
     command = ["-m", f"benchmarks.{name}", *map(str, arguments), "--json"]
     progress(" ".join(command[1:-1]))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Tap:
-    """Counts the bytes of all its routes, both directions, without the headers of TCP and IP."""
+    """Counts the bytes of all its routes in both directions, without the headers of TCP and IP."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -23,7 +23,7 @@ from tests.legacy.old_contract import (
 )
 
 if importlib.util.find_spec("sniffio") is None:
-    # httpcore tries to import it at every lock. Without this, Python looks for it on disk: a quarter of all time.
+    # httpcore tries to import sniffio at every lock. Without this line, the search on disk takes a quarter of the time.
     sys.modules["sniffio"] = None  # type: ignore[assignment]
 
 
@@ -64,7 +64,7 @@ class Client:
         self.init = init
         self.metrics = RolloutMetrics()
         self.recorded: list[tuple[list[int], list[float]]] = []
-        # As the SDK does it: each client reads the CA bundle, though nothing here speaks TLS.
+        # As in the SDK, each client reads the CA bundle, although nothing here uses TLS.
         timeout = httpx.Timeout(300.0, connect=10.0)
         self._http = httpx.AsyncClient(base_url=init.server_url, timeout=timeout)
 

@@ -32,7 +32,7 @@ class Server:
         gc.set_threshold(50_000, 20, 100)
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        # One connection per chat in flight, however many: a limit below that would be a queue.
+        # Each chat in flight has its own connection. With a limit, chats would wait in a queue.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
         timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=10.0)
         async with aiohttp.ClientSession(

@@ -1,6 +1,6 @@
 """python -m osmosis_gateway --target HOST:PORT -p 9000
 
-Its options are declared in osmosis_grpc.console. Heavy imports are in the functions, so that --help is fast.
+osmosis_grpc.console declares the options. Heavy imports are in the functions, so that --help is fast.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def run(line: Line) -> None:
 
 
 def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return what callers must show and what the agent server is shown. Raises ValueError naming the option."""
+    """Return the security for callers and the credentials for the agent server. Raises ValueError naming the option."""
     from osmosis_grpc.serve.security_options import credentials_from_options
 
     options, client = settings.server, settings.client
@@ -110,7 +110,7 @@ async def _run(settings: "RolloutSettings", security: "ServerSecurity", credenti
 
 
 def _callback_key(path: Path) -> str:
-    """Return the secret in a file, and create the file if it is missing; empty if the file cannot be used."""
+    """Return the secret in a file. Create a missing file with a new secret. Return "" if the file cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

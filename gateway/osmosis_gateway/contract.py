@@ -1,7 +1,7 @@
 """The HTTP contract of Osmosis SDK 0.2.14: converts each JSON body to a value and back.
 
-Nulls at the top level of a body are left out; nulls within messages are kept. It checks only the fields that the
-contract and the engine need, and passes on all others.
+Nulls at the top level of a body are left out. Nulls within messages are kept. This module checks only the fields that
+the contract and the engine need. It passes on all other fields unchanged.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ COMPLETED_PATH = "/v1/rollout/completed"
 INIT_PATH = "/v1/rollout/init"
 
 _CHAT_DEFAULTS: dict[str, Any] = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
-_OWN = ("rollout_id", "messages", "stream", "tools")  # keys of a chat's body that are no sampling parameters
+_OWN = ("rollout_id", "messages", "stream", "tools")  # the keys of a chat's body that are not sampling parameters
 _REPLY = {"id", "object", "created", "model", "choices", "usage", "token_ids", "logprobs", "prompt_token_ids"}
 _COUNTERS = (
     "total_latency_ms",
@@ -186,9 +186,10 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
 
 
 def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key: str) -> dict[str, Any]:
-    """Return the body that starts a rollout at a legacy agent server. It sends a label as ground_truth in metadata.
+    """Return the body that starts a rollout at a legacy agent server. A label becomes ground_truth in the metadata.
 
-    Each run has its own key, so the legacy server does not take it for an earlier request with the same id.
+    The idempotency key comes from the run's own `api_key`. So the legacy server does not treat a new run as a
+    repetition of an earlier run with the same id.
     """
     metadata = dict(request.metadata)
     if request.label is not None:
@@ -210,7 +211,7 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
 
 
 def chat_body(request: ChatRequest) -> dict[str, Any]:
-    """Return the body of a chat. It has tools only if they differ from the rollout's."""
+    """Return the body of a chat. The body has tools only if they differ from the rollout's tools."""
     params = {name: value for name, value in request.params.items() if name not in _OWN}
     if isinstance(params.get("stop"), str):
         params["stop"] = [params["stop"]]
@@ -267,9 +268,9 @@ def read_reply(raw: bytes) -> ChatResponse:
 
 
 def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
-    """Return the tokens of the reply and of the prompt, each None if missing or unreadable.
+    """Return the tokens of the reply and the tokens of the prompt. Each is None if it is missing or unreadable.
 
-    The contract does not require them. Without them the sample is not trainable.
+    The contract does not require tokens. Without tokens the sample is not trainable.
     """
     ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
     try:
@@ -295,7 +296,10 @@ def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict
 
 
 def completion_body(completion: Completion) -> dict[str, Any]:
-    """Return the body of a rollout's result. Other statuses than COMPLETED become ERROR, and begin its message."""
+    """Return the body of a rollout's result.
+
+    A status other than COMPLETED becomes ERROR. The error message then begins with the original status.
+    """
     completed = completion.status is CompletionStatus.COMPLETED
     reason = completion.failure.message if completion.failure else completion.finish_reason
     omitted = {"omitted": list(completion.omitted)} if completion.omitted else {}
@@ -316,7 +320,7 @@ def completion_body(completion: Completion) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """Return the kind of a failure, and the place in the agent's code."""
+    """Return the reason of a failure, and its place in the agent's code."""
     reason = {"reason": str(failure.reason)} if failure.reason else {}
     frames = [asdict(frame) for frame in failure.frames]
     return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})
@@ -346,7 +350,7 @@ class CompletedBody(_Body):
 
 
 def unreadable(problem: str) -> CompletedBody:
-    """Return the ERROR that replaces a completion that cannot be read."""
+    """Return a completion with status ERROR, in place of a completion that cannot be read."""
     reported = f"the legacy agent's completion cannot be read: {problem}"
     return CompletedBody(rollout_id="unreadable", status="ERROR", error_message=reported)
 
@@ -361,7 +365,7 @@ def validated(model: type[Model], body: Any) -> Model:
 
 
 def _clamped(advice: int) -> int:
-    """Return a number within the protocol's uint32; the contract sets no bounds."""
+    """Return the nearest number that fits the protocol's uint32. The contract itself sets no bounds."""
     return min(max(advice, 0), 2**32 - 1)
 
 
@@ -387,7 +391,7 @@ def _message(message: Any) -> dict[str, Any]:
 
 
 def _usage(reported: Any) -> dict[str, Any] | None:
-    """Return the token counts of a reply that are valid, because agents add them up."""
+    """Return the token counts of a reply. Raises TypeError if a count is not an int, because agents add the counts."""
     counts = _without_nulls(_a(dict, reported or {}))
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         _a(int, counts.get(name, 0))

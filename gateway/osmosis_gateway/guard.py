@@ -1,6 +1,6 @@
-"""Authenticates HTTP callers. Every path except /health requires a credential, also a path without a route.
+"""Authenticates HTTP callers. Every path except /health requires a credential, even a path without a route.
 
-Without credentials, it still keeps web pages in a browser on this machine from calling the server.
+A server on loopback may require no credentials. The guard then refuses calls from web pages in a local browser.
 """
 
 import logging
@@ -26,10 +26,10 @@ OPEN = frozenset(("/health",))
 class Guard:
     """ASGI middleware that requires a token, a client certificate, or both.
 
-    It sets `request.state.owner` to the caller's name. It refuses a request without reading its body. Without tokens
-    and certificates, a server on loopback requires a Host header that names this machine. It stops DNS rebinding: a web
-    page whose own host name resolves to this machine passes the browser's same-origin rule, but its Host header shows
-    that name.
+    It sets `request.state.owner` to the caller's name. It refuses a request without reading the body. Without tokens
+    and certificates, a server on loopback requires a Host header that names this machine. This stops DNS rebinding. In
+    that attack the host name of a web page resolves to this machine, so the page passes the browser's same-origin rule.
+    But the Host header still has the name of the page's host.
     """
 
     def __init__(self, app: ASGIApp, *, tokens: Tokens, certificates: bool, loopback: bool | None) -> None:
@@ -52,7 +52,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     def _authenticate(self, scope: Scope) -> JSONResponse | None:
-        """Set the caller's name, or return the refusal."""
+        """Set the caller's name. If the caller is not authenticated, return the refusal instead."""
         state = scope.setdefault("state", {})
         owner = certificate = state.get("certificate")
         problem = ""
@@ -69,7 +69,7 @@ class Guard:
         return JSONResponse({"detail": WRONG}, 401, {"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, scope: Scope) -> JSONResponse | None:
-        """Return the refusal of a Host header that does not name this machine."""
+        """Return a refusal if the server is on loopback and the Host header does not name this machine."""
         host = Headers(scope=scope).get("host", "")
         if not bound_to_loopback(scope, self._loopback) or _is_local(host):
             return None
@@ -78,7 +78,7 @@ class Guard:
 
 
 def bound_to_loopback(scope: Scope, known: bool | None) -> bool:
-    """Return whether the server listens on loopback; decided by the connection if `known` is None."""
+    """Return whether the server listens on loopback. If `known` is None, the address of the connection decides."""
     return is_loopback(str((scope.get("server") or ("",))[0])) if known is None else known
 
 
@@ -87,7 +87,7 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a Host header names this machine: any address, localhost, or empty as in HTTP/1.0."""
+    """Return whether a Host header is an IP address, a localhost name, or empty as in HTTP/1.0."""
     if not host:
         return True
     match = _HOST.fullmatch(host)
@@ -101,7 +101,10 @@ def _is_local(host: str) -> bool:
 
 
 def certificate_owner(certificate: Any) -> str | None:
-    """Return the owner of a client certificate in the standard library's form, the same as over gRPC; None without."""
+    """Return the owner that a client certificate names, as over gRPC; None without a certificate or a name.
+
+    `certificate` has the form that getpeercert() of the standard library returns.
+    """
     if not certificate:
         return None
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]

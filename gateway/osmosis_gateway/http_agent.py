@@ -1,8 +1,8 @@
-"""Runs legacy HTTP agent servers: their adapter to the Runnable port.
+"""Adapts a legacy HTTP agent server to the Runnable port, so that the engine can run its agent.
 
-The engine hosts it, so every promise of the engine holds. tools() posts the Init to the legacy server, whose agent
-starts at once; run() relays the chats and the completion that come back to a small HTTP listener. A call to that
-listener shows a key that is made for one run.
+tools() posts the Init to the legacy server. The agent of the legacy server then starts at once. It sends its chats and
+its completion to a small HTTP listener, and run() relays them. Each run has its own key, and every call to the listener
+must contain this key.
 """
 
 import asyncio
@@ -43,17 +43,18 @@ from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.types.requests import MAX_ID_CHARS
 
 SILENCE = 3600.0
-"""Seconds without a chat or a completion after which a legacy agent counts as lost."""
+"""When a legacy agent sends nothing for this many seconds and no chat is open, the run fails with LegacyAgentLost."""
 ANSWER_WITHIN = 8.0
-"""Timeout in seconds of an Init or /health at the legacy server. The engine gives get_tools 10 s."""
+"""Timeout in seconds of an Init or /health call to the legacy server. It is below the engine's 10 s for get_tools."""
 
 
 class HttpAgent:
-    """Used as `async with HttpAgent("http://HOST:PORT") as agent`, around the server that hosts it.
+    """A Runnable for the agent of one legacy server. Used as `async with HttpAgent("http://HOST:PORT") as agent`.
 
-    Without `name`, the name comes from the legacy server's /health. `listen` is the address of the listener for its
-    calls; `public_url` is the URL by which the legacy server reaches it, if that differs. `api_key` is sent to the
-    legacy server. Entering raises CallError if the legacy server does not answer.
+    The agent server that hosts the HttpAgent runs inside this context. Without `name`, the name comes from the legacy
+    server's /health. The legacy server calls a listener at the address `listen`. If the legacy server reaches the
+    listener by another URL, `public_url` is that URL. `api_key` is sent to the legacy server. Entering the context
+    raises CallError if the legacy server does not answer.
     """
 
     name = "legacy"
@@ -83,7 +84,7 @@ class HttpAgent:
         self._calls = Calls(settings or get_settings().client, whom=f"the legacy agent server {self._base.authority}")
         self._listener = HttpServer(self._app(), host=listen[0], port=listen[1])
         self.supervisor = self._listener.supervisor
-        """Its `failure` is set when the listener has failed, and chats can no longer arrive."""
+        """When the listener fails, `failure` of this supervisor is set, and chats can no longer arrive."""
         self._public_url = public_url
         self._stack = AsyncExitStack()
 
@@ -104,12 +105,12 @@ class HttpAgent:
 
     @property
     def runs(self) -> int:
-        """How many runs have not ended."""
+        """The number of runs that have not ended."""
         return len(self._keys)
 
     @property
     def open_chats(self) -> int:
-        """How many chats wait for a reply, or have one that was not received."""
+        """The number of chats that wait for a reply, or whose reply the legacy agent has not received."""
         return sum(len(relay.pending) for relay in self._relays.values())
 
     async def tools(self, request: RolloutRequest) -> list[ToolDict]:
@@ -194,7 +195,7 @@ class HttpAgent:
         return str(health["agent_loop"])
 
     def _new_key(self) -> str:
-        """Return a key for the calls of one run. Its signature is still recognised after the run has ended."""
+        """Return a key for the calls of one run. The listener recognises the key even after the run has ended."""
         nonce = secrets.token_hex(16)
         return f"{nonce}.{self._sign(nonce)}"
 
@@ -202,7 +203,7 @@ class HttpAgent:
         return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()
 
     def _relay(self, request: Request) -> Relay | None:
-        """Return the relay of a call's key; None if the run has ended. Raises Unauthenticated."""
+        """Return the relay that belongs to a call's key; None if the run has ended. Raises Unauthenticated."""
         key = bearer(request.headers.get("authorization", ""))
         nonce, _, signature = key.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
@@ -230,7 +231,7 @@ class HttpAgent:
                 result = await relay.chat(messages, params, request.is_disconnected)
             except ValueError as error:
                 raise InvalidArgument("", str(error)) from None
-            except CallError as error:  # the engine has retried; 424 keeps the legacy agent from retrying, too
+            except CallError as error:  # the engine has retried already; after a 424 the legacy agent does not retry
                 return JSONResponse({"detail": str(error)}, 424)
             return JSONResponse(contract.reply_body(rollout_id, result, int(time.time())))
 

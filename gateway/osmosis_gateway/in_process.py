@@ -10,7 +10,7 @@ from osmosis_grpc.types import InitRequest, ToolDict
 
 
 class InProcessRollouts:
-    """Implements the routes' Rollouts with an engine. `peer` makes the Peer that receives a rollout's calls."""
+    """Implements the routes' port Rollouts with an engine. `peer` makes the Peer that receives a rollout's calls."""
 
     def __init__(self, engine: Engine, peer: Callable[..., Awaitable[Peer]]) -> None:
         self._engine = engine

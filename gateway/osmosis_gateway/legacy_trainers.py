@@ -1,4 +1,4 @@
-"""The engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
+"""Implements the engine's ports over HTTP: sends chats and completions to a trainer of the legacy contract."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, InitReques
 
 
 class HttpTrainers:
-    """Makes Peers for callbacks whose target is a base URL. `calls` dials checked hosts only."""
+    """Makes Peers for callbacks whose target is a base URL. `calls` must be made with `checked_only`."""
 
     def __init__(self, calls: Calls, policy: TargetPolicy, settings: RolloutClientSettings) -> None:
         self._calls = calls
@@ -40,7 +40,7 @@ class HttpTrainers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HttpTrainer:
-    """One rollout's trainer."""
+    """The trainer of one rollout."""
 
     calls: Calls
     settings: RolloutClientSettings

@@ -1,4 +1,4 @@
-"""OsmosisLLMClient: an HTTP client for agents that speak the legacy contract without an agent server."""
+"""OsmosisLLMClient, an HTTP client for agents that use the legacy contract without an agent server."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -68,9 +68,9 @@ class OsmosisLLMClient:
         await self._calls.__aexit__()
 
     async def chat_completions(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> CompletionsResult:
-        """Return the model's reply to the history. `params` are sampling parameters; unknown ones are forwarded.
+        """Return the model's reply to the history. `params` are sampling parameters; unknown parameters are forwarded.
 
-        Raises InvalidArgument naming a value that the contract cannot carry.
+        Raises InvalidArgument for a value that the contract cannot carry.
         """
         await self.__aenter__()
         tools = params.pop("tools", None)
@@ -108,7 +108,7 @@ class OsmosisLLMClient:
         metrics: RolloutMetrics | None = None,
         reward: float | None = None,
     ) -> None:
-        """Report the result: status COMPLETED or ERROR. Any 2xx acknowledges it."""
+        """Report the result with status COMPLETED or ERROR. Any 2xx answer acknowledges the report."""
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):
             raise InvalidArgument("status", f"is {status!r}, neither COMPLETED nor ERROR")

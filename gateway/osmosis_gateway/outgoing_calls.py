@@ -1,8 +1,8 @@
 """Outgoing HTTP: posts JSON to a trainer or to a legacy agent server, with retries.
 
-A server has one `Calls` with one aiohttp session, so that its limits hold for all rollouts together. It dials the
-addresses that the target policy has checked. It follows no redirects, ignores the proxies of the environment, and
-bounds the size of answers.
+A server has one `Calls` with one aiohttp session, so that the limits of the session hold for all rollouts together.
+`Calls` dials the addresses that the target policy has checked. It follows no redirects, ignores the proxies of the
+environment, and bounds the size of answers.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 CONNECT_TIMEOUT = 10.0
-"""Seconds that opening a connection may take."""
+"""A call fails if its connection does not open within this many seconds."""
 LONGEST_RETRY_AFTER = 60.0
-"""Seconds of a Retry-After that are always waited; the setting retry_max_delay may allow more."""
+"""A longer Retry-After is cut to this many seconds, or to the setting retry_max_delay if that is larger."""
 KEEPALIVE = 4.0
-"""Seconds that an idle connection is kept: fewer than uvicorn keeps its end, which many trainers use."""
-_SHOWN = 500  # characters of a refusal that an error message repeats
+"""An idle connection is closed after this many seconds. Uvicorn, which many trainers use, closes its end later."""
+_SHOWN = 500  # an error message repeats at most this many characters of a refusal
 _checked: ContextVar[Address | None] = ContextVar("checked_address", default=None)
-"""The checked address of the host of the current call."""
+"""The checked address of the current call's host."""
 
 _REFUSED: dict[int, type[OsmosisValidationError]] = {401: Unauthenticated, 403: PermissionDenied, 404: NotFound}
 _PORTS = {"http": 80, "https": 443}
@@ -93,15 +93,15 @@ class Base:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def join(self, path: str) -> URL:
-        """Return the URL of a path below this one."""
+        """Return the URL of a path below this base URL."""
         return URL(f"{self.scheme}://{self.authority}{self.path}{path}", encoded=True)
 
 
 class Calls:
-    """Posts JSON. Used as `async with Calls(settings) as calls`; made where the event loop runs.
+    """Posts JSON. Used as `async with Calls(settings) as calls`.
 
-    With `checked_only` it refuses to dial a host whose address was not checked. `tls` says which certificates it
-    trusts, by default those of the public CAs. Entering it again changes nothing.
+    With `checked_only`, a call to a host whose address was not checked fails. `tls` says which certificates are
+    trusted. The default is the certificates of the public CAs. Entering an open `Calls` again changes nothing.
     """
 
     def __init__(
@@ -145,11 +145,12 @@ class Calls:
         address: Address | None = None,
         answer: bool = True,
     ) -> bytes:
-        """Post JSON and return the body of a 2xx, or b"" without `answer`. `address` is the host's checked address.
+        """Post JSON and return the body of a 2xx answer. Without `answer`, return b"" instead of the body.
 
-        408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries` times, after Retry-After or with
-        exponential backoff. Raises OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError after the last
-        retry, OsmosisValidationError for a refusal.
+        `address` is the host's checked address. 408, 429, 5xx, 3xx, timeouts and transport errors are retried `retries`
+        times, after Retry-After or with exponential backoff. After the last retry, this method raises
+        OsmosisTransportError, OsmosisTimeoutError or OsmosisServerError. It raises OsmosisValidationError for a
+        refusal, without a retry.
         """
         backoff = Backoff(self._settings.retry_base_delay, self._settings.retry_max_delay)
         _checked.set(address)
@@ -168,15 +169,15 @@ class Calls:
         raise found
 
     async def get(self, url: URL, *, key: str = "") -> bytes:
-        """Return the body of a 2xx. It is not retried. Raises as `post` does."""
+        """Return the body of a 2xx answer. The call is not retried. Raises the same errors as `post`."""
         return await self.post(url, None, key=key)
 
     async def _attempt(
         self, url: URL, body: bytes | None, key: str, headers: Mapping[str, str], wanted: bool
     ) -> bytes | CallError:
-        """Send one request: POST, or GET without a body. Return the answer's body, or the error if a retry may help.
+        """Send one request: POST, or GET without a body. Return the answer's body.
 
-        Raises the error if it may not.
+        If the request fails and a retry may help, return the error. If a retry cannot help, raise the error.
         """
         if self._session is None:
             raise OsmosisTransportError("this server is closing")
@@ -219,7 +220,7 @@ async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 async def _drop(answer: aiohttp.ClientResponse) -> None:
-    """Read and drop an answer, so that the connection can be reused. Close it if the answer is large or slow."""
+    """Read and drop an answer, so that the connection can be reused. A large or slow answer closes the connection."""
     try:
         async with asyncio.timeout(1):
             await _bounded(answer, 64 * 1024)
@@ -228,14 +229,14 @@ async def _drop(answer: aiohttp.ClientResponse) -> None:
 
 
 def redacted(text: str, key: str) -> str:
-    """Return the text without the key, also if the other side has escaped it."""
+    """Return the text without the key, even where the other side has escaped the key."""
     for spelling in {key, json.dumps(key)[1:-1], repr(key)[1:-1]} if key else ():
         text = text.replace(spelling, "[key]")
     return text
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which holds seconds or a date; None if it has neither."""
+    """Return the seconds to wait, which a Retry-After header gives as a number or a date; None for any other value."""
     text = (retry_after or "").strip()
     if text.isdecimal() and len(text) < 7:
         return float(text)

@@ -15,7 +15,7 @@ from osmosis_grpc.types.completion import clip, describe
 
 _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000
-"""The most lists and objects of a body: a small body with many of them takes long to read."""
+"""The most lists and objects in a body. With more, even a small body takes long to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Bounds:
     size: int = 64 * _MIB
     """Bytes."""
     seconds: float = 20.0
-    """Time limit of its arrival; each MiB that has arrived adds one second."""
+    """The body must arrive within this many seconds. Each MiB that has arrived adds one second."""
 
 
 class BodyRefused(CallError):
-    """A body that is refused before it is read to its end."""
+    """The server refuses a body before it has read all of it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ async def _read(request: Request, bounds: Bounds) -> bytes:
 
 
 async def refusal(request: Request, error: Exception) -> JSONResponse:
-    """Return the response to a failed call. A 422 has field paths in FastAPI's form."""
+    """Return the response to a failed call. A 422 response has field paths in FastAPI's form."""
     assert isinstance(error, CallError)
     headers = {}
     if error.retry_after is not None:
@@ -93,7 +93,7 @@ async def refusal(request: Request, error: Exception) -> JSONResponse:
 
 
 async def internal(request: Request, error: Exception) -> JSONResponse:
-    """Return the response to an unexpected exception; only the log has its text."""
+    """Return the response to an unexpected exception. Only the log has the text of the exception."""
     return JSONResponse({"detail": "internal error; the server's log has the exception"}, 500)
 
 

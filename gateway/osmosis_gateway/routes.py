@@ -1,4 +1,4 @@
-"""The HTTP routes of the legacy contract, for an engine in this process and for one behind gRPC."""
+"""The HTTP routes of the legacy contract, for an engine in this process and for an engine behind gRPC."""
 
 import asyncio
 import importlib
@@ -56,15 +56,15 @@ class Rollouts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAccess:
-    """What HTTP callers must show, and the limits of their requests."""
+    """The credentials that HTTP callers need, and the limits of their requests."""
 
     tokens: Tokens = field(default_factory=Tokens)
-    """Callers must show one of these."""
+    """Each caller must send one of these tokens."""
     certificates: bool = False
-    """Whether callers need a client certificate, too. Without tokens and certificates every caller is allowed."""
+    """Whether callers also need a client certificate. Without tokens and certificates every caller is allowed."""
     max_metadata_bytes: int
     loopback: bool | None = None
-    """Whether the server is bound to loopback; None if it must be read from each connection."""
+    """Whether the server is bound to loopback. None means that the address of each connection decides."""
     bounds: Bounds = Bounds()
 
     @property
@@ -143,8 +143,8 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
 
 
 def add_metrics(app: FastAPI, access: HttpAccess) -> None:
-    """Add authentication and /metrics, which reads the Source `app.state.metrics`, to an application."""
-    # Inside OneBody, which closes the connection after an unread body.
+    """Add authentication and the route /metrics to an application. The route reads the Source `app.state.metrics`."""
+    # The guard is inside OneBody, because OneBody closes the connection when the guard leaves a body unread.
     guard = Middleware(Guard, tokens=access.tokens, certificates=access.certificates, loopback=access.loopback)
     app.user_middleware.append(guard)
     hidden: dict[int | str, dict[str, Any]] = {
@@ -182,7 +182,7 @@ def rollouts_of(request: Request) -> Rollouts:
 
 
 def gateway_app(title: str, **more: Any) -> FastAPI:
-    """Return an application without routes. It has /openapi.json but no /docs, which would load scripts from a CDN."""
+    """Return an application without routes. It has /openapi.json. It has no /docs, because /docs loads CDN scripts."""
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, **more)
     app.add_middleware(OneBody)
     app.add_exception_handler(CallError, refusal)

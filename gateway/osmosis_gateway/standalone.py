@@ -1,8 +1,8 @@
 """The standalone gateway: a process that serves the legacy HTTP contract in front of a gRPC agent server.
 
-It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the callback's state, which comes
-back with every chat and completion. So a gateway that was killed continues after a restart on the same ports with the
-same key for the credentials of its callbacks.
+It stores nothing about rollouts. The URL and the key of a rollout's trainer are in the state of the callback. The agent
+server sends this state with every chat and completion. So a gateway that was killed can be restarted and continues with
+its rollouts. The restarted gateway needs the same ports and the same `callback_key`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _REMEMBERED = 100_000  # rollouts whose tools are cached
 
 
 class GatewayMetrics:
-    """A Source with the metrics of a standalone gateway, which is a trainer to its agent server."""
+    """A Source with the metrics of a standalone gateway. For its agent server, the gateway is a trainer."""
 
     def __init__(self, trainer: Source) -> None:
         self._sources: tuple[Source, ...] = (ProcessMetrics(), trainer)
@@ -46,7 +46,7 @@ class GatewayMetrics:
 
 
 class RemoteRollouts:
-    """Implements the routes' Rollouts with an agent server behind gRPC, and answers the server's callbacks."""
+    """Implements the routes' port Rollouts with an agent server behind gRPC. Answers the server's callbacks."""
 
     def __init__(self, client: RolloutClient, trainers: HttpTrainers, *, authenticated: bool, loopback: bool) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class RemoteRollouts:
         self._loopback = loopback
         self._tools: OrderedDict[str, Sequence[ToolDict]] = OrderedDict()
         self._beginning: dict[str, asyncio.Event] = {}
-        """Rollouts whose Init is not answered yet: their agents may send chats before their tools are known."""
+        """Rollouts whose Init is not answered yet. Their chats can arrive before the gateway knows their tools."""
         self.make_callback: Callable[[bytes], Callback]
         """Returns a callback to this gateway that carries a state."""
 
@@ -106,8 +106,8 @@ class RemoteRollouts:
     async def _trainer(self, state: bytes) -> HttpTrainer:
         """Return the trainer that a callback's state names, after checking its address again.
 
-        Raises InvalidArgument for a state of another sender. An address that is refused now and was allowed at Init may
-        be a name that does not resolve for a while, so it is Unavailable and the agent server retries.
+        Raises InvalidArgument for a state that this gateway did not make. Raises Unavailable if the address is refused,
+        so that the agent server retries. The address was allowed at Init, so perhaps its name does not resolve now.
         """
         try:
             given = json.loads(state)
@@ -138,10 +138,10 @@ async def serve_standalone(
 ) -> AsyncIterator[tuple[HttpServer, CallbackRecorder]]:
     """Serve the legacy contract in front of the agent server at `target`.
 
-    `security` is what HTTP callers must show; without tokens it takes those of the settings. `credentials` are shown to
-    `target`; by default the token of the client settings. `callback_key` is the secret from which the credentials of
-    callbacks are derived; a restarted gateway needs the same one to continue. Raises OSError if a port is taken,
-    ValueError for an address that needs more security.
+    `security` says how HTTP callers authenticate. If it has no tokens, the tokens of the settings apply. `credentials`
+    are sent to `target`. The default is the token of the client settings. The credentials of callbacks are derived from
+    the secret `callback_key`, so a restarted gateway needs the same secret to continue. Raises OSError if a port is
+    taken, and ValueError for an address that needs more security.
     """
     known = settings or get_settings()
     guard = security or ServerSecurity()

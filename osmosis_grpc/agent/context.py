@@ -16,7 +16,7 @@ MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 
 
 class RolloutContext:
-    """One rollout, from the agent's side. After its end every method raises RolloutEndedError."""
+    """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError."""
 
     def __init__(self, *, request: RolloutRequest, tools: Sequence[ToolDict], session: Session) -> None:
         self.request = request
@@ -41,9 +41,10 @@ class RolloutContext:
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        `params` are sampling parameters under OpenAI's names; unknown ones are forwarded. `tools` replaces the
+        `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded. `tools` replaces the
         rollout's tools for this chat. `sample` names the conversation of the chat. Raises a CallError if the trainer
-        refuses the chat or stays away, ValueError for a history that cannot be sent, RolloutEndedError after the end.
+        refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
+        RolloutEndedError after the end of the rollout.
         """
         response = await self._session.chat(messages, sample=sample, purpose=purpose, tools=tools, params=params)
         block = response.tokens
@@ -57,7 +58,7 @@ class RolloutContext:
         )
 
     def add_sample(self, name: str | None = None) -> str:
-        """Begin another conversation. Returns its name: `name`, or sample-2, sample-3 and so on."""
+        """Begin another conversation and return its name. Without `name`, the name is sample-2, sample-3 and so on."""
         return self._session.add_sample(name)
 
     def complete(
@@ -67,7 +68,7 @@ class RolloutContext:
         reward: float | None = None,
         extra_fields: Mapping[str, Any] | None = None,
     ) -> RolloutResult:
-        """Return the result of a successful rollout; return it from run.
+        """Make the result of a successful rollout. The agent returns this result from run.
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
@@ -83,9 +84,9 @@ class RolloutContext:
         )
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
-        """Return the result of a rollout that the agent gives up; return it from run.
+        """Make the result of a rollout that the agent gives up. The agent returns this result from run.
 
-        Without messages the trainer gets the conversation up to the last reply.
+        Without `final_messages`, the trainer gets the conversation up to the last reply.
         """
         self._session.check_open()
         return RolloutResult(
@@ -95,8 +96,9 @@ class RolloutContext:
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.
 
-        Calls that execute_tool_calls runs, or that tool messages answer, are counted anyway. No call counts twice: the
-        metrics have the larger count. Raises ValueError for a latency below 0, above a year, or NaN.
+        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats. The metrics
+        contain the larger count, so no call counts twice. Raises ValueError for a latency below 0, above a year, or
+        NaN.
         """
         self._session.check_open()
         latency = float(latency_ms)
@@ -107,13 +109,13 @@ class RolloutContext:
             note_error("")
 
     def log_event(self, event_name: str, /, **data: Any) -> None:
-        """Add an event to the trajectory. Data that are not JSON are logged as their repr."""
+        """Add an event to the trajectory. A value that is not JSON is logged as its repr."""
         loggable = {_text(str(key)): _loggable(value) for key, value in data.items()}
         self._session.record(events.Logged(_text(str(event_name)), loggable))
 
 
 class ModelClient:
-    """A context's model under the names of the Osmosis SDK's client."""
+    """The model of a context, with the method names of the Osmosis SDK's client."""
 
     def __init__(self, context: RolloutContext) -> None:
         self._context = context
@@ -129,7 +131,7 @@ class ModelClient:
 
 
 def _loggable(value: Any, levels: int = 32) -> Any:
-    """Return a value as JSON; its repr if it is not JSON."""
+    """Return a value as JSON. If the value is not JSON, return its repr."""
     try:
         if isinstance(value, Mapping) and levels:
             return {_text(str(key)): _loggable(item, levels - 1) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""Finds agent loops by "module:attribute"."""
+"""Finds the agent loops that a text "module:attribute" names."""
 
 import contextlib
 import importlib
@@ -20,7 +20,7 @@ class LoadError(ValueError):
 
 
 def load_object(spec: str) -> Any:
-    """Return the object that "module:attribute" names. The working directory is on the path. Raises LoadError."""
+    """Return the object that "module:attribute" names. Raises LoadError. The working directory is put on sys.path."""
     module_name, colon, attribute = spec.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise LoadError(f"{spec!r} names a file; name the module: {_as_module(module_name, attribute or 'ATTRIBUTE')}")
@@ -47,7 +47,7 @@ def load_object(spec: str) -> Any:
 
 @contextlib.contextmanager
 def _own_code(spec: str) -> Iterator[None]:
-    """Turn every exception of the user's code into a LoadError of one line, except KeyboardInterrupt."""
+    """Turn every exception of the user's code, except KeyboardInterrupt, into a LoadError with a text of one line."""
     try:
         yield
     except (LoadError, KeyboardInterrupt):
@@ -59,9 +59,10 @@ def _own_code(spec: str) -> Iterator[None]:
 
 
 def load_agent_loops(specs: Iterable[str]) -> list[RolloutAgentLoop]:
-    """Return the agent loops of several specifications: each names an agent loop, its class, or a list of both.
+    """Return the agent loops of several specifications.
 
-    Raises LoadError, also for two loops with one name.
+    Each specification names an agent loop, an agent loop class, or a list of loops and classes. Raises LoadError, also
+    if two loops have the same name.
     """
     loops: list[RolloutAgentLoop] = []
     for spec in specs:
@@ -91,7 +92,7 @@ def _suggest(found: Any) -> str:
 
 
 def _as_module(path: str, attribute: str) -> str:
-    """Return the MODULE:ATTRIBUTE for a file, and the folder to start in if it is not below this one."""
+    """Return the MODULE:ATTRIBUTE for a file. If the file is not below the current folder, also name its folder."""
     inner = os.path.relpath(path).removesuffix(".py")
     if not inner.startswith(os.pardir):
         return f"{inner.replace(os.sep, '.')}:{attribute}"

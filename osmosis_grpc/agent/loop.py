@@ -26,33 +26,33 @@ class RolloutAgentLoop(ABC):
     """
 
     name: ClassVar[str]
-    """The name that trainers use; 1 to 256 characters, unique on its server."""
+    """The name that trainers use. It has 1 to 256 characters and is unique on a server."""
     lists_tools_without_request: ClassVar[bool] = True
-    """Whether get_tools may also be called without a rollout, to list the tools that it usually returns."""
+    """Whether the server can call get_tools without a rollout, to list the tools that get_tools usually returns."""
     replayable: ClassVar[bool] = False
     """Whether run asks the same chats when it runs again with the same replies.
 
-    Then a rollout continues after a restart of the server: run begins again, gets the recorded replies first, and its
-    tools run again.
+    If True, a rollout continues after a restart of the server. run begins again and first gets the recorded replies.
+    The tools run again.
     """
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
         """Return the tools that the model may call: dicts in OpenAI's format, or schema objects.
 
-        Called once, before the rollout is accepted; may be async (limit 10 s). An exception refuses the rollout. None
-        means no tools.
+        The server calls it once, before it accepts the rollout. The method can be async, with a limit of 10 s. An
+        exception refuses the rollout. None means no tools.
         """
 
     @abstractmethod
     async def run(self, ctx: RolloutContext) -> RolloutResult:
         """Run a rollout: begin with ctx.request.messages, return ctx.complete(...) or ctx.error(...).
 
-        Only append messages. An exception ends the rollout FAILED.
+        Only append to the messages. After an exception, the status of the rollout is FAILED.
         """
 
     def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
-        """Release what get_tools took for a rollout. Called once after its end, also if it never ran."""
+        """Release what get_tools reserved for a rollout. Called once after the rollout's end, even if run was not."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,7 +63,7 @@ class RolloutAgentLoop(ABC):
 
 
 def name_problem(name: object) -> tuple[str, str] | None:
-    """Return the problem of an agent loop's name as (code, text); None for a good name."""
+    """Return the problem of an agent loop's name as (code, text); None for a valid name."""
     if name is None:
         return "MISSING_NAME", "an agent loop needs a class attribute `name`"
     if not isinstance(name, str):

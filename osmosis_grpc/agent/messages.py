@@ -15,14 +15,14 @@ def parse_tool_calls(assistant_message: Mapping[str, Any]) -> list[Any]:
 
 
 def normalize_stop(stop: Any) -> list[str] | None:
-    """Return stop sequences, one text or a list, as a list. Returns None for anything else."""
+    """Return stop sequences as a list. `stop` is one text or a list. Return None for any other value."""
     if isinstance(stop, str):
         return [stop]
     return [str(text) for text in stop] if isinstance(stop, list) else None
 
 
 def get_message_content(message: Mapping[str, Any]) -> str:
-    """Return a message's text; an empty one if its content is not a text, such as a list of parts."""
+    """Return a message's text; an empty text if the content is not a text but, for example, a list of parts."""
     content = message.get("content")
     return content if isinstance(content, str) else ""
 

@@ -1,6 +1,6 @@
 """Error texts for imports of names of the Osmosis SDK and the Agentic Rollout Library that are missing here.
 
-Each text is one sentence: it says where the name is, or what to use until it is built.
+Each text is one sentence. It says where the name is, or what to use until osmosis_grpc has the name.
 """
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
@@ -25,7 +25,7 @@ _NOT_YET: dict[str, tuple[str, ...]] = {
     _REWARD: ("Grader", "GraderConfig", "GraderContext", "RolloutSample", "osmosis_rubric", "evaluate_rubric"),
     _CHAT: ("OsmosisStrandsAgent", "OsmosisRolloutModel"),
 }
-"""The names that are not built yet, by what to use today."""
+"""What to use today, to the names that osmosis_grpc does not have yet."""
 
 _MODULES = {
     "workers": "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not "
@@ -39,7 +39,7 @@ _PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
 
 
 def missing_name(name: str) -> str | None:
-    """Return the sentence for a name that is not built yet; None for any other name."""
+    """Return the sentence for a name that osmosis_grpc does not have yet; None for any other name."""
     instead = next((instead for instead, names in _NOT_YET.items() if name in names), None)
     return f"{name} is not in osmosis_grpc yet: {instead}" if instead else None
 

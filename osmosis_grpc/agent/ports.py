@@ -1,6 +1,7 @@
 """The engine's ports. `server`, the gateway and tests implement them.
 
-A port is a function or a Protocol: an object with its methods implements it. No port knows a transport.
+A port is a type of function or a Protocol. An object that has the methods of a Protocol implements it. No port knows a
+transport.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,11 +19,11 @@ from osmosis_grpc.types import (
 )
 
 ChatModel = Callable[[ChatRequest], Awaitable[ChatResponse]]
-"""Returns model replies: a remote trainer, or a policy in this process.
+"""Returns model replies. A remote trainer or a policy in this process implements it.
 
-Returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a chat
-it calls cancel() of the result, or cancels the task that awaits a result without cancel(). Raises
-osmosis_grpc.errors.CallError; the engine retries after a `retryable` one.
+It returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a
+chat, the engine calls cancel() of the result. If the result has no cancel(), the engine cancels the task that awaits
+the result. Raises osmosis_grpc.errors.CallError. If the error is `retryable`, the engine retries.
 """
 
 ResultSink = Callable[[Completion], Awaitable[Outcome]]
@@ -33,12 +34,12 @@ any other error.
 """
 
 EventSink = Callable[[TrajectoryEvent], None]
-"""Receives every event after its commit: a log file, a metric."""
+"""Receives every event after its commit, for example to write a log file or to count a metric."""
 
 EndSink = Callable[[RolloutInfo], None]
-"""Receives every ended rollout, also one whose events cannot be committed.
+"""Receives every rollout that ended, even if its events cannot be committed.
 
-The completion may refer to chats instead of having their tokens, see Peer.accepts_references.
+The completion can contain references to chats instead of the tokens of the chats, see Peer.accepts_references.
 """
 
 
@@ -46,10 +47,10 @@ class Clock(Protocol):
     """The time. Tests replace it."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
+        """Return seconds that never decrease."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
 
 
 class Session(Protocol):
@@ -78,7 +79,7 @@ class Session(Protocol):
         """Count a tool call in the metrics."""
 
     def tool_running(self, name: str) -> Callable[[str], float]:
-        """Note that a tool has begun. Returns a function to call after it, with the call id of its message.
+        """Note that a tool has begun. Return a function that the caller calls when the tool has ended.
 
-        That function counts the call and returns its duration in seconds.
+        That function takes the call id of the tool's message. It counts the call and returns its duration in seconds.
         """

@@ -1,6 +1,6 @@
-"""Registries of agent loops by name: one's own, or the shared one of the process.
+"""Registries of agent loops by name. The process has one shared registry. Callers can make more registries.
 
-Servers do not read them: a server gets the loops that it hosts.
+Servers do not read registries, because a server is given the loops that it hosts.
 """
 
 import threading
@@ -10,7 +10,7 @@ from osmosis_grpc.errors import AgentLoopNotFoundError
 
 
 class AgentLoopRegistry:
-    """Agent loops by name. Safe for use from several threads."""
+    """Holds agent loops by name. Several threads can use it at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class AgentLoopRegistry:
             self._loops[loop.name] = loop
 
     def unregister(self, name: str) -> bool:
-        """Remove a name. Returns False if it is not registered."""
+        """Remove a name. Return False if the name is not registered."""
         with self._lock:
             return self._loops.pop(name, None) is not None
 

@@ -18,7 +18,7 @@ class CompletionsResult:
     token_ids: Ids | None = None
     """uint32, shape (n,): the sampled tokens; None if the trainer did not send them."""
     logprobs: Logprobs | None = None
-    """float32, shape (n,): one per token, NaN for a missing one; None if none is known."""
+    """float32, shape (n,): one logprob per token, NaN for an unknown logprob; None if all are unknown."""
     usage: dict[str, Any] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens; empty if the trainer did not send them."""
     finish_reason: str | None = None
@@ -41,10 +41,10 @@ class CompletionsResult:
         """The reply's content: usually text, perhaps None."""
         return self.message.get("content")
 
-    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+    if not TYPE_CHECKING:  # without these methods a type checker reports unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise an AttributeError that names our attribute for the name of another library."""
+            """Raise an AttributeError. For an attribute name of another library, the text gives our name."""
             use = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             raise AttributeError(f"a chat's result has no attribute {name!r}{use}", name=name, obj=self)
 
@@ -69,7 +69,7 @@ _ELSEWHERE = {
     "to_dict": "use result.message, which is a dict",
     "dict": "use result.message, which is a dict",
 }
-"""What to use instead of the names of other client libraries."""
+"""Attribute name of another client library to the advice what to use here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +84,6 @@ class RolloutResult:
     reward: float | None = None
     """None means that the agent does not compute the reward; it is not zero."""
     metrics: RolloutMetrics | None = None
-    """Ignored: the server measures them."""
+    """Ignored, because the server measures the metrics itself."""
     extra_fields: Mapping[str, Any] | None = None
     """More data for the trainer."""

@@ -22,8 +22,8 @@ class BadRewardError(ValueError):
 def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     """Mark a reward function: (solution_str, ground_truth, extra_info=None, **kwargs) -> float.
 
-    Raises TypeError for another signature. Each call raises TypeError for a result that is not a finite number, and
-    returns it as a float. Keyword arguments that the function does not have are left out.
+    Raises TypeError for another signature. Each call returns the function's result as a float, and raises TypeError for
+    a result that is not a finite number. Keyword arguments that the function does not accept are left out.
     """
     parameters = list(inspect.signature(function).parameters.values())
     names = [p.name for p in parameters]

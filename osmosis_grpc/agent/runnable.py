@@ -1,4 +1,4 @@
-"""The Runnable port: what the engine hosts and runs. Each kind of agent has an adapter to it.
+"""The Runnable port, which the engine hosts and runs. Each kind of agent has an adapter to this port.
 
 `AgentLoopRunnable` adapts the agent loops of this package; the gateway adapts legacy HTTP agent servers.
 """
@@ -21,20 +21,20 @@ GET_TOOLS = job("agent.get_tools", OnFailure.RAISE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How one run ended: any number of samples, each with a reward or without, or a failure."""
+    """The result of one run, or its failure."""
 
     finish_reason: str = ""
-    """Empty means `stop`, or `error` with a failure."""
+    """Empty means `stop` for a run that succeeded, and `error` for a failure."""
     failure: Failure | None = None
     """None if the run succeeded."""
     messages: Sequence[Message] = ()
     """The final conversation. A failure without messages reports the newest conversation that was sampled."""
     reward: float | None = None
-    """Of the whole rollout, and of its only sample. None means unset."""
+    """The reward of the whole rollout, and of its sample if there is only one. None means that there is no reward."""
     sample_rewards: Mapping[str, float] = field(default_factory=dict)
-    """By sample, for a rollout with several samples."""
+    """Sample name to reward, for a rollout with several samples."""
     extra_fields: Mapping[str, Any] | None = None
-    """More for the trainer."""
+    """More data for the trainer."""
 
 
 class Runnable(Protocol):
@@ -42,31 +42,31 @@ class Runnable(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that trainers use; unique on its server."""
+        """The name that trainers use. It is unique on a server."""
 
     @property
     def lists_tools_without_request(self) -> bool:
-        """Whether tools() may be called without a rollout, to list the tools it usually has."""
+        """Whether the server can call tools() without a rollout, to list the tools that tools() usually returns."""
 
     @property
     def replayable(self) -> bool:
-        """Whether run() asks the same when it runs again on the same replies."""
+        """Whether run() asks the same chats when it runs again with the same replies."""
 
     @property
     def source(self) -> object:
         """The object whose class and imports make up the agent's version."""
 
     def tools(self, request: RolloutRequest) -> Sequence[Any] | Awaitable[Sequence[Any] | None] | None:
-        """Return the tools for a rollout, or an awaitable of them. Called once, before the rollout is accepted.
+        """Return the tools for a rollout, or an awaitable of the tools. Called once, before the rollout is accepted.
 
         An exception refuses the rollout. None means no tools.
         """
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Run a rollout. An exception ends it FAILED."""
+        """Run a rollout. After an exception, the status of the rollout is FAILED."""
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Release what tools() took for a rollout. Called once when it is over, also if it never ran."""
+        """Release what tools() reserved for a rollout. Called once after the rollout's end, even if run() was not."""
 
 
 class AgentLoopRunnable:
@@ -81,7 +81,7 @@ class AgentLoopRunnable:
         self.lists_tools_without_request = loop.lists_tools_without_request
 
     async def run(self, context: RolloutContext) -> RunOutcome:
-        """Run the agent loop, and check what it returns."""
+        """Run the agent loop, and check its result."""
         return outcome_of(await self.source.run(context))
 
 
@@ -91,7 +91,7 @@ def as_runnable(agent: RolloutAgentLoop | Runnable) -> Runnable:
 
 
 def outcome_of(result: Any) -> RunOutcome:
-    """Return the outcome for what an agent loop returned. Anything but a valid RolloutResult is the agent's failure."""
+    """Return the outcome for an agent loop's return value. A value that is no valid RolloutResult gives a failure."""
     if result is None:
         return _invalid("run returned None; return ctx.complete(...) or ctx.error(...)")
     if not isinstance(result, RolloutResult):
@@ -120,7 +120,7 @@ def _invalid(message: str) -> RunOutcome:
 
 
 def _text(value: Any) -> str:
-    """Return a text that can travel, for whatever an agent gave as one; empty for None."""
+    """Return a text that can be sent, for any value that an agent gave as a text; empty for None."""
     if value is None:
         return ""
     return clip(describe(value) if isinstance(value, BaseException) else str(value))
@@ -129,8 +129,8 @@ def _text(value: Any) -> str:
 async def await_tools(tools: Awaitable[Any], seconds: float) -> Any:
     """Return the result of an async get_tools.
 
-    It is the agent's code, so it runs in a task of its own. Raises its exception, TimeoutError after so many seconds,
-    and RuntimeError if it cancels itself.
+    get_tools is the agent's code, so it runs in its own task. Raises the exception of get_tools. Raises TimeoutError
+    after `seconds`, and RuntimeError if get_tools cancels its own task.
     """
     task = child(GET_TOOLS, _settled(tools))
     try:
@@ -148,7 +148,7 @@ async def await_tools(tools: Awaitable[Any], seconds: float) -> Any:
 
 
 async def _settled(tools: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Return the result or the exception. A SystemExit that left the task would end the event loop."""
+    """Return the result or the exception. This catches SystemExit, which would end the event loop."""
     try:
         return await tools, None
     except asyncio.CancelledError:

@@ -1,6 +1,6 @@
 """The version of an agent: a digest of its source files and of the packages that they import.
 
-Two processes that load the same agent compute the same version: only files and their import statements count.
+Two processes that load the same agent compute the same version, because only files and import statements count.
 """
 
 import ast
@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
-"""Our own packages count by their version only."""
+"""Our own packages. Only their version is part of an agent's version, not their files."""
 MAX_FILES = 256
 DIGITS = 12
 
@@ -28,11 +28,11 @@ class AgentVersion:
     digest: str = ""
     """Short hexadecimal digest; empty if no source was found."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """The digest of each file, by its path below the agent's folder, and the version of each package, by its name."""
+    """Path of each file below the agent's folder to the file's digest, and name of each package to its version."""
 
     @classmethod
     def of(cls, agent: object) -> "AgentVersion":
-        """Return the version of an agent: of the module of its class, and of its imports."""
+        """Return the version of an agent. Its parts are the module of the agent's class, and the imports."""
         parts = dict(_packages_and_files(type(agent)))
         if not any(name.endswith(".py") for name in parts):
             return cls()
@@ -46,11 +46,11 @@ def changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _packages_and_files(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the first class of the user that has a file; its module imports the base classes."""
+    """Yield the parts of the user's first class that has a file. Its module imports the base classes of the agent."""
     for each in kind.__mro__:
         module = each.__module__
         file = getattr(sys.modules.get(module), "__file__", None)
-        if module.partition(".")[0] in OURS:  # an adapter: the code that it runs is not known here
+        if module.partition(".")[0] in OURS:  # an adapter, whose agent's code is not known here
             return
         if module in sys.stdlib_module_names and module != "__main__":  # a class that type() made
             continue
@@ -93,7 +93,7 @@ def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 class _Source:
-    """The folder of an agent, which has its module's top-level package."""
+    """The folder of an agent: the folder with the top-level package of the agent's module."""
 
     def __init__(self, file: Path, module: str) -> None:
         parts = [] if module == "__main__" else module.split(".")
@@ -106,7 +106,7 @@ class _Source:
         return path.relative_to(self._root).as_posix()
 
     def find(self, name: str) -> list[tuple[Path, str]]:
-        """Return the files of a module and of its packages, with their names; none for a module outside the folder."""
+        """Return the files of a module and its packages, with their names; [] for a module outside the folder."""
         parts = name.split(".")
         if parts[0] in OURS or (self._within and parts[0] != self._within):
             return []

@@ -19,7 +19,7 @@ from osmosis_grpc.types.messages import copy_message
 TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
-"""The beginning of the name of a task that runs a tool; the tool's name follows."""
+"""The name of a task that runs a tool is this prefix and the tool's name."""
 
 
 class ToolRunnerNotAsyncError(TypeError):
@@ -63,7 +63,7 @@ def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str,
 def note_error(tool_call_id: str, text: str = "") -> None:
     """Note that a tool failed, with the exception that is being handled, if any.
 
-    Within execute_tool_calls the error belongs to the running call; elsewhere the watcher gets it at once.
+    Within execute_tool_calls the error belongs to the running call. Elsewhere the watcher gets the error at once.
     """
     run, watcher = current_run.get(), tool_watcher.get()
     if run is not None:
@@ -73,7 +73,7 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 
 
 def serialize_tool_result(result: Any) -> str:
-    """Return a tool's result as a message's content: a text unchanged, everything else as JSON."""
+    """Return a tool's result as a message's content. A text stays unchanged; any other value becomes JSON."""
     if result is None:
         return ""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
@@ -82,12 +82,11 @@ def serialize_tool_result(result: Any) -> str:
 async def execute_tool_calls(
     tool_calls: Iterable[Mapping[str, Any]], executor: Callable[[Any], Awaitable[Any]]
 ) -> list[Message]:
-    """Run all calls of one reply at the same time; their messages in the calls' order.
+    """Run all calls of one reply at the same time. Return their messages in the order of the calls.
 
-    `executor` is awaited with each call and returns its tool message. A call that raises or
-    returns nothing becomes an error message of its own, and the others' results stay. Each
-    call and its return are trajectory events, and the metrics count and time them. Raises a
-    TypeError when `executor` is not async.
+    `executor` is awaited with each call and returns the call's tool message. If a call raises an exception or returns
+    nothing, its message is an error message. The results of the other calls stay. Each call and its return are events
+    of the trajectory. The metrics count and time the calls. Raises a TypeError when `executor` is not async.
     """
     tasks = [
         child(TOOL_CALL, _execute(call, executor), name=f"{TOOL_TASK}{clip(_names(call)[1], 80)}")
@@ -147,7 +146,7 @@ def _names(call: Any) -> tuple[str, str]:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """Return an executor's result as the message that answers the call. Raises if it cannot be sent."""
+    """Return an executor's result as the message that answers the call. Raises if the message cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
     is_message = isinstance(result, dict) and "role" in result

@@ -1,8 +1,8 @@
 """Checks an agent loop before it runs, and reports all problems at once.
 
-HINTS has all codes, each with what to do. They are those of the Osmosis SDK, and seven of ours:
-MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME, MISSPELT_KEY, and, from the
-command line only, NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
+HINTS has a hint for each code. The codes are the codes of the Osmosis SDK and seven codes of ours:
+MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME, MISSPELT_KEY,
+NOT_AN_AGENT_LOOP and DUPLICATE_NAME. Only the command line reports the last two.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Place = tuple[str | None, int | None]
 """A file and a line, counted from 1; both None without a source."""
 
 GET_TOOLS_TIMEOUT = 10.0
-"""Seconds that an async get_tools may take, as in a server."""
+"""Timeout in seconds of an async get_tools. A server has the same timeout."""
 
 REQUEST = RolloutRequest(rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}])
 """The request that get_tools gets."""
@@ -62,7 +62,7 @@ HINTS = {
     "NOT_AN_AGENT_LOOP": "derive the class from osmosis_grpc.rollout.RolloutAgentLoop; a server hosts nothing else",
     "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
 }
-"""What to do about a finding, by its code."""
+"""Code to a hint what to do about a finding with this code."""
 
 WARNINGS = frozenset(
     {
@@ -88,13 +88,13 @@ class Finding:
     file: str | None = None
     """The file of the class or the method; None without a source."""
     line: int | None = None
-    """From 1."""
+    """Counted from 1; None without a source."""
     severity: Severity = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """All findings about one agent loop."""
+    """The name of an agent loop and all findings about it."""
 
     agent_name: str | None
     """None if it has no usable name."""
@@ -124,11 +124,11 @@ class ValidationResult:
 
 
 class AgentLoopValidationError(OsmosisRolloutError):
-    """An agent loop has errors. The text has one line for each, with its hint."""
+    """An agent loop has errors. The text has one line for each error, with the hint."""
 
     def __init__(self, result: ValidationResult) -> None:
         self.result = result
-        """All findings, the warnings included."""
+        """All findings, including the warnings."""
         self.errors = result.errors
         lines = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
         super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
@@ -138,8 +138,8 @@ def validate_agent_loop(agent_loop: object) -> ValidationResult:
     """Return all problems of an agent loop, or of any other object. Raises nothing.
 
     A class is checked and then called without arguments. get_tools is called once with REQUEST, unless the class cannot
-    be called. run is not called. asyncio.run runs an async get_tools. That is impossible within a running event loop:
-    then the warning GET_TOOLS_NOT_AWAITED says that its tools were not checked.
+    be called. run is not called. asyncio.run runs an async get_tools. Within a running event loop this is impossible,
+    so the warning GET_TOOLS_NOT_AWAITED says that the tools were not checked.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")
@@ -174,9 +174,9 @@ def place_of(*objects: object) -> Place:
 
 
 def place_of_error(error: BaseException) -> Place:
-    """Return the line that raised an exception: the innermost one outside our code and installed packages.
+    """Return the place that raised an exception: the innermost line outside our code and installed packages.
 
-    Returns an installed package's line if there is no other one.
+    If there is no such line, return a line of an installed package.
     """
     lines = own_lines(error, 1)
     return lines[0][:2] if lines else (None, None)
@@ -208,9 +208,9 @@ def _attribute(owner: object, name: str) -> Any:
 
 
 def _instance(cls: type) -> tuple[object | None, list[Finding]]:
-    """Return an instance of a class, and the finding if there is none.
+    """Return an instance of a class; if the class cannot be called, return None and the finding.
 
-    A class that only lacks get_tools or run has other findings for that.
+    A class that lacks only get_tools or run gets no finding here, because other checks report the missing method.
     """
     missing = set(getattr(cls, "__abstractmethods__", ()))
     if missing and missing <= {"get_tools", "run"}:
@@ -234,13 +234,13 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Return whether a function is async, also behind functools.wraps, partial, and as __call__."""
+    """Return whether a function is async. It can also be wrapped, a partial, or an object with an async __call__."""
     forms = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
     return any(inspect.iscoroutinefunction(form) for form in forms)
 
 
 def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
-    """Return the tools, and the findings about get_tools and them."""
+    """Return the tools, and the findings about get_tools and the tools."""
     get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
     if get_tools is None:
         return (), [_finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)]
@@ -294,7 +294,7 @@ def _is_dict(value: object) -> bool:
 
 
 def _is_usual(value: object) -> bool:
-    """Return whether every model server accepts a name; True for a blank one, which has another finding."""
+    """Return whether every model server accepts a name. Return True for a blank name, which has another finding."""
     return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
 
 
@@ -326,7 +326,7 @@ A field is checked if its parent is a dict.
 
 
 def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
-    """Yield the findings about one tool. `label` names it in their texts."""
+    """Yield the findings about one tool. `label` names the tool in the texts of the findings."""
     try:
         plain = dump_model(tool)
     except Exception as error:

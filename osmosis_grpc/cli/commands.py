@@ -1,4 +1,4 @@
-"""Declares the commands. Each imports its module when it runs, so that --help is fast."""
+"""Declares the commands. A command imports its module only when it runs, so that --help is fast."""
 
 from typing import Annotated
 

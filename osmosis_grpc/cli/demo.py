@@ -1,4 +1,4 @@
-"""The demo command: starts a server process and runs eight rollouts with this process as the trainer."""
+"""The demo command starts a server process and runs eight rollouts. This process is the trainer."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ TASKS = (
     ("What is 81 / 9 / 3?", "3"),
     ("What is 2 * 2 * 2 * 2 * 2?", "32"),
 )
-"""Questions and their reference answers. The mock rounds, so it gets the fifth wrong."""
+"""Questions and their reference answers. The mock model rounds, so its answer to the fifth question is wrong."""
 
 NEXT = """
 Next:
@@ -50,14 +50,14 @@ Next:
 
 
 LIMIT = 60.0
-"""Timeout in seconds of all rollouts."""
+"""Timeout in seconds for all rollouts together."""
 STOP_WITHIN = 10.0
-"""Seconds that the server has to stop."""
+"""The demo waits this many seconds for the server to stop. Then it kills the server."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _DemoError(Exception):
-    """The demo failed; the message is the reason."""
+    """The demo failed. The message is the reason."""
 
 
 def run_demo(as_json: bool) -> int:
@@ -81,7 +81,7 @@ def run_demo(as_json: bool) -> int:
 
 
 def _completions() -> list[Completion]:
-    """Run the rollouts on a server with a temporary folder. The folder is always deleted."""
+    """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     token = secrets.token_urlsafe()
@@ -95,9 +95,9 @@ def _completions() -> list[Completion]:
 
 @contextlib.contextmanager
 def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent server. It sees no setting, no .env and no module of this folder.
+    """Start the agent server in `folder`, without this process's OSMOSIS_ variables and without the .env file.
 
-    It is in a process group of its own, so that Ctrl-C stops the demo, and the demo stops the server.
+    The server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
     """
     command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
     secret = os.path.join(folder, "token")
@@ -146,7 +146,7 @@ def _server(folder: str, token: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Delay signals: an interrupted Popen leaves a process without its process id."""
+    """Delay the first signal and drop the others. A signal during Popen would leave a process with an unknown id."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
     try:
@@ -159,7 +159,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _address(server: subprocess.Popen[str]) -> str:
-    """Return HOST:PORT of the server once it is ready. Raises _DemoError if the server ends first."""
+    """Wait until the server is ready, and return its HOST:PORT. Raises _DemoError if the server ends first."""
     assert server.stdout is not None
     line = server.stdout.readline()
     if not line:
@@ -172,13 +172,13 @@ def _end(code: int) -> str:
 
 
 async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list[Completion]:
-    """Run the rollouts. Raises _DemoError if the server ends first, refuses a call, or the timeout is over."""
+    """Run the rollouts. Raises _DemoError if the server ends first or refuses a call, and after the timeout."""
     rollouts, end = child(TRAIN, _rollouts(target, token)), child(WAIT, _ended(server))
     try:
         await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # when a server ends, its calls fail first
+        if rollouts.done():  # when a server ends, its calls fail a moment earlier
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before the rollouts: {_end(end.result())}")
@@ -189,7 +189,7 @@ async def _train(target: str, token: str, server: subprocess.Popen[str]) -> list
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
-        server.terminate()  # first, so that the server logs no lost trainer
+        server.terminate()  # before the trainer closes, so that the server does not log a lost trainer
         await asyncio.wait({end}, timeout=STOP_WITHIN)
         for task in (rollouts, end):
             task.cancel()
@@ -208,7 +208,7 @@ async def _rollouts(target: str, token: str) -> list[Completion]:
     from osmosis_grpc.policies import ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
 
-    # The demo itself says when its server ends.
+    # The demo itself reports the end of the server, so this logger's warnings are not needed.
     logging.getLogger("osmosis_grpc.trainer.unreachable_servers").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     credentials = Credentials(token=token)
@@ -268,7 +268,7 @@ def _table(completions: list[Completion]) -> Table:
 
 
 def _program() -> str:
-    """Return the command that runs this program from the current folder."""
+    """Return the command with which the user can run this program from the current folder."""
     if shutil.which("osmosis-grpc"):
         return "osmosis-grpc"
     return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

@@ -17,7 +17,7 @@ WIDTH = 80
 
 
 def examine_all(state_dir: str | None, ledger: str | None, *, json: bool) -> int:
-    """Report about the journal, the ledger, or both. Return the exit code."""
+    """Report the damage in the journal, the ledger, or both. Return the exit code."""
     wanted = [(Path(ledger), LEDGER)] if ledger is not None else []
     if state_dir is not None or ledger is None:
         wanted.insert(0, (state_folder("doctor", state_dir) / FILE, JOURNAL))

@@ -1,6 +1,6 @@
 """The replay command: runs a recorded rollout's agent again on its recorded replies.
 
-The run itself is in osmosis_grpc.cli.replay_comparison.
+osmosis_grpc.cli.replay_comparison runs the agent and compares.
 """
 
 import difflib
@@ -21,9 +21,9 @@ from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import Completion, JournaledRollout
 
 NEAR = 5
-"""The most ids that the message about an unknown id names."""
+"""The message about an unknown id names at most this many known ids."""
 LOOKED_AT = 10_000
-"""The most rollouts that are searched for such ids."""
+"""These known ids come from at most this many of the newest rollouts."""
 
 
 def run_replay(
@@ -36,7 +36,7 @@ def run_replay(
 
 
 def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
-    """Return the journal's record of the rollout. A missing or damaged one ends the command with exit code 2."""
+    """Return the journal's record of the rollout. A missing or damaged record ends the command with exit code 2."""
     try:
         reader = Reader.look(folder)
         try:
@@ -64,7 +64,7 @@ def _recorded(folder: Path, rollout_id: str, attempt: int | None) -> Recorded:
 
 
 def _near(rollout_id: str, known: list[str]) -> str:
-    """Return a text that names ids that exist."""
+    """Return a text with known ids that are similar to the given id, or with the newest ids."""
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
@@ -88,7 +88,7 @@ def _agent_loop(specs: list[str], entry: JournaledRollout) -> RolloutAgentLoop:
 
 
 class _Report:
-    """Runs the rollout and prints each chat, as records or as text."""
+    """Runs the rollout and prints each chat as a record or as text."""
 
     def __init__(self, out: Records, recorded: Recorded) -> None:
         self._out = out
@@ -174,4 +174,4 @@ class _Report:
 
 
 _STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
-"""Reason of an unfinished run to its text."""
+"""For each reason of an early stop, the text that is printed."""

@@ -1,6 +1,6 @@
 """Runs an agent loop on a recording in this process, and finds the differences from the recording.
 
-It uses the real engine, with the recording as the model: nothing is sampled.
+The agent loop runs on the real engine. The recording replaces the model, so nothing is sampled.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from osmosis_grpc.types import (
 from osmosis_grpc.wire.status import from_code
 
 WIDTH = 100
-"""Characters of a line of a difference."""
+"""The most characters of one line in a difference."""
 MESSAGE = 4 * WIDTH
-"""Characters of a message that is shown on one line."""
+"""A message of at most this many characters is shown on one line."""
 LINES = 40
-"""Lines of a difference."""
+"""The most lines of a difference that are shown."""
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference: its place, and a diff of both texts."""
+    """A difference: its place, and a diff of the recorded text and the new text."""
 
     where: str
     diff: list[str]
@@ -65,7 +65,7 @@ class Row:
 
 
 class Recorded:
-    """Holds the journal's record of a rollout, over all its runs. The last entry of each chat counts."""
+    """Holds what the journal recorded about all runs of a rollout. Of a chat's entries, the last entry counts."""
 
     def __init__(self, entry: JournaledRollout, trajectory: Callable[[str, int], Iterable[TrajectoryEvent]]) -> None:
         self.entry = entry
@@ -78,7 +78,7 @@ class Recorded:
             if isinstance(kind, events.ChatRequested):
                 self.questions[kind.sample, kind.number] = kind
             elif isinstance(kind, events.ChatAnswered) or (
-                # An aborted chat ends its rollout unseen by the agent; other failures raise in the agent.
+                # An aborted chat ends its rollout without an exception in the agent. Other failures raise in the agent.
                 isinstance(kind, events.ChatFailed) and not kind.will_retry and kind.code != Aborted.code
             ):
                 self.ends[kind.sample, kind.number] = kind
@@ -93,7 +93,7 @@ class Recorded:
 
     @property
     def cut(self) -> str:
-        """Return why the agent did not end by itself; empty if it did."""
+        """Return the reason why the agent did not end by itself; empty if the agent ended by itself."""
         completion = self.completion
         if completion is None:
             return "it has not ended"
@@ -153,7 +153,7 @@ class _Replaying:
         return Outcome.RECORDED
 
     def flush(self) -> None:
-        """Show the chats that have ended."""
+        """Show each chat that was not shown before."""
         for row in self.rows[self._shown :]:
             self._show(row)
         self._shown = len(self.rows)
@@ -169,9 +169,10 @@ class _Replaying:
 async def rerun(
     agent_loop: RolloutAgentLoop, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
 ) -> tuple[str, Completion | None]:
-    """Run the agent on the recording; `show` gets every chat. Raises Internal when get_tools fails.
+    """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
 
-    Return why the run stopped early (until_turn, recording_ended, or empty), and the completion of a run that did not.
+    Return two values. The first is the reason of an early stop: until_turn, recording_ended, or empty without an early
+    stop. The second is the completion, or None after an early stop.
     """
     replaying = _Replaying(recorded, until_turn, show)
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
@@ -194,7 +195,7 @@ def question_difference(recorded: events.ChatRequested | None, now: events.ChatR
 
 
 def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the parts of both questions by name, and each message."""
+    """Yield the name of each part of a question, its recorded value, and its new value. Each message is a part."""
     yield "continues", recorded.continues, now.continues
     yield "purpose", recorded.purpose.value, now.purpose.value
     for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
@@ -264,7 +265,7 @@ def _lines(value: Any) -> list[str]:
 
 
 def _message(item: Any) -> list[str]:
-    """Return a message as one line of JSON, so that a difference shows whole messages; nothing for a long one."""
+    """Return a short message as one line of JSON, so that a difference shows whole messages. Otherwise return []."""
     if not isinstance(item, dict) or "role" not in item:
         return []
     text = json.dumps(item, ensure_ascii=False, sort_keys=True)

@@ -9,7 +9,10 @@ from osmosis_grpc.settings import get_settings, problems
 
 
 def state_folder(command: str, state_dir: str | None) -> Path:
-    """Return the folder of the option, or without it that of the settings. A bad one ends the command with code 2."""
+    """Return the folder that the option names, or else the folder of the settings.
+
+    If the folder cannot be used, the command ends with exit code 2.
+    """
     try:
         chosen = get_settings().server.state_dir if state_dir is None else state_dir
     except ValidationError as error:

@@ -16,15 +16,15 @@ Chats = Sequence[tuple[ChatRequest, Message]]
 Part = tuple[int, Sequence[Mapping[str, Any]]]
 
 MOST_MESSAGES = 30
-"""Messages of a conversation that are shown."""
+"""The most messages of a conversation that are shown."""
 MOST_LINES = 8
 MOST_CHARS = 200
 
 
 def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:
-    """Yield the lines of a completion's samples, and of how it ended.
+    """Yield the lines for a completion's samples, and the lines for its end.
 
-    `chats` are the requests with their replies: a sample whose chats branch is shown branch by branch.
+    `chats` are the requests with their replies. If the chats of a sample branch, each branch is shown separately.
     """
     latencies = {run.call_id: run.latency for run in runs if run.latency is not None}
     samples = {name: sample.messages for name, sample in completion.samples.items()}
@@ -47,12 +47,12 @@ def transcript(completion: Completion, runs: Sequence[ToolRun], chats: Chats = (
 
 
 def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[Part]:
-    """Return each branch of a conversation: the chat that begins it, and its messages from there on.
+    """Return each branch of a conversation: the number of its first chat, and the messages that begin there.
 
-    `messages` is what the agent reported; it replaces the branch that it continues.
+    `messages` is the conversation that the agent reported. It replaces the branch that it begins with.
     """
-    begins: dict[int, int] = {}  # from the newest chat of a branch to its first
-    known: dict[int, int] = {}  # how many of the first chat's messages an earlier branch shows
+    begins: dict[int, int] = {}  # the newest chat of a branch to the branch's first chat
+    known: dict[int, int] = {}  # the first chat of a branch to its number of messages that an earlier branch shows
     whole: dict[int, Sequence[Mapping[str, Any]]] = {}
     for request, reply in chats:
         number, history = request.number, [*request.messages, reply]
@@ -70,7 +70,7 @@ def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Sequence[P
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str, float], first: int) -> Iterator[str]:
-    """Yield the lines of messages. `first` is the number of their first reply; repeated turns are counted."""
+    """Yield the lines of messages. `first` is the number of the first reply. A repeated turn is shown once."""
     results = [message for message in messages if message.get("role") == "tool"]
     paired: list[int] = []
     number, shown, seen = first - 1, 0, 0
@@ -89,7 +89,10 @@ def _conversation(messages: Sequence[Mapping[str, Any]], latencies: Mapping[str,
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], int]]:
-    """Yield each turn, a reply with what follows it, and how often it comes in a row, call ids aside."""
+    """Yield each turn, and how often it repeats in a row. A turn is a reply with the messages that follow the reply.
+
+    Turns that differ only in call ids count as equal.
+    """
     turns: list[list[Mapping[str, Any]]] = []
     for message in messages:
         if not turns or message.get("role") == "assistant":
@@ -101,7 +104,7 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping
 
 
 def _what(message: Mapping[str, Any]) -> str:
-    """Return a key that is equal for messages that differ in call ids only."""
+    """Return a key of a message. Messages that differ only in call ids have the same key."""
     functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
     return json.dumps([message.get("role"), message.get("content"), functions], default=str)
 
@@ -113,7 +116,7 @@ def _message(
     paired: list[int],
     latencies: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield the lines of one message and of the results of its calls, which are added to `paired`."""
+    """Yield the lines of one message and of the results of its calls. Add the ids of the results to `paired`."""
     role = message.get("role")
     if role == "tool":
         if id(message) not in paired:

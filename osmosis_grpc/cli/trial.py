@@ -1,7 +1,7 @@
-"""Runs one rollout of an agent loop in this process for validate --run, and records what it does.
+"""Runs one rollout of an agent loop in this process for validate --run, and records what the agent does.
 
-It uses the real engine, with a mock model that calls every tool it is offered. osmosis_grpc.cli.trial_findings turns
-the observations into findings.
+The rollout runs on the real engine. Its model is a mock that calls every offered tool. osmosis_grpc.cli.trial_findings
+turns the observations into findings.
 """
 
 import asyncio
@@ -27,19 +27,22 @@ PULSE = job("cli.pulse", OnFailure.RESTART)
 QUESTION = "What is (2 + 3) * 4?"
 
 ANSWER = "20"
-"""The label, metadata's ground_truth, and the last reply of the mock."""
+"""The label, the ground_truth in the metadata, and the end of the mock's last reply."""
 
 GRACE = 5.0
-"""Seconds after the timeout in which the rollout must end; an agent that blocks the event loop does not end."""
+"""The command waits this many seconds after the timeout for the end of the rollout, and then gives up.
+
+An agent that blocks the event loop does not end at the timeout.
+"""
 
 BLOCKED = 0.2
-"""Seconds that an agent may block the event loop."""
+"""When an agent blocks the event loop for more than this many seconds, the block is recorded."""
 
 MOST_CHATS = 100
-"""Chats of a sample after which an agent counts as endless: ten times its max_turns."""
+"""When a sample has more chats than this, the agent counts as endless. It is ten times the agent's max_turns."""
 
 MOST_RUNS = 1000
-"""The most tool calls, and the most chats, that are kept."""
+"""At most this many tool calls are kept, and also at most this many chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Block:
     where: str
     """file:line in function."""
     tool: str
-    """The tool that execute_tool_calls was running; empty for another part of the agent."""
+    """The tool that execute_tool_calls was running; empty if it was running no tool."""
 
 
 @dataclass(slots=True)
@@ -63,22 +66,22 @@ class Trial:
     returned: bool = False
     error: BaseException | None = None
     endless: bool = False
-    """Whether it was stopped because it asked for too many chats."""
+    """Whether the rollout was stopped because the agent asked for too many chats."""
     stuck: str = ""
-    """The reason if there is no completion."""
+    """Says that the event loop is still blocked; empty if it is not."""
     get_tools_error: BaseException | None = None
     runs: list[ToolRun] = field(default_factory=list)
     """The tool calls that the helpers ran."""
     offered: dict[str, None] = field(default_factory=dict)
     """Names of the tools that get_tools returned or a chat offered."""
     called: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Call id to the name and the arguments of the model's call."""
+    """SAMPLE/CALL_ID to the name and the arguments of the model's call."""
     chats: list[tuple[ChatRequest, Message]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
 
 class _Watched:
-    """Runs an agent loop and watches it; its model is a mock."""
+    """Runs an agent loop with a mock model, and watches the agent loop."""
 
     def __init__(self, agent_loop: Any, trial: Trial) -> None:
         self.name = agent_loop.name
@@ -125,7 +128,7 @@ def _names(tools: Any) -> list[str]:
 def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
     """Record each period in which the event loop is blocked, with the place that the watchdog finds.
 
-    Return a function that stops it.
+    Return a function that stops the recording.
     """
     clock, watchdog = asyncio.get_running_loop().time, engine.watchdog
     last, seen = clock(), watchdog.blocked
@@ -147,8 +150,8 @@ def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
 
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
-    """Run one rollout of a valid agent loop. It returns whatever the agent does."""
-    for module in (runner, loop_watchdog, session):  # findings say what these would log
+    """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
+    for module in (runner, loop_watchdog, session):  # the findings report what these modules would log
         logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)
@@ -172,7 +175,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
             done.set_result(completion)
         return Outcome.RECORDED
 
-    # The watchdog is sure to see what blocks for twice its limit.
+    # The watchdog surely sees a block that lasts twice as long as its limit.
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
     async with Engine([watched], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)

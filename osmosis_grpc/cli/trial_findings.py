@@ -1,7 +1,8 @@
 """Turns the observations of a trial into findings about the agent loop.
 
-Tools are seen where osmosis_grpc.rollout.tools runs them or makes their error messages, and where
-ctx.record_tool_call is called while an exception is handled. Of other tools only their answers are seen.
+A trial sees a tool call if osmosis_grpc.rollout.tools runs it or makes its error message. It also sees an exception if
+the agent calls ctx.record_tool_call while it handles that exception. Of other tool calls, a trial sees only the tool
+messages that answer them.
 """
 
 import difflib
@@ -44,7 +45,7 @@ HINTS = {
     "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
     "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
 }
-"""Code of --run to its hint. The other codes are in osmosis_grpc.agent.validator."""
+"""Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
 WARNINGS = frozenset(
     {
@@ -56,7 +57,7 @@ WARNINGS = frozenset(
         "UNKNOWN_PARAMETER",
     }
 )
-"""The codes of warnings: the author may have intended it."""
+"""The codes of warnings. The author of the agent may have intended what they report."""
 
 _UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
 _A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
@@ -72,10 +73,10 @@ _PARAMETERS = frozenset(
 )
 """Sampling parameters of OpenAI, vLLM and SGLang."""
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
-_LONGEST = 200  # characters of a text in a finding
+_LONGEST = 200  # the most characters of a quoted text in a finding
 
 Row = tuple[str, str, Place | None]
-"""A code, a message, and the place; None means the place of run."""
+"""A code, a message, and a place. Without a place, the finding has the place of the method run."""
 
 
 def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:

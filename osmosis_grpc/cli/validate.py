@@ -1,6 +1,6 @@
 """The validate command: prints the problems of agent loops, with code, place and hint.
 
-The checks themselves are in osmosis_grpc.agent.validator, those of --run in osmosis_grpc.cli.trial.
+The checks are in osmosis_grpc.agent.validator. The checks of --run are in osmosis_grpc.cli.trial_findings.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ LONGEST = 86_400.0
 
 
 def validate_all(unnamed: list[str], specs: list[str], *, run: bool, timeout: float, json: bool) -> int:
-    """Check the agent loops that `specs` name, print what is found, and return the exit code."""
+    """Check the agent loops that `specs` name, print the findings, and return the exit code."""
     if unnamed or not specs:
         meant = " ".join(f"-m {spec}" for spec in unnamed or ["MODULE:ATTR"])
         usage_error("validate", _printable(f"-m or --module names an agent loop: validate {meant}"))
@@ -58,7 +58,7 @@ def validate_all(unnamed: list[str], specs: list[str], *, run: bool, timeout: fl
 
 
 class _NotLoadedError(Exception):
-    """A specification names nothing that can be checked."""
+    """A specification leads to no agent loop that can be checked."""
 
 
 class _Report:
@@ -109,9 +109,9 @@ class _Report:
 
 
 def _check(spec: str, timeout: float | None, report: _Report) -> None:
-    """Load what a specification names and report about each agent loop in it. Raises _NotLoadedError.
+    """Load the agent loops of a specification, check them, and report the findings. Raises _NotLoadedError.
 
-    With a `timeout` each valid one is run.
+    With a `timeout`, also run each valid agent loop.
     """
     try:
         found = load_object(spec)
@@ -139,7 +139,7 @@ def _check(spec: str, timeout: float | None, report: _Report) -> None:
 
 
 def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Finding]:
-    """Yield findings about agents that are valid alone but that a server would refuse."""
+    """Yield the findings that the validator cannot make, for agents that a server would refuse."""
     cls = item if isinstance(item, type) else type(item)
     if not issubclass(cls, RolloutAgentLoop):
         reason = of_the_sdk(cls)
@@ -151,7 +151,10 @@ def _refused(item: object, name: str | None, names: set[str]) -> Iterator[Findin
 
 
 def _why(spec: str, error: LoadError) -> str:
-    """Return why a specification cannot be loaded; of a class without a usable name, the class, its line and a hint."""
+    """Return the reason why a specification cannot be loaded.
+
+    For a class without a usable name, the text has the class, its line and a hint.
+    """
     cause = error.__cause__
     if not isinstance(cause, AgentNameError):
         return str(error)
@@ -162,7 +165,10 @@ def _why(spec: str, error: LoadError) -> str:
 
 
 def _result_of(error: BaseException | None) -> ValidationResult | None:
-    """Return the findings about the agent class that made a user's module fail; None if no class did."""
+    """Return the findings about an abstract agent class that the user's module tried to instantiate.
+
+    Return None if the module failed for another reason.
+    """
     abstract = re.match(r"Can't instantiate abstract class (\w+)", str(error))
     if isinstance(error, TypeError) and abstract:
         for cls in _subclasses(RolloutAgentLoop):
@@ -174,7 +180,10 @@ def _result_of(error: BaseException | None) -> ValidationResult | None:
 
 @contextlib.contextmanager
 def _importable(cls: type, error: BaseException) -> Iterator[None]:
-    """Put back the module of a class whose import failed, so that its source can be found."""
+    """Put the module of a class into sys.modules, so that the source of the class can be found.
+
+    The module is missing there if its import failed. At the end it is removed again.
+    """
     names = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
     left = next((found for found in names if found.get("__name__") == cls.__module__), None)
     if left is None or cls.__module__ in sys.modules:
@@ -201,5 +210,5 @@ def _readable(finding: Finding) -> Finding:
 
 
 def _printable(text: str) -> str:
-    """Return a text on one line without control characters that can be written as UTF-8."""
+    """Return a text on one line, without control characters. The result can always be encoded as UTF-8."""
     return printable(" ".join(text.split()).encode("utf-8", "replace").decode())

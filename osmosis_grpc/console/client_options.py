@@ -1,7 +1,7 @@
 """Declares the options of the HTTP gateway as a client, OSMOSIS_ROLLOUT_CLIENT_*. See server_options.py.
 
-Most are about its calls to trainers and have no flag. The options with a flag are about the agent server behind
-`python -m osmosis_gateway`.
+Most options are about the gateway's calls to trainers. They have no flag. The options with a flag are about the agent
+server behind `python -m osmosis_gateway`.
 """
 
 from pathlib import Path

@@ -21,12 +21,12 @@ class Command:
     cls: type[typer.core.TyperCommand]
 
     def add_to(self, app: typer.Typer, name: str) -> None:
-        """Make it a command of a typer application."""
+        """Add this command to a typer application."""
         app.command(name, cls=self.cls)(self.function)
 
 
 def command(name: str, usage: str, run: Callable[[Line], None]) -> Command:
-    """Return a command with the options of serve or gateway, which calls `run` with its line."""
+    """Return the command `name`, serve or gateway, with its options. The command calls `run` with its Line."""
     fields = [field for field in fields_for(name) if field.option.flags]
 
     def called(**values: Any) -> None:

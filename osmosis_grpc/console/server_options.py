@@ -1,7 +1,7 @@
-"""Declares the options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add one, add a field here and read it in its place.
+"""Declares the options of a server, OSMOSIS_ROLLOUT_SERVER_*. To add an option, add a field here, and read the setting.
 
-`osmosis-grpc serve` has all of them, `python -m osmosis_gateway` those with "gateway" among their commands. After a
-change, run `python scripts/settings.py`.
+`osmosis-grpc serve` has the options with "serve" among their commands. `python -m osmosis_gateway` has the options with
+"gateway" among their commands. After a change, run `python scripts/settings.py`.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Imports the names of a module when they are first used. The module's .pyi file lists them."""
+"""Imports each name of a module when the name is first used. The module's .pyi file lists the names."""
 
 import ast
 import importlib
@@ -26,8 +26,9 @@ def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], l
     def getattribute(name: str) -> Any:
         """Return the object of a name.
 
-        Raises AttributeError for an unknown name, ImportError for a name that is not built yet, and MissingExtraError
-        if an extra is not installed. `from ... import` shows the texts of the last two.
+        Raises AttributeError for an unknown name, ImportError for a name that osmosis_grpc does not have yet, and
+        MissingExtraError if an extra is not installed. `from ... import` shows the texts of ImportError and
+        MissingExtraError.
         """
         source = sources.get(name)
         if source is None:

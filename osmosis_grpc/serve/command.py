@@ -1,4 +1,4 @@
-"""The serve command: the checks of its options. They are declared in osmosis_grpc.console.server_options.
+"""The serve command: checks its options. osmosis_grpc.console.server_options declares the options.
 
 Heavy imports are in the functions, so that --help is fast. osmosis_grpc.serve.process runs the server.
 """
@@ -61,7 +61,7 @@ serve = command("serve", "-m MODULE:ATTR [OPTIONS]", run)
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return what callers must show and what trainers are shown. Raises ValueError naming the option."""
+    """Return the security for callers and the credentials for trainers. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
     from osmosis_grpc.serve.security_options import credentials_from_options, naming
@@ -76,7 +76,7 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     with naming("--allow-target: "):
         TargetPolicy(loopback=True, allow=options.allow_target)
     security = server_security(options, admin=options.secrets("admin_token"))
-    options.secret("legacy_agent_token")  # raises for a bad file before the start
+    options.secret("legacy_agent_token")  # raises ValueError for a bad file, before the server starts
     credentials = credentials_from_options(
         options.secret("connect_token"),
         options.trainer_ca,

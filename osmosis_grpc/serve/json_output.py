@@ -1,6 +1,6 @@
-"""Writes the output of a command to stdout: records, one JSON object a line, or text.
+"""Writes the output of a command to stdout, as text or as records. A record is one line with a JSON object.
 
-Among records, the output of agents goes to stderr.
+When stdout has records, the output of agents goes to stderr.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ import typer
 
 
 class Records:
-    """Writes records to a stream; without one, text to stdout."""
+    """Writes records to a stream. Without a stream, it writes text to stdout."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write and flush one record. If the reader is gone, drop it."""
+        """Write and flush one record. If the reader is gone, drop the record."""
         if self._stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._stream.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
@@ -45,7 +45,7 @@ def _encodable(text: str) -> str:
 def records(enabled: bool) -> Iterator[Records]:
     """Reserve stdout for records until the process ends; without `enabled`, write no records.
 
-    Everything else that is written to stdout, also by C code, child processes and exit handlers, goes to stderr.
+    All other output to stdout goes to stderr. This includes the output of C code, child processes and exit handlers.
     """
     if not enabled:
         yield Records(None)

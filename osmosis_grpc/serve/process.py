@@ -40,11 +40,11 @@ END = job("serve.end", OnFailure.RESTART, "thread")
 GC_THRESHOLD = (50_000, 20, 100)
 """Thresholds of the garbage collector. The default of 700 allocations would scan all live rollouts too often."""
 EXIT_AFTER_LIMIT = 4.5
-"""Seconds after the drain limit at which the process ends, even if agents still run."""
+"""This many seconds after the drain limit, the process ends even if agents still run."""
 
 
 class NotStarted(Exception):
-    """The process cannot start. The message says why, and names options."""
+    """The process cannot start. The message has the reason and names the options to change."""
 
 
 async def run_process(
@@ -57,7 +57,7 @@ async def run_process(
 ) -> int:
     """Serve until a signal or a failure. Return the exit code.
 
-    `security` says what callers must show, `credentials` what this server shows to the trainers that it dials. Raises
+    `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. Raises
     NotStarted.
     """
     options = settings.server
@@ -67,7 +67,7 @@ async def run_process(
     servers: list[AgentServer] = []
     stop = _stop_on_signals(options.drain_timeout, servers)
     if not options.no_http or options.metrics_port is not None:
-        importlib.import_module("osmosis_gateway.http_server")  # takes a second, and later calls would wait for it
+        importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
         hosted = [*loops, *legacy]
@@ -103,7 +103,7 @@ async def run_process(
         await stop.wait()
         failed = server.supervisor.failure or next(filter(None, (loop.supervisor.failure for loop in legacy)), None)
         limit = options.drain_timeout
-        if failed is not None:  # the next process continues with what is in the journal
+        if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
             log.error("the agent server has failed: %r; it stops with exit code 1", failed)
             end_after(limit)
@@ -156,7 +156,7 @@ async def _grpc(
     state = _state_dir(options)
     try:
         if state is not None and not state.exists():
-            check_free(options.host, options.grpc_port)  # first: a server that cannot start makes no folder
+            check_free(options.host, options.grpc_port)  # before a folder is made for the journal
         server = AgentServer(
             loops,
             host=options.host,
@@ -183,8 +183,8 @@ async def _grpc(
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings") -> Any:
     """Start the HTTP server and return it; None with --no-http.
 
-    If the default port is taken, the server logs a warning and serves gRPC only. Raises NotStarted if the port was
-    given.
+    If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
+    taken, this function raises NotStarted.
     """
     options = settings.server
     if options.no_http:
@@ -214,9 +214,10 @@ async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: 
 
 
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets. A second signal, or `limit` seconds, ends the process.
+    """Return an event that the first SIGTERM or SIGINT sets. A second signal ends the process at once.
 
-    `servers` say how many rollouts the second signal leaves unfinished.
+    Without a second signal, end_after(limit) ends the process. The log line about the second signal has the number of
+    unfinished rollouts of `servers`.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     seen: list[int] = []
@@ -249,7 +250,7 @@ def end_after(limit: float) -> None:
 
 
 def _exit_now(code: int) -> None:
-    """End without cleanup: an agent that does not stop must not keep the process alive."""
+    """End the process without cleanup, so that an agent that does not stop cannot keep the process alive."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stderr.flush()

@@ -1,6 +1,6 @@
 """Logs one line for each rollout that ended, and a summary every 10 s under load.
 
-No line contains text of a model, only counts, ids, and the first line of a failure's message.
+A line contains only counts, ids, and the first line of a failure's message. It contains no text of a model.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ SUMMARY = job("serve.summary", OnFailure.RESTART)
 EVERY = 10.0
 """Seconds between two summaries."""
 LONGEST_MESSAGE = 300
-"""Characters of a failure's message in a line."""
+"""The most characters of a failure's message in a log line."""
 
 
 class RolloutLog:
@@ -91,7 +91,7 @@ class RolloutLog:
 
 
 def _why(failure: Failure) -> dict[str, str]:
-    """Return the fields of a failure: whose fault it was, where, and the first line of its message."""
+    """Return the log fields of a failure: its boundary, reason and place, and the first line of its message."""
     first = failure.message.strip().partition("\n")[0].strip()
     cut = first if len(first) <= LONGEST_MESSAGE else first[: LONGEST_MESSAGE - 4] + " ..."
     place = {"at": f"{failure.file}:{failure.line}"} if failure.file else {}

@@ -22,7 +22,7 @@ HARMLESS_TRACERS = frozenset(
         "timer",
     )
 )
-"""Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata, `tcp` prints every byte."""
+"""Tracers of gRPC that print no messages. `all`, `api` and `http` print metadata. `tcp` prints every byte."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def server_security_from_options(
     insecure: bool,
     admin: Sequence[str] = (),
 ) -> ServerSecurity:
-    """Return what callers must show, and the certificate of this server."""
+    """Return the security for callers: the accepted tokens and certificates, and the certificate of this server."""
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key go together")
     if client_ca is not None and cert is None:
@@ -67,7 +67,10 @@ def credentials_from_options(
     insecure: bool,
     names: tuple[str, str],
 ) -> Credentials:
-    """Return how others are dialled. `names` holds the token's option and the prefix of the files' options."""
+    """Return the credentials with which this process dials a server.
+
+    `names` has two items: the option of the token, and the prefix of the options of the files.
+    """
     if (cert is None) != (key is None):
         raise ValueError(f"{names[1]}-cert and {names[1]}-key go together")
     with naming(f"{names[1]}-ca, {names[1]}-cert, {names[1]}-key: "):

@@ -1,4 +1,4 @@
-"""Prepares a start of `serve` and of the gateway: settings, security, warnings, usage errors."""
+"""Prepares the start of `serve` and of the gateway: reads settings and security, reports warnings and usage errors."""
 
 import contextlib
 import logging
@@ -31,9 +31,9 @@ def read_settings(command: str, line: Line) -> "RolloutSettings":
 def usage_errors(
     command: str, line: Line, settings: "RolloutSettings", kind: type[Exception] = ValueError, hint: str = ""
 ) -> Iterator[None]:
-    """Turn an exception of this kind into a usage error, which ends the command with exit code 2.
+    """Turn an exception of type `kind` into a usage error, which ends the command with exit code 2.
 
-    The message names the option, or the variable if the value came from there.
+    The message names the option. If the value came from a variable, the message names the variable instead.
     """
     from osmosis_grpc.settings import by_source
 
@@ -50,7 +50,7 @@ def usage_error(command: str, problem: str) -> NoReturn:
 
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
-    """Return what callers must show, checked against the address. Raises ValueError naming the option."""
+    """Return the security for callers. Raises ValueError naming the option, also if the host needs more security."""
     from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
     from osmosis_grpc.settings import grpc_tracers
 
