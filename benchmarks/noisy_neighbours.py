@@ -165,7 +165,7 @@ async def measure(setup: Setup) -> dict[str, Any]:
             progress(f"{number + 1} of {setup.alternations}, burden {burdened}: {found[-1]:.1f} rollouts/s")
     ratios = [round(burdened / free, 3) for free, burdened in zip(rates[False], rates[True], strict=True)]
     return {
-        "benchmark": "neighbours",
+        "benchmark": "noisy_neighbours",
         **asdict(setup),
         "rollouts_per_s_without": round(statistics.median(rates[False]), 1),
         "rollouts_per_s_with_burden": round(statistics.median(rates[True]), 1),

@@ -129,7 +129,7 @@ def collect(alternations: int, quick: bool) -> Results:
         ("added callback", "added_time", {"--mode": "callback"} | small),
         ("tokens", "tokens", {}),
         ("startup", "startup", {"--starts": 1} if quick else {}),
-        ("stalled", "neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
+        ("stalled", "noisy_neighbours", {"--alternations": 1, "--seconds": 1} if quick else {}),
     ):
         results[name] = run_program(kind, *[part for option in options.items() for part in option])
     return results

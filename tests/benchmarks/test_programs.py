@@ -50,7 +50,7 @@ def test_the_added_time_is_measured_in_both_runs(mode):
 @pytest.mark.parametrize("burden", ["stalled", "hostile"])
 def test_a_burden_leaves_two_trainers_a_rate(burden):
     few = ("--attachments", "30", "--trainers", "3") if burden == "hostile" else ()
-    shown = figures("neighbours", "--burden", burden, "--alternations", "1", "--seconds", "1", *few)
+    shown = figures("noisy_neighbours", "--burden", burden, "--alternations", "1", "--seconds", "1", *few)
     assert len(shown["ratios"]) == 1
     assert shown["rollouts_per_s_with_burden"] > 0
 
