@@ -124,7 +124,7 @@ async def test_it_expires_with_its_record(hosting):
         await h.until(lambda: len(h.trainer.completions) > before + 1)
         assert (record.delivery.undelivered, h.engine.outbox.expired) == (True, 0)
         h.clock.ahead += 2_000.0
-        await h.settled(record)
+        await h.until(lambda: not record.delivery.undelivered)
         tries = len(h.trainer.completions)
         assert (record.delivery.undelivered, h.engine.capacity().expired) == (False, 1)
         assert h.engine.capacity().undelivered == 0
