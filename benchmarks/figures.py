@@ -40,6 +40,15 @@ class Parser(argparse.ArgumentParser):
             )
 
 
+def run(doc: str | None, measure: Callable[..., Coroutine[Any, Any, dict[str, Any]]], **defaults: float) -> None:
+    """Run a benchmark whose options are amounts, and print its figures. `measure` gets each amount by name."""
+    parser = Parser(doc)
+    parser.amounts(**defaults)
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
+    show(measured(measure(**given)), as_json)
+
+
 def _positive(kind: type[float]) -> Callable[[str], float]:
     def positive(text: str) -> float:
         value = kind(text)

@@ -42,10 +42,7 @@ class Watch:
     def __call__(self) -> None:
         self.done += 1
         if self.done in self.at:
-            self.read()
-
-    def read(self) -> None:
-        self.readings.append((time.perf_counter(), self.server.cpu_seconds, time.process_time()))
+            self.readings.append((time.perf_counter(), self.server.cpu_seconds, time.process_time()))
 
     @property
     def differences(self) -> tuple[float, float, float]:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.figures import Parser, measured, progress, show
+from benchmarks.figures import progress, run
 from benchmarks.processes import ROOT, ready_record, running, serve_command
 
 
@@ -48,12 +48,5 @@ def _help() -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    parser.amounts(starts=5)
-    given = parser.parse_args()
-    show(measured(measure(given.starts)), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, starts=5)

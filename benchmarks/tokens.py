@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.figures import Parser, machine, show
+from benchmarks.figures import machine, run
 from benchmarks.policy import made_up_tokens
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
 from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
@@ -19,7 +19,7 @@ from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
 ROUNDS = 9
 
 
-def measure(tokens: int, repeat: int) -> dict[str, Any]:
+async def measure(tokens: int, repeat: int) -> dict[str, Any]:
     """Return the microseconds of each call: the best of several rounds, without the noise of other processes."""
     block = made_up_tokens(tokens)
     message = block_to_wire(block)
@@ -48,12 +48,5 @@ def _microseconds(call: Callable[[], object], repeat: int) -> float:
     return min(rounds)
 
 
-def main() -> None:
-    parser = Parser(__doc__)
-    parser.amounts(tokens=4096, repeat=20_000)
-    given = parser.parse_args()
-    show(measure(given.tokens, given.repeat), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, tokens=4096, repeat=20_000)

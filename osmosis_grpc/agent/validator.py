@@ -228,15 +228,9 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
         yield _finding("MISSING_RUN_METHOD", f"{cls.__name__} has no method run", cls)
     elif not callable(run):
         yield _finding("RUN_NOT_CALLABLE", f"run of {cls.__name__} is a {type(run).__name__}, not a method", cls)
-    elif not _is_async(run):
+    elif not any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None)))):  # noqa: B004
         kind = "an async generator: it yields" if inspect.isasyncgenfunction(run) else "not an async function"
         yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}", run, cls)
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    """Return whether a function is async. It can also be wrapped, a partial, or an object with an async __call__."""
-    forms = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
-    return any(inspect.iscoroutinefunction(form) for form in forms)
 
 
 def _get_tools(agent_loop: object, instance: object | None, cls: type) -> tuple[Sequence[Any], list[Finding]]:
@@ -293,11 +287,6 @@ def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_usual(value: object) -> bool:
-    """Return whether every model server accepts a name. Return True for a blank name, which has another finding."""
-    return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
-
-
 _CHECKS: tuple[tuple[str, Callable[[object], bool], str, str, str], ...] = (
     (
         "type",
@@ -308,7 +297,13 @@ _CHECKS: tuple[tuple[str, Callable[[object], bool], str, str, str], ...] = (
     ),
     ("function", _is_dict, "a dict", "INVALID_FUNCTION_TYPE", "MISSING_FUNCTION"),
     ("function.name", _is_text, "a str that is not blank", "INVALID_FUNCTION_NAME", "MISSING_FUNCTION_NAME"),
-    ("function.name", _is_usual, "1 to 64 of a-z, A-Z, 0-9, _ and -", "UNUSUAL_FUNCTION_NAME", ""),
+    (  # every model server accepts these names; a blank name has another finding
+        "function.name",
+        lambda value: not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None,
+        "1 to 64 of a-z, A-Z, 0-9, _ and -",
+        "UNUSUAL_FUNCTION_NAME",
+        "",
+    ),
     ("function.description", _is_text, "a sentence", "MISSING_FUNCTION_DESCRIPTION", "MISSING_FUNCTION_DESCRIPTION"),
     ("function.parameters", _is_dict, "a dict", "INVALID_PARAMETERS_TYPE", ""),
     (

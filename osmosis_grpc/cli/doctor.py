@@ -4,7 +4,7 @@ import sqlite3
 import textwrap
 from pathlib import Path
 
-from osmosis_grpc.cli.state import state_folder
+from osmosis_grpc.cli.state_folder import state_folder
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.storage import JournalError

@@ -16,7 +16,7 @@ _SHOWN = "Others on this machine see a command line: prefer the file."
 
 def _log_level(text: str) -> str:
     if text not in LOG_LEVELS:
-        raise ValueError(f"{text} is none of {', '.join(LOG_LEVELS)}")
+        raise ValueError(f"{text} is not one of {', '.join(LOG_LEVELS)}")
     return text
 
 

@@ -136,11 +136,11 @@ class Acceptance:
     def _mark(self, record: Record, peer: Peer) -> None:
         """Note in the completion of an ended rollout whether the rollout ended in an earlier run of the trainer."""
         if record.delivery.completion is not None:
-            earlier = self._context.provenance.earlier(record, peer)
+            earlier = self._context.earlier_runs.earlier(record, peer)
             if earlier != record.delivery.completion.from_journal:
                 record.delivery.completion = replace(record.delivery.completion, from_journal=earlier)
             if earlier is not None:
-                self._context.provenance.count(earlier)
+                self._context.earlier_runs.count(earlier)
 
     def _repoint(self, record: Record, init: InitRequest, peer: Peer) -> None:
         """Send the calls of a rollout to another peer from now on."""

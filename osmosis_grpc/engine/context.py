@@ -11,9 +11,9 @@ from osmosis_grpc.agent.ports import Clock, EventSink
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine.admission import Admission
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.earlier_runs import EarlierRuns
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.engine.provenance import Provenance
 from osmosis_grpc.engine.record import Record, Tenant
 from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
@@ -43,7 +43,7 @@ class EngineContext:
         self.tombstones = Tombstones(config, journal, clock)
         self.admission = Admission(config.max_concurrent, config.queue_limit, config.max_concurrent_per_owner)
         self.destinations = Destinations()
-        self.provenance = Provenance(runnables, journal)
+        self.earlier_runs = EarlierRuns(runnables, journal)
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None

@@ -17,11 +17,11 @@ from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.engine.acceptance import Acceptance
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.context import EngineContext
+from osmosis_grpc.engine.earlier_runs import SUMMED
 from osmosis_grpc.engine.eventlog import Then
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.loop_watchdog import Watchdog, warn_of_stalls
 from osmosis_grpc.engine.outbox import Outbox
-from osmosis_grpc.engine.provenance import SUMMED
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollout_queries import Rollouts
@@ -86,7 +86,7 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         self.supervisor.every(SWEEP, min(self.config.sweep_interval, self.config.record_ttl / 4), self._sweep)
-        self.supervisor.every(SUM_UP, SUMMED, self.context.provenance.report)
+        self.supervisor.every(SUM_UP, SUMMED, self.context.earlier_runs.report)
         self.watchdog.start(self.supervisor)
         return self
 
@@ -95,7 +95,7 @@ class Engine:
             await self.shutdown.close(0.0)
         finally:
             self.watchdog.stop()
-            self.context.provenance.report()
+            self.context.earlier_runs.report()
             self.outbox.close()
             await self.supervisor.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.engine.recording import Recording
+from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.types import (
     Activity,

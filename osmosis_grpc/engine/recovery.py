@@ -12,7 +12,7 @@ from collections.abc import Callable
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.recording import Recording
+from osmosis_grpc.engine.recorded_chats import Recording
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY

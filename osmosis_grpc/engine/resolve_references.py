@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.engine.recording import ChatName
+from osmosis_grpc.engine.recorded_chats import ChatName
 from osmosis_grpc.types import ChatRef, Completion, Message, TrajectoryEvent, events
 from osmosis_grpc.types.segment_assembly import Assembler
 

@@ -18,11 +18,11 @@ from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.completion import bare_completion, build_completion
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Record, advance
-from osmosis_grpc.engine.session import RolloutSession
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import Boundary
 from osmosis_grpc.supervise import Job, OnFailure, child, job
@@ -150,7 +150,7 @@ class Runner:
             record.run.timeout = self._context.config.agent_timeout
             record.run.deadline = now + record.run.timeout
             self.limit(record)
-        record.run.agent_version = self._context.provenance.versions.get(record.agent_loop, "")
+        record.run.agent_version = self._context.earlier_runs.versions.get(record.agent_loop, "")
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)
@@ -262,7 +262,7 @@ class Runner:
                     ),
                 )
         failpoints.reach("result.before")
-        record.delivery.report = completion, self._context.provenance.ended_by(record)
+        record.delivery.report = completion, self._context.earlier_runs.ended_by(record)
         try:
             self._context.log.append(record, events.Ended(*record.delivery.report), partial(self._ended, free=free))
         except BaseException:

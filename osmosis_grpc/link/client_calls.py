@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from osmosis_grpc.errors import CallError
-from osmosis_grpc.wire.status import from_code, from_status
+from osmosis_grpc.wire.status import from_code
 
 DETAILS_KEY = "grpc-status-details-bin"
 
@@ -40,5 +40,5 @@ def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
             except DecodeError:
                 break
             if status.code == code:
-                return from_status(status)
+                return from_code(code, status.message, status.details)
     return from_code(code, error.details() or error.code().name)

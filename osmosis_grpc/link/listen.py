@@ -116,6 +116,5 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
-    assert pems.key is not None
-    assert pems.cert is not None
+    assert pems.key is not None and pems.cert is not None  # noqa: PT018
     return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], pems.ca)

@@ -6,6 +6,7 @@ Python's own parser reads the pattern.
 
 import re
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -25,16 +26,13 @@ class _NotSimple(Exception):
 
 def matching(pattern: str, at_least: int = 0) -> str | None:
     """Return a text of at least `at_least` characters that contains a match; None if no text is found."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a pattern with a warning is not simple
-            compiled = re.compile(pattern)
-            for more in dict.fromkeys((0, at_least)) if compiled.flags == re.UNICODE else ():
-                text = _text(_parser.parse(pattern), more)
-                if len(text) >= at_least and compiled.search(text):
-                    return text
-    except (_NotSimple, re.error, Warning, RecursionError, OverflowError):
-        pass
+    with suppress(_NotSimple, re.error, Warning, RecursionError, OverflowError), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a pattern with a warning is not simple
+        compiled = re.compile(pattern)
+        for more in dict.fromkeys((0, at_least)) if compiled.flags == re.UNICODE else ():
+            text = _text(_parser.parse(pattern), more)
+            if len(text) >= at_least and compiled.search(text):
+                return text
     return None
 
 

@@ -98,11 +98,6 @@ class Attachments:
         """Return an attachment that is open or within its grace period, or None for any other id."""
         return self._attachments.get(attachment_id)
 
-    @property
-    def away(self) -> int:
-        """How many trainers are within their grace period."""
-        return len(self._graces)
-
     def drain(self) -> None:
         """Set all windows to 0, and tell all trainers that the server drains."""
         self.grant()
@@ -229,7 +224,7 @@ class Attachments:
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,
-            process_uuid=engine.context.provenance.process_uuid,
+            process_uuid=engine.context.earlier_runs.process_uuid,
             journal_id=engine.journal.journal_id,
             version=__version__,
             protocol_min=PROTOCOL[0],

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
-from osmosis_grpc.engine.provenance import run_name
+from osmosis_grpc.engine.earlier_runs import run_name
 from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.link.call_metrics import Asking, CallSink
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
@@ -22,7 +22,7 @@ from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
 from osmosis_grpc.link.credentials import channel
 from osmosis_grpc.link.target_policy import Address, TargetPolicy
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome
+from osmosis_grpc.types import Callback, ChatRequest, ChatResponse, Completion, InitRequest, Outcome, TraceContext
 from osmosis_grpc.wire.rollout import completion_to_wire, fit
 from osmosis_grpc.wire.trainer import OUTCOMES, chat_bytes, reply_from_wire
 
@@ -70,7 +70,7 @@ class Callbacks:
                 raise InvalidArgument("callback.tls", "does not go with a URL, whose scheme says it")
             return await make(init, authenticated=self._authenticated)
         address = await self.policy.check(callback.target, "callback.target", authenticated=self._authenticated)
-        trainer = _Trainer(self._channel(address, callback), init, self.calls)
+        trainer = _Trainer(self._channel(address, callback), callback, init.trace, self.calls)
         return _peer(trainer.chat, trainer.complete, callback)
 
     def _channel(self, address: Address, callback: Callback) -> grpc.aio.Channel:
@@ -122,16 +122,17 @@ def _peer(chat: ChatModel, complete: ResultSink, callback: Callback) -> Peer:
 class _Trainer:
     """The trainer of one rollout."""
 
-    def __init__(self, channel: grpc.aio.Channel, init: InitRequest, calls: CallSink | None) -> None:
-        assert init.callback is not None
+    def __init__(
+        self, channel: grpc.aio.Channel, callback: Callback, trace: TraceContext | None, calls: CallSink | None
+    ) -> None:
         self._channel = channel  # this reference keeps the channel open
         self._calls = calls
         self._chat: Any = channel.unary_unary(CHAT)
         self._complete: Any = channel.unary_unary(COMPLETE)
-        self.callback = init.callback
-        metadata = {"authorization": init.callback.credential and f"Bearer {init.callback.credential}"}
-        if init.trace is not None:
-            metadata |= {"traceparent": init.trace.traceparent, "tracestate": init.trace.tracestate}
+        self.callback = callback
+        metadata = {"authorization": callback.credential and f"Bearer {callback.credential}"}
+        if trace is not None:
+            metadata |= {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
         self._metadata = tuple((name, value) for name, value in metadata.items() if value) or None
 
     def chat(self, request: ChatRequest, /) -> "_Asking":

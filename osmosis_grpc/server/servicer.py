@@ -97,11 +97,11 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
             version=__version__,
             protocol_min=wire.PROTOCOL[0],
             protocol_max=wire.PROTOCOL[1],
-            process_uuid=engine.context.provenance.process_uuid,
+            process_uuid=engine.context.earlier_runs.process_uuid,
             journal_id=engine.journal.journal_id,
             start_time=self._start_time,
             agent_loops=[
-                AgentLoopInfo(name=name, tools=tools, version=engine.context.provenance.versions.get(name, ""))
+                AgentLoopInfo(name=name, tools=tools, version=engine.context.earlier_runs.versions.get(name, ""))
                 for name, tools in sorted(self._tools.items())
             ],
             capacity=engine.capacity(),

@@ -52,7 +52,7 @@ def advantages(group: Iterable[Completion], method: Method = "grpo") -> Advantag
     """
     compare = _METHODS.get(method)
     if compare is None:
-        raise InvalidArgument("method", f"{method!r} is none of {', '.join(get_args(Method))}")
+        raise InvalidArgument("method", f"{method!r} is not one of {', '.join(get_args(Method))}")
     outcomes = _checked(group)
     rows = [
         (index, name, _reward(outcome, name))

@@ -124,7 +124,7 @@ def pad(
         ("untrainable", untrainable, Untrainable),
     ):
         if value not in get_args(known):
-            raise InvalidArgument(name, f"{value!r} is none of {', '.join(get_args(known))}")
+            raise InvalidArgument(name, f"{value!r} is not one of {', '.join(get_args(known))}")
     if max_length is not None and max_length < 1:
         raise InvalidArgument("max_length", f"{max_length} is less than 1")
     skipped: list[Skipped] = []

@@ -1,8 +1,9 @@
 """A trainer's metrics for Prometheus: the values of metrics(), histograms, and RPC metrics named as in gRFC A66."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, Value, single
+from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, single
 from osmosis_grpc.observability.process_metrics import failures
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import FailureReason
@@ -80,16 +81,14 @@ class TrainerMetrics(Source):
         self._failed = failed
 
     def read(self) -> Iterator[Reading]:
-        found: dict[Family, dict[Labels, Value]] = {family: {} for family in _FAMILIES}
+        found: dict[Family, defaultdict[Labels, float]] = {family: defaultdict(float) for family in _FAMILIES}
         for name, value in self._flat().items():
             known = _family_of(name)
             if known is not None:
                 family, labels = known
-                before = found[family].get(labels, 0.0)
-                assert isinstance(before, float)
-                found[family][labels] = before + value
+                found[family][labels] += value
         for family, values in found.items():
-            yield family, list(values.items())
+            yield family, [*values.items()]
         training, evaluation = self._metrics.durations
         yield DURATION, [(("false",), training), (("true",), evaluation)]
         yield single(CHAT_DURATION, self._metrics.chat_durations)

@@ -95,7 +95,7 @@ class GroupRun(Run):
         if size < MIN_MEMBERS:
             raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
-            raise ValueError(f"on_failure: {on_failure!r} is none of {', '.join(get_args(OnFailure))}")
+            raise ValueError(f"on_failure: {on_failure!r} is not one of {', '.join(get_args(OnFailure))}")
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
         self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
         self._open: dict[str, dict[int, Completion]] = {}
@@ -151,7 +151,7 @@ class GroupRun(Run):
 
 
 def _members(group: dict[int, Completion], *, completed: bool) -> tuple[Completion, ...]:
-    """Returns the members that completed, or those that failed, in order of their index."""
+    """Returns the members that completed, or the members that failed, in order of their index."""
     return tuple(
         group[index] for index in sorted(group) if (group[index].status is CompletionStatus.COMPLETED) is completed
     )

@@ -83,7 +83,10 @@ class LoopThread:
                 future.cancel()
             elif future.set_running_or_notify_cancel():
                 error = done.exception()
-                future.set_result(done.result()) if error is None else future.set_exception(error)
+                if error is None:
+                    future.set_result(done.result())
+                else:
+                    future.set_exception(error)
 
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._submitting:

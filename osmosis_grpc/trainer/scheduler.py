@@ -135,7 +135,7 @@ class Scheduler(Owner):
             if server is not None:
                 server.adopt(rollout)
             else:
-                self.restart(rollout, f"{row.server_key} is none of this trainer's servers any more")
+                self.restart(rollout, f"{row.server_key} is no longer one of this trainer's servers")
         self.servers.wait_anew()
 
     def forget(self, rollout: Rollout) -> None:

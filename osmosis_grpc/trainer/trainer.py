@@ -80,7 +80,7 @@ class Trainer:
         config: TrainerConfig | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
-            raise ValueError(f"transport: {transport!r} is none of {', '.join(TRANSPORTS)}")
+            raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
         credentials = credentials or Credentials()
         self._config = config or TrainerConfig()
         named = [servers] if isinstance(servers, str) else servers

@@ -7,25 +7,25 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import CancelResult, Capacity, RolloutState
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.types.server_info import AgentLoopInfo, DrainResult, ServerInfo, ServerLimits
+from osmosis_grpc.wire.field_conversion import Converter, EnumNames
 from osmosis_grpc.wire.message import TOOLS
-from osmosis_grpc.wire.mirror import EnumNames, Mirror
 from osmosis_grpc.wire.rollout import STATES
 
 PROTOCOL = (1, 1)
 """The lowest and the highest protocol version of this implementation."""
 
 
-CANCEL_RESULT = Mirror(
+CANCEL_RESULT = Converter(
     CancelResult,
     pb.CancelResult,
     disposition=EnumNames(("CANCELLED", "ALREADY_ENDED", "UNKNOWN"), pb.CancelDisposition, "").codec("UNKNOWN"),
     state=STATES.codec(None),
 )
-AGENT_LOOP = Mirror(AgentLoopInfo, pb.AgentLoopInfo, tools=TOOLS)
-CAPACITY = Mirror(Capacity, pb.Capacity)
-LIMITS = Mirror(ServerLimits, pb.Limits)
-SERVER_INFO = Mirror(ServerInfo, pb.GetServerInfoResponse)
-DRAIN_RESULT = Mirror(DrainResult, pb.DrainResponse)
+AGENT_LOOP = Converter(AgentLoopInfo, pb.AgentLoopInfo, tools=TOOLS)
+CAPACITY = Converter(Capacity, pb.Capacity)
+LIMITS = Converter(ServerLimits, pb.Limits)
+SERVER_INFO = Converter(ServerInfo, pb.GetServerInfoResponse)
+DRAIN_RESULT = Converter(DrainResult, pb.DrainResponse)
 
 
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:

@@ -11,6 +11,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import EndedBy, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.field_conversion import Codec, Converter
 from osmosis_grpc.wire.message import (
     TOOLS,
     frozen_bytes,
@@ -23,7 +24,6 @@ from osmosis_grpc.wire.message import (
     tool_call_to_wire,
     tools_from_wire,
 )
-from osmosis_grpc.wire.mirror import Codec, Mirror
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.rollout import (
     completion_from_wire,
@@ -156,17 +156,17 @@ def _read_ended(m: pb.EndedEvent) -> events.Ended:
     return events.Ended(completion_from_wire(m.completion, "completion"), EndedBy(m.process_uuid, m.trainer_run))
 
 
-def _mirror(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
+def _converter(kind: type[events.EventKind], **codecs: Codec) -> "_Row":
     message = getattr(pb, f"{kind.__name__}Event")
-    mirror = Mirror(kind, message, **codecs)
-    return _FIELD_OF[message.DESCRIPTOR], mirror.to_wire, mirror.from_wire
+    converter = Converter(kind, message, **codecs)
+    return _FIELD_OF[message.DESCRIPTOR], converter.to_wire, converter.from_wire
 
 
 _ONEOF = pb.TrajectoryEvent.DESCRIPTOR.oneofs_by_name["kind"].fields
 _FIELD_OF = {field.message_type: field.name for field in _ONEOF}
 _Row = tuple[str, Callable[[Any], Any], Callable[[Any], events.EventKind]]
 _KINDS: dict[type[events.EventKind], _Row] = {
-    events.Accepted: _mirror(
+    events.Accepted: _converter(
         events.Accepted,
         init=Codec(lambda init: init_to_wire(init, secrets=False), lambda m, path: init_from_wire(m), "request"),
         tools=TOOLS,
@@ -181,21 +181,21 @@ _KINDS: dict[type[events.EventKind], _Row] = {
         lambda k: pb.ChatAnsweredEvent.FromString(_answered_bytes(k)),
         _read_answered,
     ),
-    events.ToolCalled: _mirror(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
-    events.ToolReturned: _mirror(events.ToolReturned, message=Codec(message_to_wire, message_from_wire)),
-    events.Logged: _mirror(
+    events.ToolCalled: _converter(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
+    events.ToolReturned: _converter(events.ToolReturned, message=Codec(message_to_wire, message_from_wire)),
+    events.Logged: _converter(
         events.Logged,
         data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
     ),
     events.Ended: ("ended", lambda k: _ended(k, fit(completion_to_wire(k.completion, head=True))), _read_ended),
-    events.Delivered: _mirror(events.Delivered, outcome=OUTCOMES.codec(None)),
-    events.Started: _mirror(events.Started),
-    events.Resumed: _mirror(events.Resumed),
-    events.ChatFailed: _mirror(events.ChatFailed),
-    events.SampleAdded: _mirror(events.SampleAdded),
-    events.SegmentClosed: _mirror(events.SegmentClosed),
-    events.CancelAsked: _mirror(events.CancelAsked),
-    events.Graded: _mirror(events.Graded),
+    events.Delivered: _converter(events.Delivered, outcome=OUTCOMES.codec(None)),
+    events.Started: _converter(events.Started),
+    events.Resumed: _converter(events.Resumed),
+    events.ChatFailed: _converter(events.ChatFailed),
+    events.SampleAdded: _converter(events.SampleAdded),
+    events.SegmentClosed: _converter(events.SegmentClosed),
+    events.CancelAsked: _converter(events.CancelAsked),
+    events.Graded: _converter(events.Graded),
 }
 _TO_BYTES: dict[type[events.EventKind], Callable[[Any], bytes]] = {
     events.ChatRequested: _requested_bytes,

@@ -17,7 +17,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.jsontext import MAX_DEPTH
 from osmosis_grpc.types.messages import Message, check_role
 from osmosis_grpc.types.requests import check_params
-from osmosis_grpc.wire.mirror import Codec
+from osmosis_grpc.wire.field_conversion import Codec
 from osmosis_grpc.wire.protobuf_encoding import remembered
 
 P = TypeVar("P", bound=Proto)

@@ -30,8 +30,8 @@ from osmosis_grpc.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.types.samples import ChatRef, Sample
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.wire import times
+from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
-from osmosis_grpc.wire.mirror import Codec, EnumNames, Mirror
 from osmosis_grpc.wire.protobuf_encoding import remembered
 from osmosis_grpc.wire.tokens import check_reward, sample_from_wire, sample_to_wire
 
@@ -47,26 +47,26 @@ MAX_CHANGES = 20
 STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
 _STATUSES = EnumNames(CompletionStatus, pb.CompletionStatus, "a completion status")
 _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBoundary, "a boundary")
-_GROUP = Mirror(Group, pb.Group)
+_GROUP = Converter(Group, pb.Group)
 _HEADER = Codec(str, check_header)
-_TRACE = Mirror(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
-# The next three messages are fields of the messages below. Their mirrors must be made first.
-Mirror(CallbackTls, pb.CallbackTls, server_name=_HEADER)
-Mirror(Cause, pb.Cause)
-Mirror(StackFrame, pb.StackFrame)
-ACTIVITY = Mirror(Activity, pb.Activity)
-EARLIER_RUN = Mirror(
+_TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
+# The next three messages are fields of the messages below. Their converters must be made first.
+Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+Converter(Cause, pb.Cause)
+Converter(StackFrame, pb.StackFrame)
+ACTIVITY = Converter(Activity, pb.Activity)
+EARLIER_RUN = Converter(
     EarlierRun,
     pb.EarlierRun,
     changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
 )
-FAILURE = Mirror(
+FAILURE = Converter(
     Failure,
     pb.Failure,
     boundary=Codec(_BOUNDARIES.numbers.__getitem__, _BOUNDARIES.read),
     reason=Codec(str, read_reason),
 )
-METRICS = Mirror(
+METRICS = Converter(
     RolloutMetrics,
     pb.Metrics,
     **{
@@ -194,7 +194,7 @@ def _target(target: str, path: str) -> str:
     return target
 
 
-_CALLBACK = Mirror(
+_CALLBACK = Converter(
     Callback,
     pb.Callback,
     target=Codec(str, _target),
@@ -341,7 +341,7 @@ def _with_messages(
     return {name: replace(only, messages=messages, begins=begins)}
 
 
-ROLLOUT = Mirror(
+ROLLOUT = Converter(
     RolloutInfo,
     pb.Rollout,
     state=STATES.codec(RolloutState.ACCEPTED),

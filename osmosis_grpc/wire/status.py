@@ -54,11 +54,6 @@ def to_status(error: CallError) -> status_pb2.Status:
     return status
 
 
-def from_status(status: status_pb2.Status) -> CallError:
-    """Returns the exception for a status."""
-    return from_code(status.code, status.message, status.details)
-
-
 def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
     """Returns the exception for a code, its message and its details."""
     found: dict[type[Message], Message] = {}

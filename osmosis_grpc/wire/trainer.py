@@ -12,6 +12,7 @@ from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.chat import ChatPurpose, ChatRequest, ChatResponse
 from osmosis_grpc.types.completion import Outcome
 from osmosis_grpc.types.requests import check_id
+from osmosis_grpc.wire.field_conversion import EnumNames
 from osmosis_grpc.wire.message import (
     frozen_bytes,
     message_from_wire,
@@ -24,7 +25,6 @@ from osmosis_grpc.wire.message import (
     usage_from_wire,
     usage_to_wire,
 )
-from osmosis_grpc.wire.mirror import EnumNames
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.tokens import (
     array_bytes,
@@ -113,11 +113,6 @@ def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tool
     if tools is None:
         return None
     return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
-
-
-def reply_to_wire(response: ChatResponse) -> pb.ChatResponse:
-    """Returns a reply as a message."""
-    return pb.ChatResponse.FromString(reply_bytes(response))
 
 
 def reply_bytes(response: ChatResponse) -> bytes:

@@ -81,7 +81,7 @@ class CountingPolicy:
 
     def attempts(self, rollout_id: str) -> set[int]:
         """In which attempts it was asked anything for a rollout."""
-        return {attempt for told, attempt, _, _ in self.calls if told == rollout_id}
+        return {attempt for name, attempt, _, _ in self.calls if name == rollout_id}
 
 
 def requests(name: str, count: int, *, turns: int = 3, think: float = 0.02) -> Iterator[RolloutRequest]:

@@ -10,7 +10,7 @@ import pytest
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Completion, Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
-from tests.attach.breaker import Breaker, Figures, told
+from tests.attach.breaker import Breaker, Figures, summary
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.attach.policies import CountingPolicy, check_run, check_whole, requests
 from tests.attach.servers import ServerProcess
@@ -51,7 +51,7 @@ async def broken_run(
             figures = await breaking
         finally:
             breaking.cancel()
-    print(told(figures, completions, time.monotonic() - began))
+    print(summary(figures, completions, time.monotonic() - began))
     check_run([request.rollout_id for request in asked], completions, policy)
     return figures, completions
 

@@ -24,8 +24,8 @@ async def killed_trainer(target: str, name: str, count: int) -> AsyncIterator[No
     command = [sys.executable, "-m", "tests.attach.trainer_process", target, name, str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            told = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(count)]
-            assert {line["answered"] for line in told} == {f"{name}-{n}" for n in range(count)}
+            lines = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(count)]
+            assert {line["answered"] for line in lines} == {f"{name}-{n}" for n in range(count)}
             yield
         finally:
             process.kill()

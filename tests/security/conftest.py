@@ -111,9 +111,9 @@ async def status(
 ) -> str:
     """The name of the status of a call, OK when it is answered."""
     while True:
-        told = await _once(channel, method, shown, body)
-        if told != LOST:
-            return told
+        answer = await _once(channel, method, shown, body)
+        if answer != LOST:
+            return answer
 
 
 async def _once(channel: grpc.aio.Channel, method: tuple[str, bool, bool], shown: str | None, body: bytes) -> str:

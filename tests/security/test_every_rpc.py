@@ -83,14 +83,14 @@ async def test_health_answers_anyone(channel):
 
 
 async def test_everybody_hears_the_same(channel):
-    told = set()
+    answers = set()
     for shown in WRONG.values():
         metadata = None if shown is None else (("authorization", shown),)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(methods("RolloutService")[0][0])(b"", metadata=metadata)
-        told.add(caught.value.details())
-    assert len(told) == 1
-    assert not any(secret[:8] in text for text in told for secret in (TOKEN, SECOND, "another"))
+        answers.add(caught.value.details())
+    assert len(answers) == 1
+    assert not any(secret[:8] in text for text in answers for secret in (TOKEN, SECOND, "another"))
 
 
 @pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])

@@ -207,7 +207,7 @@ async def test_a_callback_has_a_credential_of_its_own(stack, serve):
             await ends(f"r{credential[:3]}{len(credential)}", Callback(target=trainer.address, credential=credential))
             == failed
         )
-    with pytest.raises(ValueError, match="none of this trainer's tokens"):
+    with pytest.raises(ValueError, match="not one of this trainer's tokens"):
         trainer.callback(credential="wrong")
 
 

@@ -214,7 +214,7 @@ async def test_no_secret_is_logged(tmp_path):
         "0.5",
     )
     more = {"OSMOSIS_ROLLOUT_SERVER_TOKEN": f"lab={CANARIES['environment']}"}
-    told: list[str] = []
+    seen: list[str] = []
 
     def echoing(request):
         raise InvalidArgument("credential", f"{request.credential} is what you have shown")
@@ -230,7 +230,7 @@ async def test_no_secret_is_logged(tmp_path):
                 async with RolloutClient(ready["grpc"], token=token) as stranger:
                     with pytest.raises(Unauthenticated) as refused:
                         await stranger.init(rollout_id="x", callback=good.callback())
-                    told.append(str(refused.value))
+                    seen.append(str(refused.value))
             callbacks = {
                 "completed": good.callback(),
                 "the token": good.callback(credential=CANARIES["trainer"]),
@@ -239,12 +239,12 @@ async def test_no_secret_is_logged(tmp_path):
                 "away": Callback(target="127.0.0.1:1", credential=CANARIES["callback"]),
             }
             for name, callback in callbacks.items():
-                told.append(repr(callback))
+                seen.append(repr(callback))
                 await client.init(rollout_id=name, messages=QUESTION, callback=callback)
             with pytest.raises(InvalidArgument) as refused:
                 bad_one = Callback(target="169.254.169.254:1", credential=CANARIES["callback"])
                 await client.init(rollout_id="y", callback=bad_one)
-            told.append(str(refused.value))
+            seen.append(str(refused.value))
             http = f"http://{ready['http']}"
             async with httpx.AsyncClient(base_url=http, trust_env=False) as session:
                 for shown in (CANARIES["wrong"], CANARIES["option"]):
@@ -252,7 +252,7 @@ async def test_no_secret_is_logged(tmp_path):
                         answer = await session.post(
                             "/v1/rollout/init", json=body, headers={"authorization": f"Bearer {shown}"}
                         )
-                        told.append(answer.text)
+                        seen.append(answer.text)
             await old.completion()
             completions = {name: await ended(client, name) for name in callbacks if name != "away"}
             assert {name: str(row.status) for name, row in completions.items()} == {
@@ -262,28 +262,28 @@ async def test_no_secret_is_logged(tmp_path):
                 "echoed": "FAILED",
             }
             assert "[credential]" in completions["echoed"].failure.message
-            told.append(repr(completions))
+            seen.append(repr(completions))
             async with RolloutClient(ready["grpc"], token=CANARIES["option"]) as other:
                 for name, owner in [*((name, client) for name in callbacks), ("r1", other)]:
-                    told.append(repr(await owner.get(name)))
+                    seen.append(repr(await owner.get(name)))
                     last = "ChatRequested" if name == "away" else "Ended"
                     async with asyncio.timeout(20), aclosing(owner.events(name)) as events:
                         async for event in events:
-                            told.append(repr(event))
+                            seen.append(repr(event))
                             if type(event.kind).__name__ == last:
                                 break
-            told.extend([repr(row) async for row in client.rollouts()])
+            seen.extend([repr(row) async for row in client.rollouts()])
 
     def start():
         with serving(*arguments, env=environment(**more)) as (process, ready):
-            told.append(json.dumps(ready))
+            seen.append(json.dumps(ready))
             asyncio.run(used(ready))
             process.send_signal(signal.SIGTERM)
-            told.extend(process.communicate(timeout=30))
+            seen.extend(process.communicate(timeout=30))
 
     await asyncio.to_thread(start)
     logs = [path.read_text() for path in tmp_path.rglob("*.jsonl")]
     assert len(logs) == 6
-    everything = "\n".join([*told, *logs])
+    everything = "\n".join([*seen, *logs])
     assert "no credential, or a wrong one" in everything
     assert {name for name, secret in CANARIES.items() if secret[:-1] in everything} == set()

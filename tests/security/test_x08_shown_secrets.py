@@ -99,7 +99,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("content", "arguments", "told"),
+    ("content", "arguments", "message"),
     [
         (None, ("--token-file", "FILE"), "--token-file: FILE cannot be used: No such file"),
         ("", ("--token-file", "FILE"), "--token-file: FILE cannot be used: a token is"),
@@ -108,7 +108,7 @@ def test_x08_a_secret_on_the_command_line_is_warned_of():
         ("one\n", ("--connect-token-file", "FILE", "--connect-token", "two"), "there is more than one token"),
     ],
 )
-def test_x08_an_unusable_file_is_named(tmp_path, content, arguments, told):
+def test_x08_an_unusable_file_is_named(tmp_path, content, arguments, message):
     path = tmp_path / "tokens"
     if content is not None:
         path.write_text(content)
@@ -116,4 +116,4 @@ def test_x08_an_unusable_file_is_named(tmp_path, content, arguments, told):
     done = run("-m", "osmosis_grpc.serve", *AGENT, "--no-journal", *given, env=ENVIRONMENT, cwd=ROOT)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert told.replace("FILE", str(path)) in line
+    assert message.replace("FILE", str(path)) in line

@@ -280,7 +280,7 @@ async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
     [
         ({"group_size": 1}, "group_size: 1 is less than 2"),
         ({"retries": -1}, "retries: -1"),
-        ({"on_failure": "ignore"}, "on_failure: 'ignore' is none of drop_group, drop_member"),
+        ({"on_failure": "ignore"}, "on_failure: 'ignore' is not one of drop_group, drop_member"),
         ({"max_in_flight": 0}, "max_in_flight"),
     ],
 )

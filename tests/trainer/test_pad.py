@@ -266,10 +266,10 @@ def test_u02_a_segment_that_is_too_long():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"side": "top"}, "side: 'top' is none of right, left"),
+        ({"side": "top"}, "side: 'top' is not one of right, left"),
         ({"max_length": 0}, "max_length: 0 is less than 1"),
-        ({"too_long": "cut"}, "too_long: 'cut' is none of raise, truncate, skip"),
-        ({"untrainable": "train"}, "untrainable: 'train' is none of raise, skip"),
+        ({"too_long": "cut"}, "too_long: 'cut' is not one of raise, truncate, skip"),
+        ({"untrainable": "train"}, "untrainable: 'train' is not one of raise, skip"),
     ],
 )
 def test_u02_bad_arguments_are_refused_by_name(options, message):

@@ -47,7 +47,7 @@ async def test_x13_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(l
         assert final.status.code == CODE["INVALID_ARGUMENT"], "the server need not send it again"
 
 
-async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
+async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short, monkeypatch):
     deployment = await listening()
     server = await deployment.server()
     await server.attach()
@@ -58,6 +58,8 @@ async def test_x13_the_limit_waits_for_a_server_that_is_away(listening, short):
     await server.stream.next("subscribe")
     await server.stream.cut()
     await asyncio.sleep(1.5)  # three times the limit
+    monkeypatch.setattr(completion_recorder, "READING_LIMIT", PATIENCE)
+    await asyncio.sleep(0.6)  # by now the limit has begun again, with its new length
     assert not done.done()
     await server.attach()
     await server.send(complete(request))

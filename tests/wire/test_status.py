@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from osmosis_grpc import errors
 from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.errors import CallError, InvalidArgument
-from osmosis_grpc.wire.status import CLASSES, from_code, from_status, to_status
+from osmosis_grpc.wire.status import CLASSES, from_code, to_status
 
 CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 HEADER_BYTES = 8 * 1024
@@ -23,6 +23,10 @@ def coded(kind: type[CallError]) -> set[type[CallError]]:
     """The classes below one that name a code of their own; a special case inherits its code."""
     below = kind.__subclasses__()
     return {each for each in below if "code" in vars(each)}.union(*(coded(each) for each in below))
+
+
+def from_status(status):
+    return from_code(status.code, status.message, status.details)
 
 
 def trip(error: CallError) -> CallError:

@@ -9,15 +9,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, tokens_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1 import trainer_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Outcome, Tensor, TokenBlock, VersionSpan
-from osmosis_grpc.wire.trainer import (
-    OUTCOMES,
-    PURPOSES,
-    chat_bytes,
-    chat_from_wire,
-    reply_bytes,
-    reply_from_wire,
-    reply_to_wire,
-)
+from osmosis_grpc.wire.trainer import OUTCOMES, PURPOSES, chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 
 # The first three are found by the trainer, tools_overridden is whether there are tools, the rest is of the call.
 NOT_ON_THE_WIRE = {"continues", "prefix_len", "known_ids", "tools_overridden", "timeout", "credential", "version"}
@@ -130,11 +122,10 @@ def test_an_unset_field_has_its_default():
     ids=["full", "sparse", "empty arrays", "no tokens", "empty usage", "one version"],
 )
 def test_a_reply_survives(reply):
-    wire = over_the_wire(reply_to_wire(reply))
+    wire = pb.ChatResponse.FromString(reply_bytes(reply))
     back = reply_from_wire(wire)
     same(back, reply)
     assert back.size == wire.ByteSize()
-    assert pb.ChatResponse.FromString(reply_bytes(reply)) == wire
 
 
 def test_replies_can_be_compared():

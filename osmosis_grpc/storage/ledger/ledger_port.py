@@ -36,10 +36,11 @@ class LedgerRollout:
     rollout_id: str
     attempt: int
     server_key: str = ""
-    """The rollout's server as "target HOST:PORT" or "journal ID", or empty for a callback."""
+    """The rollout's server as "target HOST:PORT" or "journal ID". Empty before the rollout is assigned to a server."""
     affinity_key: str = ""
     init: bytes | None = None
-    """An InitRequest in wire form. It is None for a callback, and after the confirmation."""
+    """An InitRequest in wire form. It is None before the rollout is assigned to a server, and after the
+    confirmation."""
     tools: bytes | None = None
     """A Tools message in wire form. It is None before the answer to the Init."""
     result_id: str | None = None

@@ -1,7 +1,7 @@
 """Reads the pages of a SQLite file, and their rows, without SQLite. So it can read a file that SQLite refuses to read.
 
 The search for rows reads one page after another, and does not need the links between pages. Nothing is written. The
-checksum of a row tells whether the row is sound.
+checksum of a row shows whether the row is sound.
 """
 
 import os
@@ -81,7 +81,7 @@ class Pages:
     # The rows.
 
     def rows(self, schema: Schema) -> Iterator["FoundRow"]:
-        """Yield all rows. A row can come in several versions. Table.newer tells which version is newer."""
+        """Yield all rows. A row can come in several versions. Table.newer compares two versions."""
         unused = self._unused()
         for number in range(2, self.count + 1):
             if number not in unused:

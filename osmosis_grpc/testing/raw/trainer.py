@@ -1,7 +1,6 @@
 """A scripted trainer: it dials an agent server, or agent servers dial it."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -80,11 +79,6 @@ class RawTrainer(RawDialler):
         while await self._chats_come():
             await self.answer(await self.chat())
         return await self.settled()
-
-    async def answer_all_with(self, answer: Callable[[trainer_pb2.ChatRequest], attach_pb2.TrainerFrame]) -> None:
-        """Send `answer(chat)` for each chat until the next completion comes."""
-        while await self._chats_come():
-            await self.send(answer(await self.chat()))
 
     async def barrier(self) -> None:
         """Wait until the server has handled all frames sent so far, and its answers have come."""

@@ -51,7 +51,7 @@ WINDOWS = {
     ),
 }
 MOST_BREAKS = 5
-"""Broken promises that are told."""
+"""At most this many broken promises are printed."""
 
 
 async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[str, Victim]:

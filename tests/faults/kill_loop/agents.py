@@ -1,6 +1,6 @@
 """The agents of the kill loop: `python -m osmosis_grpc.serve -m tests.faults.kill_loop.agents:agents`.
 
-What they ask is a function of what they were told. Each rollout has two conversations at a time, one of them with
+Each question depends on the earlier messages only. Each rollout has two conversations at a time, one of them with
 tools; every step of it is a line of the history.
 """
 

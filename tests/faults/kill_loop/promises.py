@@ -1,6 +1,6 @@
 """What was promised, checked against what happened: the history of all processes, and the journal they left.
 
-Each promise is a small function over the evidence; what breaks it is told with the promise's name and the lines of the
+Each promise is a small function over the evidence; a breach is reported with the promise's name and the lines of the
 history that show it.
 """
 

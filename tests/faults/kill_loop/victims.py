@@ -83,7 +83,7 @@ class Victim:
         self._read = 0
 
     async def live(self, over: asyncio.Event) -> None:
-        """Start it again and again, until it leaves by itself, or `over` is set: then it is told to stop."""
+        """Start the process after each end, until it ends by itself. Stop it when `over` is set."""
         while not over.is_set():
             code = await self._one_life(over)
             if code == 0:

@@ -91,7 +91,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         if not credential:
             credential = self._keys.make(rollout_id)
         elif self._security.tokens.owner(credential) is None and not self._keys.made(credential):
-            raise ValueError("credential: is none of this trainer's tokens, so callbacks with it would be refused")
+            raise ValueError("credential: is not one of this trainer's tokens, so callbacks with it would be refused")
         tls = CallbackTls(server_name) if self._security.tls else None
         return Callback(
             target=target or self.address, credential=credential, state=state, delta=delta, tls=tls, run_id=self._run_id

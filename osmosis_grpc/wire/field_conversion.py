@@ -53,13 +53,13 @@ _CODECS = {
     Duration.DESCRIPTOR.full_name: Codec(times.duration, lambda message, path: times.seconds(message)),
     Timestamp.DESCRIPTOR.full_name: Codec(times.timestamp, lambda message, path: times.unix(message)),
 }
-"""The codecs of fields that are messages, by the type of the message. Each Mirror adds a codec for its message."""
+"""The codecs of fields that are messages, by the type of the message. Each Converter adds a codec for its message."""
 
 
-class Mirror(Generic[T, M]):
+class Converter(Generic[T, M]):
     """Converts between a dataclass and its message.
 
-    Only enums, messages without a mirror, and fields with a check need a codec. An unset field becomes None if the
+    Only enums, messages without a Converter, and fields with a check need a codec. An unset field becomes None if the
     dataclass allows None. Otherwise it becomes the default of its type. A repeated field becomes a tuple.
     """
 

@@ -22,7 +22,7 @@ SUMMED = 2.0
 """The interval, in seconds, of the log line that counts Inits for rollouts of earlier runs."""
 
 
-class Provenance:
+class EarlierRuns:
     """Holds the id of this process and the versions of its agents."""
 
     def __init__(self, runnables: Mapping[str, Runnable], journal: Journal) -> None:

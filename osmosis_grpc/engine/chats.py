@@ -15,7 +15,7 @@ from typing import Any
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.recording import Diverged, Reply
+from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.samples import Samples, SampleState, plain
 from osmosis_grpc.errors import (
     Aborted,
