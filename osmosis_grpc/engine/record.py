@@ -238,7 +238,6 @@ class Record:
                 ended_by=entry.ended_by,
                 end_time=entry.end_time,
                 ended=now if over else None,
-                undelivered=entry.undelivered,
                 settled=entry.settled,
             ),
             trail=Trail(last_number=entry.last_number, written=entry.last_number),

@@ -62,7 +62,6 @@ class JournaledRollout:
     """ACCEPTED before the start, RUNNING after the start, or the state in which the rollout ended."""
     completion: Completion | None = None
     ended_by: EndedBy = EndedBy()
-    undelivered: bool = False
     settled: bool = False
     """Whether no further event is possible."""
     last_number: int = 0

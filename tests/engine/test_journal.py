@@ -479,9 +479,12 @@ async def test_an_undelivered_completion_is_delivered(folder):
         copy = h.crash()
     agent = Talker(1)
     async with keeping(copy, agent) as h:
+        h.trainer.answers = [Unavailable("away")] * 3
+        assert h.engine.capacity().undelivered == 1
         info = await h.get()
+        assert h.engine.capacity().undelivered == 0
         assert plain(info.completion) == plain(result)
-        assert [plain(completion) for completion in h.trainer.completions] == [plain(result)]
+        assert [plain(completion) for completion in h.trainer.completions] == [plain(result)] * 4
         assert (agent.runs, h.names()[-1]) == (0, "Delivered")
 
 

@@ -305,7 +305,6 @@ class Reader:
                 state=RolloutState(row.state),
                 completion=ended.completion if ended is not None and completion else None,
                 ended_by=ended.by if ended is not None else EndedBy(),
-                undelivered=bool(row.ended and not row.settled),
             )
         if not row.settled:
             return entry
