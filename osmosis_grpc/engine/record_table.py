@@ -73,9 +73,14 @@ class RecordTable:
         return max([*attempts, *self._cold(rollout_id)], key=lambda record: record.attempt, default=None)
 
     def _cold(self, rollout_id: str) -> list[Record]:
-        """Return the attempts that are in the journal only."""
+        """Return the attempts that are in the journal only.
+
+        Every unsettled rollout is in memory. An unsettled one that is in the journal only was refused: its commit was
+        reported as failed.
+        """
         known = self._records.get(rollout_id, {})
-        return [_record_of(e) for e in self._journal.find(rollout_id) if e.init.request.attempt not in known]
+        found = (entry for entry in self._journal.find(rollout_id) if entry.settled)
+        return [_record_of(entry) for entry in found if entry.init.request.attempt not in known]
 
     def pending(self, rollout_id: str) -> list[Record]:
         """Return the attempts that are being accepted."""
@@ -95,7 +100,7 @@ class RecordTable:
             for entry in page:
                 sequence = entry.sequence
                 record = self._by_sequence.get(sequence)
-                if record is not None or self._journal.durable:  # otherwise it was dropped meanwhile
+                if record is not None or entry.settled:  # otherwise it was refused, or dropped meanwhile
                     yield record or _record_of(entry)
 
     def in_memory(self) -> list[Record]:

@@ -860,3 +860,38 @@ async def test_a_completion_that_cannot_be_made_whole_is_delivered_later(folder)
         (completion,) = h.trainer.completions
         assert completion.result_id == record.delivery.completion.result_id
         assert len(completion.messages) == 5
+
+
+class Late(sqlite3.Connection):
+    """Commits, and reports the commit of an acceptance as failed."""
+
+    failing = False
+
+    def execute(self, statement, *values):
+        done = super().execute(statement, *values)
+        if statement == "COMMIT" and self.failing and self.total_changes:  # of a connection that writes
+            raise sqlite3.OperationalError("the disk did not answer in time")
+        return done
+
+
+async def test_an_acceptance_whose_commit_is_reported_as_failed_is_unknown(folder, monkeypatch):
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **named: connect(*args, **named, factory=Late))
+    monkeypatch.setattr(writer, "RETRY", 0.01)
+    async with keeping(folder, Talker(1)) as h:
+        await h.run("before")
+        Late.failing = True
+        try:
+            for _ in range(5):  # the row of the first try may be in the file when the next try comes
+                with pytest.raises(Unavailable, match="cannot be written"):
+                    await h.init()
+                assert await ids(h) == ["before"]
+        finally:
+            Late.failing = False
+        await h.until(lambda: not h.engine.journal.problem)
+        assert (await h.run()).status is CompletionStatus.COMPLETED
+        assert await ids(h) == ["before", "r1"]
+
+
+async def ids(h):
+    return [row.rollout_id for row in (await h.engine.rollouts.page("me"))[0]]
