@@ -11,12 +11,12 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "osmosis_reward"]
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.reward import osmosis_reward
+    from osmosis_grpc.agent.reward_decorator import osmosis_reward
 else:
 
     def __getattr__(name: str) -> Any:
         if name == "osmosis_reward":
-            from osmosis_grpc.agent.reward import osmosis_reward
+            from osmosis_grpc.agent.reward_decorator import osmosis_reward
 
             return osmosis_reward
         if not name.startswith("_"):

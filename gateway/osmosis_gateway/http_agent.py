@@ -16,16 +16,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from osmosis_gateway import contract
-from osmosis_gateway.contract import ChatBody, CompletedBody
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import BodyRefused, Bounds, read_json
+from osmosis_gateway.http_bodies import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
-from osmosis_gateway.request_body import BodyRefused, Bounds, read_json
 from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.runnable import RunOutcome, outcome_of
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.errors import (
     CallError,
     FailedPrecondition,
@@ -120,7 +120,7 @@ class HttpAgent:
         key = self._new_key()
         self._keys[request.rollout_id, request.attempt], self._relays[key] = key, Relay()
         server_url = self._public_url or f"http://{self._listener.address}"
-        body = contract.init_body(request, legacy_id, server_url, key)
+        body = http_bodies.init_body(request, legacy_id, server_url, key)
         raw = await self._post_init(jsontext.render(body).encode())
         try:
             answer = jsontext.parse(raw.decode(errors="replace"), "body")
@@ -170,7 +170,7 @@ class HttpAgent:
     async def _post_init(self, body: bytes) -> bytes:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await self._calls.post(self._base.join(contract.INIT_PATH), body, key=self._key)
+                return await self._calls.post(self._base.join(http_bodies.INIT_PATH), body, key=self._key)
         except TimeoutError:
             reported = f"the legacy agent server {self._base.authority} did not answer within {ANSWER_WITHIN:g} s"
             raise Unavailable(reported, retry_after=1.0) from None
@@ -216,7 +216,7 @@ class HttpAgent:
         bounds = Bounds()
 
         @app.post(
-            contract.CHAT_PATH,
+            http_bodies.CHAT_PATH,
             responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
             openapi_extra=body_of(ChatBody),
         )
@@ -224,7 +224,7 @@ class HttpAgent:
             """A model reply. The call waits until the rollout runs."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds)
-            rollout_id, messages, params = contract.read_chat(body)
+            rollout_id, messages, params = http_bodies.read_chat(body)
             if relay is None:
                 raise RolloutEndedError(f"rollout {rollout_id} has ended")
             try:
@@ -233,9 +233,9 @@ class HttpAgent:
                 raise InvalidArgument("", str(error)) from None
             except CallError as error:  # the engine has retried already; after a 424 the legacy agent does not retry
                 return JSONResponse({"detail": str(error)}, 424)
-            return JSONResponse(contract.reply_body(rollout_id, result, int(time.time())))
+            return JSONResponse(http_bodies.reply_body(rollout_id, result, int(time.time())))
 
-        @app.post(contract.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
+        @app.post(http_bodies.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:
             """The result of a rollout; the first one counts. A body that cannot be read is acknowledged and ends the
             rollout with ERROR, because a legacy server would send the same body again.
@@ -243,13 +243,13 @@ class HttpAgent:
             relay = self._relay(request)
             try:
                 body, _ = await read_json(request, bounds)
-                reported = contract.validated(CompletedBody, body)
+                reported = http_bodies.validated(CompletedBody, body)
             except BodyRefused as error:
                 if error.status_code in (400, 408):  # the body did not arrive: the legacy server sends it again
                     raise
-                reported = contract.unreadable(str(error))
+                reported = http_bodies.unreadable(str(error))
             except InvalidArgument as error:
-                reported = contract.unreadable(str(error))
+                reported = http_bodies.unreadable(str(error))
             if relay is not None:
                 relay.complete(reported)
             return JSONResponse({"status": "ok"})

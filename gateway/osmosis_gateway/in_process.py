@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.types import InitRequest, ToolDict
@@ -28,4 +28,4 @@ class InProcessRollouts:
         if supervisor.failure is not None:
             raise Unavailable(f"{supervisor.owner} has failed")
         loops, draining = sorted(self._engine.context.runnables), self._engine.shutdown.draining
-        return contract.health(self._engine.capacity(), loops, draining=draining)
+        return http_bodies.health(self._engine.capacity(), loops, draining=draining)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls, redacted
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
@@ -50,16 +50,16 @@ class HttpTrainer:
     trace: TraceContext | None
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        raw = await self._post(contract.CHAT_PATH, contract.chat_body(request), self.settings.max_retries)
+        raw = await self._post(http_bodies.CHAT_PATH, http_bodies.chat_body(request), self.settings.max_retries)
         try:
-            return contract.read_reply(raw)
+            return http_bodies.read_reply(raw)
         except Internal as error:
             raise Internal(redacted(str(error), self.api_key)) from None
 
     async def complete(self, completion: Completion, /) -> Outcome:
-        body, retries = contract.completion_body(completion), self.settings.complete_rollout_retries
+        body, retries = http_bodies.completion_body(completion), self.settings.complete_rollout_retries
         try:
-            await self._post(contract.COMPLETED_PATH, body, retries, answer=False)
+            await self._post(http_bodies.COMPLETED_PATH, body, retries, answer=False)
         except OsmosisValidationError as error:
             raise InvalidArgument("", str(error)) from None
         return Outcome.RECORDED

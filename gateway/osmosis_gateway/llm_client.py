@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
@@ -82,12 +82,12 @@ class OsmosisLLMClient:
         )
         began = time.monotonic()
         raw = await self._calls.post(
-            self._base.join(contract.CHAT_PATH),
-            jsontext.render(contract.chat_body(request)).encode(),
+            self._base.join(http_bodies.CHAT_PATH),
+            jsontext.render(http_bodies.chat_body(request)).encode(),
             key=self._key,
             retries=self._settings.max_retries,
         )
-        response = contract.read_reply(raw)
+        response = http_bodies.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
         block = response.tokens
         return CompletionsResult(
@@ -116,7 +116,7 @@ class OsmosisLLMClient:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
-        body = contract.completion_body(
+        body = http_bodies.completion_body(
             Completion(
                 rollout_id=self.rollout_id,
                 status=CompletionStatus.COMPLETED if completed else CompletionStatus.FAILED,
@@ -130,7 +130,7 @@ class OsmosisLLMClient:
         if not completed:
             body["error_message"] = error_message or "the agent gave up without a reason"
         await self._calls.post(
-            self._base.join(contract.COMPLETED_PATH),
+            self._base.join(http_bodies.COMPLETED_PATH),
             jsontext.render(body).encode(),
             key=self._key,
             retries=self._settings.complete_rollout_retries,

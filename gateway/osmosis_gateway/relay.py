@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_gateway.contract import CompletedBody
+from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.errors import CallError, OsmosisRolloutError, RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 
-from osmosis_gateway import contract
-from osmosis_gateway.contract import Health, InitAnswer, InitBody
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import Bounds, internal, read_json, refusal
 from osmosis_gateway.guard import Guard, bound_to_loopback
 from osmosis_gateway.http1 import OneBody
-from osmosis_gateway.request_body import Bounds, internal, read_json, refusal
+from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
 from osmosis_grpc import __version__
 from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, Unimplemented
 from osmosis_grpc.link.bearer_tokens import Tokens
@@ -91,7 +91,7 @@ def body_of(model: Any) -> dict[str, Any]:
 
 def invalid() -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entry of status 422."""
-    row = contract.Problem.model_json_schema()
+    row = http_bodies.Problem.model_json_schema()
     schema = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "array", "items": row}}}
     return {422: {"description": "Names what is wrong.", "content": {"application/json": {"schema": schema}}}}
 
@@ -105,7 +105,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     guarded = _bearer(access)
 
     @app.post(
-        contract.INIT_PATH,
+        http_bodies.INIT_PATH,
         status_code=202,
         response_model=InitAnswer,
         dependencies=guarded,
@@ -115,7 +115,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
     async def init_rollout(request: Request) -> JSONResponse:
         """Start a rollout. The same request again gives the same answer and starts nothing."""
         body, size = await read_json(request, access.bounds)
-        init = contract.read_init(body, size, access.max_metadata_bytes, _trace(request))
+        init = http_bodies.read_init(body, size, access.max_metadata_bytes, _trace(request))
         rollout_id, tools = await rollouts_of(request).init(
             init,
             owner=getattr(request.state, "owner", ""),

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
 from osmosis_gateway.http_server import HttpServer, tokens_of
 from osmosis_gateway.legacy_trainers import HttpTrainer, HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
@@ -86,7 +86,7 @@ class RemoteRollouts:
             info = await self._client.info()
         except CallError as error:
             raise Unavailable(f"the agent server does not answer: {error}", retry_after=5.0) from None
-        return contract.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
+        return http_bodies.health(info.capacity, (loop.name for loop in info.agent_loops), draining=info.draining)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""

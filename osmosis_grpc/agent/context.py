@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
-from osmosis_grpc.agent.reward import BadRewardError
+from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.tools import note_error
 from osmosis_grpc.types import ChatPurpose, Message, RolloutRequest, ToolDict, events, jsontext
 from osmosis_grpc.types.completion import is_reward

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
-from osmosis_grpc.agent.runnable import RunOutcome, outcome_of
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner
 from osmosis_grpc.engine.loop_watchdog import Watchdog

@@ -13,7 +13,7 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.agent.results import RolloutResult
-from osmosis_grpc.agent.reward import BadRewardError
+from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
 from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
 from osmosis_grpc.cli.transcript import counted, mapping

@@ -47,19 +47,22 @@ class Recovery:
         Returns, for the log, how many rollouts are delivered again, queued, run again, and ended. The suspects start
         after the other rollouts.
         """
-        continued = Counter(self._continue(entry, peer_of(entry)) for entry in self._context.journal.unsettled())
+        left = [(entry, self._restore(entry, peer_of(entry))) for entry in self._context.journal.unsettled()]
+        continued = Counter(self._continue(entry, record) for entry, record in left)
         if self._suspects:
             self._context.log.add_sink(self._see, events.ChatAnswered)
             self._start_suspects()
         return continued
 
-    def _continue(self, entry: JournaledRollout, peer: Peer) -> str:
-        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
+    def _restore(self, entry: JournaledRollout, peer: Peer) -> Record:
         now, tenant = self._context.clock.monotonic(), peer.tenant or self._context.callback_tenant(entry.owner)
         record = Record.of(entry, peer, tenant, now, self._context.journal.elapsed(entry))
         self._context.table.add(record)
-        newest = self._context.table.highest(record.rollout_id)
-        superseded = newest is not None and newest.attempt > record.attempt
+        return record
+
+    def _continue(self, entry: JournaledRollout, record: Record) -> str:
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
+        superseded = self._context.table.highest(record.rollout_id) is not record
         if record.delivery.completion is not None:
             self._context.table.ended(record)
             if superseded:

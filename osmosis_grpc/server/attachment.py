@@ -28,8 +28,8 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.requests import cancel, init_answer
-from osmosis_grpc.server.subscriptions import Subscriptions
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Completion, Outcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame

@@ -40,10 +40,10 @@ from osmosis_grpc.link.tls import ClientTls, ServerTls
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.trainer.advantage import Advantages, advantages
 from osmosis_grpc.trainer.batch import Batch, Row, Skipped, pad
-from osmosis_grpc.trainer.client import InitResult, RolloutClient
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
+from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
 from osmosis_grpc.trainer.servers import Server
 from osmosis_grpc.trainer.sync import SyncTrainer
 from osmosis_grpc.trainer.trainer import Trainer, TransportName

@@ -9,12 +9,13 @@ from osmosis_grpc.types.completion import (
     Cause,
     Completion,
     CompletionStatus,
+    EarlierRun,
+    EndedBy,
     Failure,
     Outcome,
     RolloutMetrics,
     RolloutState,
 )
-from osmosis_grpc.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.types.failure_reasons import FailureReason
 from osmosis_grpc.types.messages import Message

@@ -113,7 +113,7 @@ class Deployment:
 def once(target: str) -> RolloutClient:
     """Return a client whose channel does not retry: a test counts the posts of one Init."""
     options = client_options(grpc__enable_retries=0)
-    with patch("osmosis_grpc.trainer.client.client_options", lambda: options):
+    with patch("osmosis_grpc.trainer.rollout_client.client_options", lambda: options):
         return RolloutClient(target)
 
 

@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
+from osmosis_gateway.bounded_json import Bounds
 from osmosis_gateway.http1 import BoundedProtocol
-from osmosis_gateway.request_body import Bounds
 from osmosis_gateway.routes import HttpAccess
 from osmosis_grpc.errors import InvalidArgument
 from tests.gateway.conftest import INIT
@@ -217,7 +217,7 @@ def test_a_list_of_nonsense_is_not_gone_through():
     tracemalloc.start()
     try:
         with pytest.raises(InvalidArgument, match="messages"):
-            contract.validated(contract.InitBody, json.loads(text("messages", json.dumps([0] * 20_000))))
+            http_bodies.validated(http_bodies.InitBody, json.loads(text("messages", json.dumps([0] * 20_000))))
         assert tracemalloc.get_traced_memory()[1] < 5 * MIB
     finally:
         tracemalloc.stop()

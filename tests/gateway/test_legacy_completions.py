@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from osmosis_gateway.request_body import Bounds
+from osmosis_gateway.bounded_json import Bounds
 from osmosis_grpc.types import events
 from tests.gateway.legacy_agent import COMPLETED, QUESTION, REPLY
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_gateway.contract import CompletedBody
+from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_gateway.relay import LegacyAgentLost, Relay
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.errors import RolloutEndedError, Unavailable

@@ -11,7 +11,7 @@ import zlib
 
 import pytest
 
-from osmosis_gateway import contract
+from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.errors import InvalidArgument, OsmosisTransportError
 from osmosis_grpc.link.target_policy import TargetPolicy
@@ -624,7 +624,7 @@ async def test_a_key_is_not_passed_on(start, listen, caplog, capfd):
 
 def test_a_key_has_no_repr():
     body = {"rollout_id": "r", "server_url": "http://x", "messages": [], "completion_params": {}, "api_key": KEY}
-    init = contract.read_init(body, 1, 1000)
+    init = http_bodies.read_init(body, 1, 1000)
     assert init.callback.credential == KEY
     assert "secret" not in repr(init)
 

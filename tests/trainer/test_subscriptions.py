@@ -9,7 +9,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import NotFound, OsmosisValidationError, Unavailable
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.trainer.transports.attach import subscriptions
-from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription
+from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription
 from osmosis_grpc.types import TrajectoryEvent, events
 from osmosis_grpc.wire.event import event_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker

@@ -18,8 +18,8 @@ from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.transports.attach.cancels import Cancels
+from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
-from osmosis_grpc.trainer.transports.attach.subscriptions import Subscription, Subscriptions
 from osmosis_grpc.types import CancelResult, InitRequest, Outcome, TrajectoryEvent
 from osmosis_grpc.wire.attach import refusal, refused, trainer_frame
 from osmosis_grpc.wire.control import PROTOCOL
